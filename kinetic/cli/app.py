@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 import click
 
-from kinetic.cli import accelerators, batches, doctor, images, jobs, machine, run, settings
+from kinetic.cli import (
+    accelerators,
+    batches,
+    clusters,
+    doctor,
+    images,
+    jobs,
+    machine,
+    run,
+    settings,
+)
 from kinetic.cli.client import UserError
 from kinetic.cli.output import note
 
@@ -89,6 +99,10 @@ for command in (
     machine.gc,
     machine.local,
     doctor.doctor,
+    clusters.up,
+    clusters.down,
+    clusters.status,
+    clusters.pool,
 ):
     cli.add_command(command)
 

@@ -1,19 +1,29 @@
-"""Call the REST APIs of Google Cloud with the application-default credentials."""
+"""Google's control APIs over REST: one client for all of them, one way to follow operations.
+
+google-cloud-compute has no async client and weighs 69 MiB, IAM has no REST transport, and
+buckets have no async client. So requests are plain dicts, by the published discovery documents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import json
+import urllib.parse
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-from kinetic.aio._net.http import HttpClient, cut, json_object
-from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.http import HttpClient, HttpError, cut, json_object
+from kinetic.aio._net.retry import Outage, RetryPolicy, growing, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
+"""Pauses between two looks at an operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoogleRequest:
-    """A GET request to one API: ``api`` is the first part of its host, such as ``compute``.
+    """A request to one API: ``api`` is the first part of its host, such as ``compute``.
 
     ``query`` has pairs of names and values; a name may repeat.
     """
@@ -21,13 +31,55 @@ class GoogleRequest:
     api: str
     path: str
     query: tuple[tuple[str, str], ...] = ()
+    method: str = "GET"
+    body: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.api} {self.path}"
+
+
+class OperationFailed(Exception):
+    """A long-running operation ended with an error; it stays within the adapter.
+
+    ``error`` is Google's own document about it. ``code`` is its reason, such as ``GCE_STOCKOUT``.
+    """
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        errors = cast("list[dict[str, Any]]", error.get("errors") or [])
+        first = errors[0] if errors else error
+        super().__init__(str(first.get("message") or error.get("message") or error))
+        self.error = error
+        self.code = str(first.get("code") or error.get("status") or "")
+
+
+def reasons(refusal: HttpError) -> frozenset[str]:
+    """Return Google's machine-readable reasons of a refusal, such as ``SERVICE_DISABLED``."""
+    error: Any = refusal.body.get("error")
+    if not isinstance(error, Mapping):
+        return frozenset()
+    about = cast("Mapping[str, Any]", error)
+    found = [*(about.get("details") or ()), *(about.get("errors") or ())]
+    return frozenset(
+        str(one) for one in (about.get("status"), *(each.get("reason") for each in found)) if one
+    )
+
+
+def is_disabled(refusal: HttpError) -> bool:
+    """Return whether the project hasn't enabled the API, or enabled it a moment ago."""
+    return bool(reasons(refusal) & {"SERVICE_DISABLED", "accessNotConfigured"})
 
 
 class GoogleClient:
     """Send requests to Google's APIs on one event loop; close it with `aclose`.
 
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
-    gcloud. *policy* says how long to retry an API that doesn't answer.
+    gcloud. *policy* says how long to retry what may pass: 429, 5xx, and failed connections. A
+    retried request may have succeeded before, so a write must be repeatable. *credentials*
+    replace the application-default ones. *look_s* is the first pause between two looks at an
+    operation.
+
+    Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
+    `Unavailable` where no server answers. `kinetic.errors` has the last two.
     """
 
     def __init__(
@@ -37,30 +89,40 @@ class GoogleClient:
         *,
         connect_s: float = 10.0,
         idle_s: float = 60.0,
+        look_s: float = FIRST_LOOK_S,
+        credentials: Credentials | None = None,
     ) -> None:
-        self.credentials = Credentials()
+        self.credentials = credentials or Credentials()
+        self.look_s = look_s
         self._environ = environ
         self._policy = policy
         self._http = HttpClient(
             "the client of Google's APIs", connect_s=connect_s, idle_s=idle_s, trust_env=True
         )
 
+    async def aclose(self) -> None:
+        """Close the connections; requests under way fail."""
+        await self.credentials.aclose()
+        await self._http.aclose()
+
     async def call(self, request: GoogleRequest) -> dict[str, Any]:
         """Send *request* and return the JSON object of the answer.
 
-        Raises:
-            HttpError: The API refuses the request.
-            AuthError: There are no credentials, or Google refuses them.
-            Unavailable: The API doesn't answer.
+        Cancelled: the request may or may not have reached the server.
         """
         from yarl import URL
 
         server = self._server(request.api)
         url = URL(server + request.path, encoded=True).update_query(request.query)
+        data = None if request.body is None else json.dumps(request.body).encode()
 
         async def send(token: str) -> dict[str, Any]:
             headers = {"Authorization": f"Bearer {token}"}
-            sent = self._http.session().get(url, headers=headers, allow_redirects=False)
+            if data is not None:
+                headers["Content-Type"] = "application/json"
+            sent = self._http.session().request(
+                request.method, url, data=data, headers=headers, allow_redirects=False
+            )
             answer = await self._http.answered(sent)
             try:
                 return json_object(await answer.text())
@@ -71,13 +133,49 @@ class GoogleClient:
             with self._http.translated(f"can't call {request.api}", server):
                 return await with_token(self.credentials, send)
 
-        return await retry(attempt, self._policy, Outage(f"calling {request.api}"))
+        outage = Outage(f"calling {request.api}")
+        return await retry(attempt, self._policy, outage, is_passing=is_retryable)
 
-    async def aclose(self) -> None:
-        """Close the connections; requests under way fail."""
-        await self.credentials.aclose()
-        await self._http.aclose()
+    async def pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
+        """Yield every item of a list, page after page; *items* is the field that has them."""
+        query = request.query
+        while True:
+            page = await self.call(replace(request, query=query))
+            for one in page.get(items) or ():
+                yield one
+            if not (token := page.get("nextPageToken")):
+                return
+            query = (*request.query, ("pageToken", str(token)))
+
+    async def done(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Follow a long-running operation of any of Google's three shapes to its end.
+
+        Cancelled: the operation goes on.
+
+        Raises:
+            OperationFailed: It ended with an error.
+        """
+        pauses = growing(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
+        while not _has_ended(operation):
+            await asyncio.sleep(next(pauses))
+            operation = await self.call(_look(api, operation))
+        if error := operation.get("error"):
+            raise OperationFailed(error)
+        return operation
 
     def _server(self, api: str) -> str:
-        named = self._environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}")
-        return (named or f"https://{api}.googleapis.com").rstrip("/")
+        variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}"
+        return (self._environ.get(variable) or f"https://{api}.googleapis.com").rstrip("/")
+
+
+def _has_ended(operation: Mapping[str, Any]) -> bool:
+    """Return whether it has: ``done`` is google.longrunning's, DONE container's and compute's."""
+    return bool(operation.get("done")) or operation.get("status") == "DONE"
+
+
+def _look(api: str, operation: Mapping[str, Any]) -> GoogleRequest:
+    """Return the request that reads an operation: container's and compute's have a link."""
+    if link := operation.get("selfLink"):
+        return GoogleRequest(api, urllib.parse.urlsplit(str(link)).path)
+    version = "v3" if api == "cloudresourcemanager" else "v1"
+    return GoogleRequest(api, f"/{version}/{operation['name']}")

@@ -1,0 +1,427 @@
+"""Observe a setup and carry out a plan. Every step can be cut off and done again.
+
+Before each write stands a look, names are fixed, and Google's APIs refuse a second resource of the
+same name: so a repeated step meets what an earlier one made. No state is kept anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._tasks import bounded
+from kinetic.aio._net.google import (
+    GoogleClient,
+    GoogleRequest,
+    OperationFailed,
+    is_disabled,
+    reasons,
+)
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.retry import growing
+from kinetic.aio.infra.plan import BROKEN, UNDER_WAY, is_ours, problem_of
+from kinetic.aio.infra.resources import Action, Change, Document, Policy, Resource, Seen, call
+from kinetic.aio.infra.site import Site
+from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
+
+AT_ONCE = 16
+"""How many resources are looked at at a time."""
+
+READ_S = 30.0
+"""How long one look may take."""
+
+SETTLED_S = 120.0
+"""How long a new service account may stay unknown to other services."""
+
+ENABLED_S = 900.0
+"""How long a service may refuse requests after it was enabled."""
+
+BUSY_S = 3600.0
+"""How long another operation may keep a cluster busy: upgrades take the better part of an hour."""
+
+RELEASED_S = 600.0
+"""How long GKE may take to remove what it made in a network."""
+
+Tell = Callable[[str], None]
+
+
+def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | None:
+    """Return why Google refuses *request* for now, and for how long at most.
+
+    None means that the refusal is final.
+    """
+    why = reasons(refusal)
+    said = refusal.said.lower()
+    if is_disabled(refusal):
+        return f"{request.api} is still being enabled", ENABLED_S
+    if request.api == "container" and refusal.status == 400 and "FAILED_PRECONDITION" in why:
+        return "another operation runs on the cluster", BUSY_S
+    if "resourceNotReady" in why:
+        return "a resource that it needs isn't ready", SETTLED_S
+    if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
+        return "something in it is still in use", RELEASED_S
+    if "setIamPolicy" in request.path or request.path.endswith("/iam"):
+        if refusal.status == 400 and "does not exist" in said:
+            return "a new account isn't known everywhere", SETTLED_S
+        if refusal.status in (403, 404) and "service account" in said:
+            return "a new account isn't known everywhere", SETTLED_S
+    return None
+
+
+def explained(what: str, refusal: HttpError) -> BackendError:
+    """Return kinetic's error for a definite refusal."""
+    words = f"can't {what}: {refusal.said}"
+    if refusal.status in (401, 403):
+        return AuthError(
+            f"{words}; ask an owner of the project for the missing role, and run the command again"
+        )
+    return Refused(f"{words}; correct that, and run the command again", answer=refusal.body)
+
+
+def failed(what: str, failure: OperationFailed) -> BackendError:
+    """Return kinetic's error for an operation that ended with an error."""
+    if "STOCKOUT" in failure.code or "stockout" in str(failure).lower():
+        zones = ", ".join(_zones(failure.error))
+        advice = f"Google names zones that have capacity: {zones}" if zones else "try another zone"
+        return Refused(f"can't {what}: Google has no capacity now ({failure}); {advice}")
+    if "QUOTA" in failure.code:
+        return Refused(
+            f"can't {what}: a quota is used up ({failure}); ask for more at "
+            "https://console.cloud.google.com/iam-admin/quotas"
+        )
+    return Refused(f"can't {what}: {failure}; correct that, and run the command again")
+
+
+def _zones(error: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the zones that a stock-out's error names."""
+    for holder in (*(error.get("errors") or ()), error):
+        for detail in (*(holder.get("errorDetails") or ()), *(holder.get("details") or ())):
+            info = detail.get("errorInfo") or detail
+            metadata: Document = info.get("metadatas") or info.get("metadata") or {}
+            yield from filter(None, str(metadata.get("zonesAvailable") or "").split(","))
+
+
+class Cloud:
+    """Reads and changes resources of *site*; *tell* receives a line about each step."""
+
+    def __init__(self, google: GoogleClient, site: Site, tell: Tell) -> None:
+        self._google = google
+        self._site = site
+        self._tell = tell
+
+    async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Seen]:
+        """Return what was seen of each, by key; a look that fails is seen as a problem."""
+        seen: dict[str, Seen] = {}
+
+        async def look(one: Resource | Policy) -> None:
+            seen[one.key] = await self._seen(one)
+
+        await bounded(look, [*wanted], at_once=AT_ONCE)
+        return seen
+
+    async def _seen(self, one: Resource | Policy) -> Seen:
+        try:
+            async with asyncio.timeout(READ_S):
+                return Seen(document=await self._google.call(one.read))
+        except HttpError as refusal:
+            if refusal.status == 404 or is_disabled(refusal):
+                return Seen()
+            if one.kind == "service account" and refusal.status == 403:
+                return Seen()  # IAM says so of accounts that don't exist
+            return Seen(problem=f"can't read it ({refusal.status}: {refusal.said})")
+        except (KineticError, TimeoutError) as exc:
+            return Seen(problem=str(exc) or f"no answer within {READ_S:g} s")
+
+    async def enable(self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]) -> None:
+        """Enable the APIs *names*, unless all are.
+
+        Raises:
+            AuthError: You may not.
+            Refused: Google refuses it.
+        """
+        try:
+            if not await self.disabled(read, names):
+                return
+            self._tell("enabling the project's APIs")
+            await self._google.done(write.api, await self._google.call(write))
+        except HttpError as refusal:
+            raise explained("enable the project's APIs", refusal) from refusal
+        except OperationFailed as failure:
+            raise failed("enable the project's APIs", failure) from failure
+
+    async def disabled(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
+        """Return those of the APIs *names* that aren't enabled."""
+        found = await self._google.call(read)
+        on = {
+            str(one["name"]).rpartition("/")[2]
+            for one in found.get("services") or ()
+            if one.get("state") == "ENABLED"
+        }
+        return [one for one in names if one not in on]
+
+    async def apply(self, changes: Sequence[Change], wanted: Sequence[Resource | Policy]) -> None:
+        """Create and update what *changes* say, each after what it needs, at the same time.
+
+        If one fails, what needs it is left out, and the others go on. Cancelled: requests that
+        were sent have their effect; run it again to continue.
+
+        Raises:
+            KineticError: The first failure; its notes have the others.
+        """
+        actions = {f"{one.kind} {one.name}": one for one in changes}
+
+        async def step(one: Resource | Policy) -> None:
+            change = actions[one.key]
+            match change.action, one:
+                case (Action.CREATE, Resource()):
+                    await self._create(one)
+                case (Action.REPLACE, Resource()):
+                    await self._delete(one)
+                    await self._create(one)
+                case (Action.WAIT, Resource()):
+                    await self._settled(one)
+                case (Action.UPDATE, Resource()):
+                    assert one.update is not None
+                    await self._sent(f"update {one.key}", one.update)
+                    await self._settled(one)
+                case (Action.UPDATE, Policy()):
+                    await self._grant(one)
+                case _:
+                    return
+            self._tell(f"{one.key} is ready")
+
+        await _in_order(wanted, {one.key: one.needs for one in wanted}, step)
+
+    async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
+        """Remove what *changes* say, each after what needs it; see `apply`."""
+        actions = {f"{one.kind} {one.name}": one.action for one in changes}
+        going = [one for one in present if actions.get(one.key) is Action.REMOVE]
+        users: dict[str, list[str]] = {one.key: [] for one in going}
+        for one in going:
+            for need in one.needs:
+                if need in users:
+                    users[need].append(one.key)
+
+        async def step(one: Resource | Policy) -> None:
+            if isinstance(one, Policy):
+                await self._revoke(one)
+            else:
+                await self._delete(one)
+            self._tell(f"{one.key} is removed")
+
+        await _in_order(going, {key: tuple(names) for key, names in users.items()}, step)
+
+    async def _create(self, one: Resource) -> None:
+        self._tell(f"creating {one.key}")
+        what = f"create {one.key}"
+        try:
+            await self._sent(what, one.create)
+        except Refused as exc:
+            if one.kind == "node pool" and isinstance(exc.__cause__, OperationFailed):
+                await self._delete(one)  # else it stays in ERROR, without nodes
+            if _status(exc) != 409:
+                raise
+            # An earlier request whose reply was lost has made it, or somebody else has.
+            if not is_ours(self._site, one, await self._settled(one), adopted=False):
+                raise
+        await self._settled(one)
+
+    async def _sent(self, what: str, request: GoogleRequest) -> Document:
+        """Send *request*, wait while Google refuses it for now, and follow its operation."""
+        loop = asyncio.get_running_loop()
+        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        since: dict[str, float] = {}
+        while True:
+            try:
+                answer: Document = await self._google.call(request)
+                if _is_operation(answer):
+                    answer = await self._google.done(request.api, answer)
+                return answer
+            except OperationFailed as failure:
+                raise failed(what, failure) from failure
+            except HttpError as refusal:
+                wait = waits(request, refusal)
+                if wait is None:
+                    raise explained(what, refusal) from refusal
+                why, limit = wait
+                if why not in since:
+                    since[why] = loop.time()
+                    self._tell(f"waiting to {what}: {why}")
+                if loop.time() - since[why] > limit:
+                    raise explained(what, refusal) from refusal
+            await asyncio.sleep(next(pauses))
+
+    async def _settled(self, one: Resource) -> Document:
+        """Wait until *one* exists and is ready, and return it.
+
+        Raises:
+            Refused: It is broken.
+            Unavailable: It didn't appear.
+        """
+        loop = asyncio.get_running_loop()
+        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        began = loop.time()
+        while True:
+            seen = await self._seen(one)
+            document = seen.document
+            if document is not None:
+                status = str(document.get("status") or "")
+                if status in BROKEN:
+                    raise Refused(
+                        f"{one.key} is {status}: {problem_of(document)}; remove it and run the "
+                        "command again"
+                    )
+                if status not in UNDER_WAY:
+                    return document
+            elif loop.time() - began > SETTLED_S:
+                raise Unavailable(
+                    f"{one.key} was created, but Google doesn't show it "
+                    f"({seen.problem or 'not found'}); run the command again",
+                    retryable=True,
+                )
+            await asyncio.sleep(next(pauses))
+
+    async def _grant(self, one: Policy) -> None:
+        self._tell(f"granting {one.name} its roles")
+        await self._edited(
+            one, lambda policy: one.completed(policy) if one.missing(policy) else None
+        )
+
+    async def _revoke(self, one: Policy) -> None:
+        members = [binding.member for binding in one.bindings]
+        await self._edited(one, lambda policy: one.without(policy, members))
+
+    async def _edited(self, one: Policy, edit: Callable[[Document], dict[str, Any] | None]) -> None:
+        """Read the policy, change it, and write it with its etag.
+
+        Repeat that if another administrator was faster.
+        """
+        what = f"change who may use {one.name}"
+        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        while True:
+            policy = await self._sent(what, one.read)
+            if (edited := edit(policy)) is None:
+                return
+            body = {"policy": edited} if one.wrapped else edited
+            write = call(api=one.write.api, method=one.write.method, path=one.write.path, body=body)
+            try:
+                await self._sent(what, write)
+            except Refused as exc:
+                if _status(exc) not in (409, 412):
+                    raise
+                await asyncio.sleep(next(pauses))
+            else:
+                return
+
+    async def _delete(self, one: Resource) -> None:
+        self._tell(f"removing {one.key}")
+        assert one.remove is not None
+        if one.kind == "bucket":
+            await self._emptied(one)
+        if one.kind == "network":
+            await self._without_rules(one)
+        await self._dropped(one.key, one.remove)
+        # A cluster or pool that an earlier run began to remove is STOPPING: wait for its end.
+        for pause in growing(self._google.look_s, 10 * self._google.look_s, 1.5):
+            if (await self._seen(one)).document is None:
+                return
+            await asyncio.sleep(pause)
+
+    async def _dropped(self, what: str, request: GoogleRequest) -> None:
+        """Delete something that may be gone already."""
+        try:
+            await self._sent(f"remove {what}", request)
+        except Refused as exc:
+            if _status(exc) != 404:
+                raise
+
+    async def _emptied(self, one: Resource) -> None:
+        listing = call(api="storage", method="GET", path=f"{one.read.path}/o")
+
+        async def drop(name: str) -> None:
+            from urllib.parse import quote
+
+            path = f"{listing.path}/{quote(name, safe='')}"
+            await self._dropped(name, call(api="storage", method="DELETE", path=path))
+
+        names = [str(found["name"]) async for found in self._pages(listing, "items")]
+        await bounded(drop, names, at_once=AT_ONCE)
+
+    async def _without_rules(self, one: Resource) -> None:
+        """Remove the firewall rules that GKE made in the network and sometimes leaves behind."""
+        rules = call(
+            api="compute",
+            method="GET",
+            path=f"{one.read.path.partition('/global/')[0]}/global/firewalls",
+        )
+        async for rule in self._pages(rules, "items"):
+            name = str(rule.get("name"))
+            if str(rule.get("network", "")).endswith(f"/networks/{one.name}") and name.startswith(
+                "gke-"
+            ):
+                removal = call(api="compute", method="DELETE", path=f"{rules.path}/{name}")
+                await self._dropped(f"firewall rule {name}", removal)
+
+    async def _pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
+        try:
+            async for one in self._google.pages(request, items):
+                yield one
+        except HttpError as refusal:
+            if refusal.status != 404:
+                raise explained(f"list {request.path}", refusal) from refusal
+
+
+def _status(error: BackendError) -> int:
+    """Return the HTTP status that an error of ours is about, or 0."""
+    cause = error.__cause__
+    return cause.status if isinstance(cause, HttpError) else 0
+
+
+def _is_operation(answer: Document) -> bool:
+    """Return whether an answer is one of Google's three forms of an operation."""
+    return (
+        str(answer.get("kind", "")).endswith("#operation")
+        or "operationType" in answer
+        or str(answer.get("name", "")).startswith("operations/")
+        or "/operations/" in str(answer.get("name", ""))
+    )
+
+
+@dataclass(slots=True)
+class _Ended:
+    event: asyncio.Event
+    ok: bool = False
+
+
+async def _in_order(
+    items: Sequence[Any], needs: Mapping[str, Sequence[str]], step: Callable[[Any], Any]
+) -> None:
+    """Await ``step(item)`` for all *items* at the same time, each after what it needs."""
+    ended = {one.key: _Ended(asyncio.Event()) for one in items}
+    failures: list[KineticError] = []
+
+    async def one_of(item: Any) -> None:
+        mine = ended[item.key]
+        try:
+            for need in needs[item.key]:
+                if need in ended:
+                    await ended[need].event.wait()
+                    if not ended[need].ok:
+                        return
+            await step(item)
+            mine.ok = True
+        except KineticError as exc:
+            failures.append(exc)
+        finally:
+            mine.event.set()
+
+    async with asyncio.TaskGroup() as group:
+        for item in items:
+            group.create_task(one_of(item), name=f"kinetic setup {item.key}")
+    if failures:
+        first, *others = failures
+        for other in others:
+            first.add_note(str(other))
+        raise first

@@ -1,0 +1,174 @@
+"""The plan: what to change so that a setup is as wanted; pure functions of what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic.aio.infra.resources import (
+    Action,
+    Change,
+    Document,
+    Policy,
+    Resource,
+    Seen,
+    differences,
+)
+from kinetic.aio.infra.site import OF, SOLUTION, Site
+
+UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
+BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
+UNMARKED = ("network", "subnetwork", "router")
+"""Kinds that the public package doesn't mark."""
+
+WRITES = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Action.REMOVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `up`, `down`, and `pool` do, or have done; ``changes`` are in the order of the setup."""
+
+    site: Site
+    changes: tuple[Change, ...]
+
+    @property
+    def steps(self) -> tuple[Change, ...]:
+        """Return the changes that change something."""
+        return tuple(one for one in self.changes if one.action in WRITES)
+
+    @property
+    def obstacles(self) -> tuple[Change, ...]:
+        """Return what stands in the way: names that others have, and what can't be read."""
+        return tuple(one for one in self.changes if one.action in (Action.FOREIGN, Action.UNSEEN))
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Return what the steps add to the bill, or save if negative, in US dollars an hour."""
+        return sum(one.usd_per_hour or 0.0 for one in self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as ``--json`` shows it."""
+        return {
+            "project": self.site.project,
+            "zone": self.site.zone,
+            "cluster": self.site.cluster,
+            "changes": [one.to_dict() for one in self.changes],
+            "usd_per_hour": round(self.usd_per_hour, 4),
+        }
+
+
+def additions(
+    site: Site, wanted: Iterable[Resource | Policy], seen: Mapping[str, Seen]
+) -> tuple[Change, ...]:
+    """Return what to do about each of *wanted*, so that all of them exist."""
+    adopted = _is_of_public_package(seen, site)
+    return tuple(_addition(site, one, seen[one.key], adopted) for one in wanted)
+
+
+def _is_of_public_package(seen: Mapping[str, Seen], site: Site) -> bool:
+    document = seen.get(f"cluster {site.cluster}", Seen()).document or {}
+    labels: Document = document.get("resourceLabels") or {}
+    return bool(labels.get(SOLUTION) == "kinetic" and OF not in labels)
+
+
+def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> Change:
+    def change(action: Action, reason: str = "", usd: float | None = None) -> Change:
+        return Change(action=action, kind=one.kind, name=one.name, reason=reason, usd_per_hour=usd)
+
+    if seen.problem:
+        return change(Action.UNSEEN, seen.problem)
+    document = seen.document
+    if isinstance(one, Policy):
+        missing = one.missing(document or {})
+        if not missing:
+            return change(Action.KEEP)
+        return change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
+    if document is None:
+        return change(Action.CREATE, usd=one.usd_per_hour)
+    if not is_ours(site, one, document, adopted):
+        return change(
+            Action.FOREIGN,
+            f"one of this name exists, and it isn't marked as part of {site.cluster}; "
+            "choose another cluster name, or remove it",
+        )
+    status = str(document.get("status") or "")
+    if status in UNDER_WAY:
+        return change(Action.WAIT, f"it is {status}")
+    if status == "ERROR" and one.kind == "node pool":
+        return change(Action.REPLACE, f"it has no nodes: {problem_of(document)}")
+    if status in BROKEN:
+        return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
+    found = [*differences(one.want, document)]
+    if not found:
+        return change(Action.KEEP)
+    return change(Action.UPDATE if one.update else Action.DIFFERS, "; ".join(found))
+
+
+def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
+    """Return whether *document* bears our mark; in a cluster of ours all pools are ours."""
+    if one.kind == "node pool" or site.owns(document):
+        return True
+    marked = document.get("description") or document.get("labels")
+    return adopted and one.kind in UNMARKED and not marked
+
+
+def problem_of(document: Document) -> str:
+    """Return what Google says is wrong with a cluster or a pool."""
+    conditions = document.get("conditions") or ()
+    said = [
+        str(document.get("statusMessage") or ""),
+        *(str(one.get("message")) for one in conditions),
+    ]
+    return "; ".join(one for one in said if one) or "Google gives no reason"
+
+
+def removals(
+    site: Site,
+    present: Sequence[Resource | Policy],
+    seen: Mapping[str, Seen],
+    *,
+    keep: Mapping[str, str],
+) -> tuple[Change, ...]:
+    """Return what to do about each of *present*, so that nothing of ours is left.
+
+    *keep* maps the keys of what has to stay to the reason.
+    """
+    adopted = _is_of_public_package(seen, site)
+    return tuple(
+        change
+        for one in present
+        if (change := _removal(site, one, seen[one.key], adopted, keep)) is not None
+    )
+
+
+def _removal(
+    site: Site, one: Resource | Policy, seen: Seen, adopted: bool, keep: Mapping[str, str]
+) -> Change | None:
+    def change(action: Action, reason: str = "") -> Change:
+        usd = one.usd_per_hour if action is Action.REMOVE else None
+        return Change(
+            action=action,
+            kind=one.kind,
+            name=one.name,
+            reason=reason,
+            usd_per_hour=-usd if usd else None,
+        )
+
+    if seen.problem:
+        return change(Action.UNSEEN, seen.problem)
+    document = seen.document
+    if document is None:
+        return None
+    if isinstance(one, Policy):
+        members = [binding.member for binding in one.bindings]
+        there = one.without(document, members)["bindings"]
+        gone = len([*(document.get("bindings") or ())]) != len(there) or there != [
+            *(document.get("bindings") or ())
+        ]
+        return change(Action.REMOVE, "the bindings of our accounts") if gone else None
+    if not is_ours(site, one, document, adopted):
+        return change(Action.KEEP, "it has our name but not our mark")
+    if reason := keep.get(one.key):
+        return change(Action.KEEP, reason)
+    return change(Action.REMOVE)

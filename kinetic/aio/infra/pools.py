@@ -1,0 +1,181 @@
+"""Node pools: the one that an accelerator needs, and what a pool of the cluster offers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic.accelerators import GPUS, Accelerator
+from kinetic.aio.infra.resources import Resource, call
+from kinetic.aio.infra.setup import node_body, pool_body
+from kinetic.aio.infra.site import Site
+from kinetic.errors import ConfigurationError
+
+ROOM = 10
+"""How many nodes more than its minimum a pool of single hosts may have."""
+
+PODS_PER_TPU_NODE = "15"
+"""GKE reserves addresses for each possible pod; a TPU host runs few."""
+
+EXTRA_NETWORKS = frozenset(
+    {"a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}
+)
+"""Machine types whose GPUs talk over networks of their own, which a plain pool lacks."""
+
+RESERVATION = "compute.googleapis.com/reservation-name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A node pool to have.
+
+    ``least`` is how many nodes it always has. A slice of several hosts is all of its pool,
+    so ``least`` is 0 or the number of hosts.
+    """
+
+    accelerator: Accelerator
+    least: int = 0
+    reservation: str = ""
+
+    def __post_init__(self) -> None:
+        wanted = self.accelerator
+        if wanted.kind == "cpu":
+            raise ConfigurationError(
+                "a CPU job needs no pool: the cluster makes nodes for it; name a GPU or TPU"
+            )
+        if wanted.spot and self.reservation:
+            raise ConfigurationError(
+                f"a spot pool can't use the reservation {self.reservation!r}; drop one of both"
+            )
+        if wanted.machine in EXTRA_NETWORKS:
+            raise ConfigurationError(
+                f"{wanted} needs {wanted.machine}, whose GPUs have networks of their own; make "
+                "that pool as Google's documentation of GPUDirect says, and kinetic will use it"
+            )
+        if wanted.multi_host and self.least not in (0, wanted.hosts):
+            raise ConfigurationError(
+                f"a pool of {wanted} is one slice of {wanted.hosts} hosts, so its minimum is 0 "
+                f"or {wanted.hosts}, not {self.least}; add another pool for another slice"
+            )
+
+    @property
+    def name(self) -> str:
+        """Return the same name for the same pool, so that adding it twice makes one."""
+        wanted = self.accelerator
+        what = re.sub(r"[^a-z0-9]+", "-", str(wanted).removesuffix(":spot").lower()).strip("-")
+        parts = [what, "spot" * wanted.spot, self.reservation]
+        return "-".join(part for part in parts if part)[:39].rstrip("-")
+
+    @property
+    def policy(self) -> str:
+        """Return the name of the placement policy that a slice of tpu7x needs, or nothing."""
+        wanted = self.accelerator
+        needs = wanted.name == "tpu7x" and wanted.multi_host
+        return f"-tpu7x-{wanted.topology}" if needs else ""
+
+
+def wanted(site: Site, pool: Pool, usd_per_hour: float | None = None) -> tuple[Resource, ...]:
+    """Return the pool, after the placement policy that it needs."""
+    parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
+    path = f"{parent}/{pool.name}"
+    made = Resource(
+        kind="node pool",
+        name=pool.name,
+        read=call(api="container", method="GET", path=path),
+        create=call(
+            api="container", method="POST", path=parent, body={"nodePool": body(site, pool)}
+        ),
+        remove=call(api="container", method="DELETE", path=path),
+        want={"autoscaling": {"totalMinNodeCount": pool.least}},
+        update=call(
+            api="container",
+            method="POST",
+            path=f"{path}:setAutoscaling",
+            body={"autoscaling": body(site, pool)["autoscaling"]},
+        ),
+        needs=(
+            f"cluster {site.cluster}",
+            *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
+        ),
+        usd_per_hour=usd_per_hour if pool.least else 0.0,
+    )
+    return (*([_policy(site, pool)] if pool.policy else []), made)
+
+
+def _policy(site: Site, pool: Pool) -> Resource:
+    name = f"{site.prefix}{pool.policy}"
+    parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
+    workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": pool.accelerator.topology}
+    return Resource(
+        kind="placement policy",
+        name=name,
+        read=call(api="compute", method="GET", path=f"{parent}/{name}"),
+        create=call(
+            api="compute",
+            method="POST",
+            path=parent,
+            body={"name": name, "description": site.description, "workloadPolicy": workload},
+        ),
+        remove=call(api="compute", method="DELETE", path=f"{parent}/{name}"),
+    )
+
+
+def body(site: Site, pool: Pool) -> dict[str, Any]:
+    """Return the `NodePool` to send."""
+    accelerator = pool.accelerator
+    config: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    if accelerator.kind == "gpu":
+        # Over REST the default is to install no driver.
+        driver = {"gpuDriverVersion": "LATEST"}
+        config["accelerators"] = [
+            {
+                "acceleratorType": GPUS[accelerator.name].label,
+                "acceleratorCount": str(accelerator.chips_per_host),
+                "gpuDriverInstallationConfig": driver,
+            }
+        ]
+        config["gvnic"] = {"enabled": True}
+    else:
+        more["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
+        if pool.policy:
+            more["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy}"}
+        elif accelerator.multi_host:
+            more["placementPolicy"] = {"type": "COMPACT", "tpuTopology": accelerator.topology}
+    if accelerator.spot:
+        config["spot"] = True
+    if pool.reservation:
+        config["reservationAffinity"] = {
+            "consumeReservationType": "SPECIFIC_RESERVATION",
+            "key": RESERVATION,
+            "values": [pool.reservation],
+        }
+    most = accelerator.hosts if accelerator.multi_host else pool.least + ROOM
+    node = node_body(site, accelerator.machine, **config)
+    return pool_body(site, pool.name, node, least=pool.least, most=most, **more)
+
+
+def described(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a node pool of the cluster offers, in the words of `kinetic pool list`."""
+    config: Mapping[str, Any] = document.get("config") or {}
+    scaling: Mapping[str, Any] = document.get("autoscaling") or {}
+    placement: Mapping[str, Any] = document.get("placementPolicy") or {}
+    gpus = config.get("accelerators") or ()
+    affinity: Mapping[str, Any] = config.get("reservationAffinity") or {}
+    return {
+        "name": document.get("name"),
+        "machine": config.get("machineType"),
+        "accelerator": ", ".join(
+            f"{one['acceleratorType']} x{one['acceleratorCount']}" for one in gpus
+        ),
+        "topology": placement.get("tpuTopology") or "",
+        "min_nodes": int(scaling.get("totalMinNodeCount") or scaling.get("minNodeCount") or 0),
+        "max_nodes": int(scaling.get("totalMaxNodeCount") or scaling.get("maxNodeCount") or 0),
+        "spot": bool(config.get("spot")),
+        "reservation": ", ".join(affinity.get("values") or ()),
+        "status": document.get("status"),
+        "problem": document.get("statusMessage")
+        or "; ".join(str(one.get("message")) for one in document.get("conditions") or ()),
+    }

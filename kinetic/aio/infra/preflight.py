@@ -1,0 +1,256 @@
+"""What must hold before the first write: everything that is missing, at once, with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from kinetic.aio._net.google import GoogleClient, is_disabled
+from kinetic.aio._net.http import HttpError
+from kinetic.aio.infra.pools import Pool
+from kinetic.aio.infra.resources import Document, call, query
+from kinetic.aio.infra.setup import SYSTEM_MACHINES, Setup
+from kinetic.aio.infra.site import Site
+from kinetic.errors import ConfigurationError
+
+PERMISSIONS = (
+    "artifactregistry.repositories.create",
+    "artifactregistry.repositories.getIamPolicy",
+    "artifactregistry.repositories.setIamPolicy",
+    "compute.networks.create",
+    "compute.networks.updatePolicy",
+    "compute.routers.create",
+    "compute.routers.update",
+    "compute.subnetworks.create",
+    "container.clusters.connect",
+    "container.clusters.create",
+    "container.clusters.get",
+    "container.clusters.list",
+    "container.clusters.update",
+    "container.operations.get",
+    "iam.serviceAccounts.actAs",
+    "iam.serviceAccounts.create",
+    "iam.serviceAccounts.getIamPolicy",
+    "iam.serviceAccounts.setIamPolicy",
+    "resourcemanager.projects.get",
+    "resourcemanager.projects.getIamPolicy",
+    "resourcemanager.projects.setIamPolicy",
+    "serviceusage.services.enable",
+    "serviceusage.services.list",
+    "storage.buckets.create",
+    "storage.buckets.get",
+    "storage.buckets.getIamPolicy",
+    "storage.buckets.setIamPolicy",
+    "storage.buckets.update",
+)
+"""All that `up` does in a project."""
+
+ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serviceAccountAdmin"
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What was found: ``problems`` stop `up`, ``notes`` don't.
+
+    ``machine`` is the type for the cluster's own pods, of those that the zone has.
+    """
+
+    problems: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    machine: str = SYSTEM_MACHINES[0]
+
+    def check(self) -> None:
+        """Raise if there are problems.
+
+        Raises:
+            ConfigurationError: It lists all of them.
+        """
+        if self.problems:
+            many = "\n".join(f"- {one}" for one in self.problems)
+            raise ConfigurationError(f"nothing was created, because this is missing:\n{many}")
+
+
+async def preflight(
+    google: GoogleClient, site: Site, pools: Sequence[Pool] = (), setup: Setup | None = None
+) -> Preflight:
+    """Check all that a *setup* and *pools* need, with reads only and at the same time."""
+    found = Preflight()
+    checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
+        _permissions,
+        _billing,
+        _machines,
+        _elsewhere,
+    ]
+    async with anyio.create_task_group() as group:
+        if setup is not None:
+            for check in checks:
+                group.start_soon(_guarded, check, google, setup, found)
+        for pool in pools:
+            group.start_soon(_reservation, google, site, pool, found)
+            group.start_soon(_quota, google, site, pool, found)
+    found.problems.sort()
+    return found
+
+
+async def _guarded(
+    check: Callable[[GoogleClient, Setup, Preflight], Awaitable[None]],
+    google: GoogleClient,
+    setup: Setup,
+    found: Preflight,
+) -> None:
+    try:
+        await check(google, setup, found)
+    except HttpError as refusal:
+        if not is_disabled(refusal):
+            what = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
+            found.notes.append(f"couldn't {what}: {refusal.said}")
+
+
+async def _permissions(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+    """Check your permissions in the project."""
+    project = setup.site.project
+    asked = call(
+        api="cloudresourcemanager",
+        method="POST",
+        path=f"projects/{project}:testIamPermissions",
+        body={"permissions": [*PERMISSIONS]},
+    )
+    try:
+        held = (await google.call(asked)).get("permissions") or ()
+    except HttpError as refusal:
+        if refusal.status not in (403, 404):
+            raise
+        found.problems.append(
+            f"the project {project} doesn't exist, or you may not see it ({refusal.said}); "
+            "check --project"
+        )
+        return
+    if missing := [one for one in PERMISSIONS if one not in held]:
+        found.problems.append(
+            f"permissions in {project}: {', '.join(missing)}; ask an owner for {ROLES}"
+        )
+
+
+async def _billing(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+    """Check the project's billing account."""
+    project = setup.site.project
+    path = f"projects/{project}/billingInfo"
+    info = await google.call(call(api="cloudbilling", method="GET", path=path))
+    if not info.get("billingEnabled"):
+        found.problems.append(
+            f"{project} has no billing account; link one at "
+            f"https://console.cloud.google.com/billing/linkedaccount?project={project}"
+        )
+
+
+async def _machines(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+    """Choose a machine type for the system pods that the zone has."""
+    site = setup.site
+    parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
+    wanted = " OR ".join(f'(name = "{one}")' for one in SYSTEM_MACHINES)
+    listing = call(api="compute", method="GET", path=parent, query=query(filter=wanted))
+    try:
+        there = {str(one["name"]) async for one in google.pages(listing, "items")}
+    except HttpError as refusal:
+        if refusal.status != 404:
+            raise
+        found.problems.append(f"there is no zone {site.zone}; choose another --zone")
+        return
+    choice = next((one for one in SYSTEM_MACHINES if one in there), None)
+    if choice is None and setup.shape == "standard":
+        found.problems.append(
+            f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
+            "choose another --zone, or --autopilot"
+        )
+    found.machine = choice or found.machine
+
+
+async def _elsewhere(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+    """Look for a cluster of that name in another place."""
+    site = setup.site
+    path = f"projects/{site.project}/locations/-/clusters"
+    answer = await google.call(call(api="container", method="GET", path=path))
+    for one in answer.get("clusters") or ():
+        if one.get("name") == site.cluster and one.get("location") != setup.location:
+            found.problems.append(
+                f"a cluster {site.cluster} exists in {one['location']}, and names are shared; "
+                f"use --zone {one['location']}, or another --cluster"
+            )
+    if missing := answer.get("missingZones"):
+        found.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
+
+
+async def _reservation(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
+    """Check a pool's reservation."""
+    if not pool.reservation:
+        return
+    name = pool.reservation.rpartition("/")[2]
+    path = f"projects/{site.project}/zones/{site.zone}/reservations/{name}"
+    try:
+        answer = await google.call(call(api="compute", method="GET", path=path))
+    except HttpError as refusal:
+        if refusal.status != 404:
+            found.notes.append(f"couldn't read the reservation {name}: {refusal.said}")
+        else:
+            found.problems.append(
+                f"there is no reservation {name} in {site.zone}; check its name and zone"
+            )
+        return
+    specific: Document = answer.get("specificReservation") or {}
+    properties: Document = specific.get("instanceProperties") or {}
+    machine = properties.get("machineType")
+    wanted = pool.accelerator
+    if machine and machine != wanted.machine:
+        found.problems.append(
+            f"the reservation {name} is of {machine}, but {wanted} needs {wanted.machine}"
+        )
+    free = int(specific.get("count") or 0) - int(specific.get("inUseCount") or 0)
+    if specific and free < wanted.hosts:
+        found.problems.append(
+            f"the reservation {name} has {free} free machines, but {wanted} needs {wanted.hosts}"
+        )
+
+
+QUOTAS = {
+    "l4": "NVIDIA_L4_GPUS",
+    "t4": "NVIDIA_T4_GPUS",
+    "a100": "NVIDIA_A100_GPUS",
+    "a100-80gb": "NVIDIA_A100_80GB_GPUS",
+    "h100": "NVIDIA_H100_GPUS",
+    "v100": "NVIDIA_V100_GPUS",
+    "p100": "NVIDIA_P100_GPUS",
+    "p4": "NVIDIA_P4_GPUS",
+    "v5litepod": "TPU_LITE_PODSLICE_V5",
+}
+"""Quotas that a region of the compute API shows; it doesn't show those of other TPUs."""
+
+
+async def _quota(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
+    """Check the quota of a pool's accelerator."""
+    wanted = pool.accelerator
+    metric = QUOTAS.get(wanted.name, "")
+    if wanted.spot:
+        metric = f"PREEMPTIBLE_{metric}" if metric else ""
+    path = f"projects/{site.project}/regions/{site.region}"
+    try:
+        answer = await google.call(call(api="compute", method="GET", path=path))
+    except HttpError as refusal:
+        if not is_disabled(refusal):
+            found.notes.append(f"couldn't read the quotas of {site.region}: {refusal.said}")
+        return
+    quotas = {str(one.get("metric")): one for one in answer.get("quotas") or ()}
+    quota = quotas.get(metric)
+    if quota is None:
+        found.notes.append(
+            f"the quota of {wanted} in {site.region} isn't visible here; see "
+            "https://console.cloud.google.com/iam-admin/quotas"
+        )
+        return
+    free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
+    if free < wanted.count:
+        found.problems.append(
+            f"the quota {metric} of {site.region} has {free:g} free, but {wanted} needs "
+            f"{wanted.count}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
+        )

@@ -1,0 +1,218 @@
+"""The values between the stages: a resource that is wanted, what was seen of it, and a change."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from kinetic.aio._net.google import GoogleRequest
+
+Document = Mapping[str, Any]
+
+VERSIONS: Mapping[str, str] = {
+    "artifactregistry": "/v1/",
+    "cloudbilling": "/v1/",
+    "cloudresourcemanager": "/v3/",
+    "compute": "/compute/v1/",
+    "container": "/v1/",
+    "iam": "/v1/",
+    "serviceusage": "/v1/",
+    "storage": "/storage/v1/",
+}
+"""How the paths of each API begin."""
+
+
+def call(
+    *,
+    api: str,
+    method: str,
+    path: str,
+    query: tuple[tuple[str, str], ...] = (),
+    body: Document | None = None,
+) -> GoogleRequest:
+    """Return a request; *path* comes after the API's version unless it begins with a slash."""
+    whole = path if path.startswith("/") else VERSIONS[api] + path
+    return GoogleRequest(api, whole, query, method, body)
+
+
+def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return a query of these names; a list repeats its name."""
+    return tuple(
+        (name, one)
+        for name, value in values.items()
+        for one in ((value,) if isinstance(value, str) else value)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One thing that a setup consists of, with the requests that read, make, and remove it.
+
+    ``want`` has the fields that a present one must have; ``update`` sends them, and None means
+    that the API can't change them. ``needs`` names what must exist first. ``usd_per_hour`` is what
+    it costs while nothing runs on it.
+    """
+
+    kind: str
+    name: str
+    read: GoogleRequest
+    create: GoogleRequest
+    update: GoogleRequest | None = None
+    remove: GoogleRequest | None = None
+    want: Document = field(default_factory=dict[str, Any], hash=False)
+    needs: tuple[str, ...] = ()
+    usd_per_hour: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Return what others name it by in ``needs``."""
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One role for one member, under a condition if ``expression`` isn't empty."""
+
+    role: str
+    member: str
+    title: str = ""
+    expression: str = ""
+
+    @property
+    def condition(self) -> dict[str, str] | None:
+        """Return the condition as IAM writes it."""
+        return {"title": self.title, "expression": self.expression} if self.expression else None
+
+    def __str__(self) -> str:
+        return f"{self.role} for {self.member}" + (f" ({self.title})" if self.title else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The bindings of ours in the IAM policy of one resource; other bindings stay as they are."""
+
+    name: str
+    read: GoogleRequest
+    write: GoogleRequest
+    bindings: tuple[Binding, ...]
+    wrapped: bool = True
+    needs: tuple[str, ...] = ()
+    kind: str = "access"
+    usd_per_hour: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Return what others name it by in ``needs``."""
+        return f"{self.kind} {self.name}"
+
+    def missing(self, policy: Document) -> tuple[Binding, ...]:
+        """Return those of the bindings that *policy* lacks."""
+        return tuple(one for one in self.bindings if not _has(policy, one))
+
+    def completed(self, policy: Document) -> dict[str, Any]:
+        """Return *policy* with all bindings."""
+        bindings = [dict(one) for one in policy.get("bindings") or ()]
+        for one in self.missing(policy):
+            into = next((each for each in bindings if _is_of(each, one)), None)
+            if into is None:
+                into = dict[str, Any](role=one.role, members=[])
+                if one.condition:
+                    into["condition"] = one.condition
+                bindings.append(into)
+            into["members"] = [*into["members"], one.member]
+        return {**policy, "bindings": bindings, "version": 3}
+
+    def without(self, policy: Document, members: Sequence[str]) -> dict[str, Any]:
+        """Return *policy* with none of *members*, also where IAM marks them as deleted."""
+        bindings: list[dict[str, Any]] = []
+        for each in policy.get("bindings") or ():
+            kept = [one for one in each.get("members") or () if not _is_member(one, members)]
+            if kept:
+                bindings.append({**each, "members": kept})
+        return {**policy, "bindings": bindings, "version": 3}
+
+
+def _is_of(each: Document, binding: Binding) -> bool:
+    condition: Document = each.get("condition") or {}
+    return (
+        each.get("role") == binding.role
+        and str(condition.get("expression") or "") == binding.expression
+    )
+
+
+def _has(policy: Document, binding: Binding) -> bool:
+    return any(
+        _is_of(each, binding) and binding.member in (each.get("members") or ())
+        for each in policy.get("bindings") or ()
+    )
+
+
+def _is_member(said: str, members: Sequence[str]) -> bool:
+    return said.removeprefix("deleted:").partition("?")[0] in members
+
+
+class Action(enum.Enum):
+    """What a change does."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    REPLACE = "replace"
+    WAIT = "wait"
+    KEEP = "keep"
+    DIFFERS = "differs"
+    REMOVE = "remove"
+    FOREIGN = "foreign"
+    UNSEEN = "unseen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was seen of one resource: its document, None if it doesn't exist, or a ``problem``."""
+
+    document: Document | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One step of a plan. ``reason`` says why; ``usd_per_hour`` is what it adds or saves."""
+
+    action: Action
+    kind: str
+    name: str
+    reason: str = ""
+    usd_per_hour: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as ``--json`` shows it."""
+        return {
+            "action": self.action.value,
+            "kind": self.kind,
+            "name": self.name,
+            "reason": self.reason,
+            "usd_per_hour": self.usd_per_hour,
+        }
+
+
+def differences(want: Any, have: Any, at: str = "") -> Iterator[str]:
+    """Yield how *have* differs from *want* in the fields that *want* names.
+
+    A field that Google leaves out of an answer has its type's empty value.
+    """
+    if isinstance(want, Mapping):
+        fields = cast("Mapping[str, Any]", want)
+        there: Document = cast("Document", have) if isinstance(have, Mapping) else {}
+        for name, value in fields.items():
+            yield from differences(value, there.get(name), f"{at}.{name}" if at else name)
+    elif isinstance(want, list | tuple):
+        items = cast("Sequence[Any]", want)
+        present: Sequence[Any] = cast("Sequence[Any]", have) if isinstance(have, list) else ()
+        if len(items) != len(present):
+            yield f"{at} has {len(present)} entries instead of {len(items)}"
+            return
+        for index, (one, other) in enumerate(zip(items, present, strict=True)):
+            yield from differences(one, other, f"{at}[{index}]")
+    elif want != have and not (not want and not have) and str(want) != str(have):
+        yield f"{at} is {have!r} instead of {want!r}"

@@ -1,0 +1,522 @@
+"""What a setup consists of: each resource that `kinetic up` makes, by pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kinetic.accelerators import GPUS, TPUS
+from kinetic.aio._net.google import GoogleRequest
+from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
+from kinetic.aio.infra.site import Site
+
+SERVICES = tuple(
+    f"{name}.googleapis.com"
+    for name in (
+        "artifactregistry",
+        "cloudbuild",
+        "cloudresourcemanager",
+        "compute",
+        "container",
+        "iam",
+        "iamcredentials",
+        "secretmanager",
+        "serviceusage",
+        "storage",
+    )
+)
+SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4")
+"""Machine types for the cluster's own pods, the preferred one first; TPU-only zones have no e2."""
+
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+MOST_CPUS, MOST_MEMORY_GB = "1000000", "10000000"
+"""Limits of node auto-provisioning. They count all nodes: a low one stops large TPU slices."""
+
+MOST_ACCELERATORS = "10000"
+KEEP_DAYS = 30
+"""How long the buckets keep an object after its custom time."""
+
+CLUSTER_USD, NAT_USD = 0.10, 0.045
+"""US dollars per hour; cloud.google.com/kubernetes-engine/pricing and /nat/pricing, 2026-11."""
+
+MACHINE_USD = {
+    "e2-standard-4": 0.134,
+    "n2-standard-4": 0.194,
+    "n2d-standard-4": 0.169,
+    "n1-standard-4": 0.190,
+}
+"""US dollars per hour in us-central1; cloud.google.com/compute/all-pricing, 2026-11."""
+
+Shape = Literal["standard", "autopilot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The setup to have at a site. ``machine`` is the type for the cluster's own pods."""
+
+    site: Site
+    shape: Shape = "standard"
+    machine: str = SYSTEM_MACHINES[0]
+    public_endpoint: bool = False
+
+    @property
+    def location(self) -> str:
+        """Return where the cluster is: an Autopilot cluster is regional."""
+        return self.site.region if self.shape == "autopilot" else self.site.zone
+
+
+def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
+    """Return all resources of Google Cloud, each after what it needs."""
+    site = setup.site
+    accounts = [_account(site, what) for what in ("nodes", "workers", "builds")]
+    return (
+        _repository(site),
+        _bucket(site, "jobs", site.region.upper()),
+        _bucket(site, "builds", site.registry.upper()),
+        *accounts,
+        *_network(site),
+        *_policies(site),
+        cluster(setup),
+        _identity(site),
+    )
+
+
+def services(site: Site) -> tuple[GoogleRequest, GoogleRequest]:
+    """Return the requests that read and enable the APIs that a setup needs."""
+    path = f"projects/{site.project}/services"
+    names = [f"{path}/{one}" for one in SERVICES]
+    return (
+        call(api="serviceusage", method="GET", path=f"{path}:batchGet", query=query(names=names)),
+        call(
+            api="serviceusage",
+            method="POST",
+            path=f"{path}:batchEnable",
+            body={"serviceIds": [*SERVICES]},
+        ),
+    )
+
+
+def _resource(
+    kind: str,
+    name: str,
+    api: str,
+    parent: str,
+    body: dict[str, Any],
+    *,
+    path: str = "",
+    add: tuple[tuple[str, str], ...] = (),
+    **more: Any,
+) -> Resource:
+    """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path."""
+    own = path or f"{parent}/{name}"
+    return Resource(
+        kind=kind,
+        name=name,
+        read=call(api=api, method="GET", path=own),
+        create=call(api=api, method="POST", path=parent, query=add, body=body),
+        remove=call(api=api, method="DELETE", path=own),
+        **more,
+    )
+
+
+def _repository(site: Site) -> Resource:
+    parent = f"projects/{site.project}/locations/{site.registry}/repositories"
+    want = {
+        "cleanupPolicies": {
+            "untagged": {
+                "id": "untagged",
+                "action": "DELETE",
+                "condition": {"tagState": "UNTAGGED", "olderThan": f"{KEEP_DAYS * 86400}s"},
+            }
+        }
+    }
+    return _resource(
+        "repository",
+        site.prefix,
+        "artifactregistry",
+        parent,
+        {
+            "format": "DOCKER",
+            "description": "kinetic container images",
+            "labels": site.labels,
+            **want,
+        },
+        add=query(repositoryId=site.prefix),
+        want=want,
+        update=call(
+            api="artifactregistry",
+            method="PATCH",
+            path=f"{parent}/{site.prefix}",
+            query=query(updateMask="cleanupPolicies"),
+            body=want,
+        ),
+    )
+
+
+def _bucket(site: Site, what: str, location: str) -> Resource:
+    name = site.bucket(what)
+    rules = [
+        {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": KEEP_DAYS}},
+        {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+    ]
+    want = {
+        "iamConfiguration": {
+            "uniformBucketLevelAccess": {"enabled": True},
+            "publicAccessPrevention": "enforced",
+        },
+        "lifecycle": {"rule": rules},
+    }
+    return _resource(
+        "bucket",
+        name,
+        "storage",
+        "b",
+        {
+            "name": name,
+            "location": location,
+            "labels": site.labels,
+            "softDeletePolicy": {"retentionDurationSeconds": "0"},
+            **want,
+        },
+        add=query(project=site.project),
+        want=want,
+        update=call(api="storage", method="PATCH", path=f"b/{name}", body=want),
+    )
+
+
+def _account(site: Site, what: str) -> Resource:
+    email = site.account(what)
+    parent = f"projects/{site.project}/serviceAccounts"
+    return _resource(
+        "service account",
+        email,
+        "iam",
+        parent,
+        {
+            "accountId": f"{site.prefix}-{what}",
+            "serviceAccount": {
+                "displayName": f"kinetic {site.cluster} {what}",
+                "description": site.description,
+            },
+        },
+    )
+
+
+def _network(site: Site) -> tuple[Resource, ...]:
+    path = f"projects/{site.project}"
+    network = f"{path}/global/networks/{site.prefix}"
+    regional = f"{path}/regions/{site.region}"
+    router = f"{site.prefix}-router"
+    common = {"network": network, "description": site.description}
+    return (
+        _resource(
+            "network",
+            site.prefix,
+            "compute",
+            f"{path}/global/networks",
+            {
+                "name": site.prefix,
+                "autoCreateSubnetworks": False,
+                "routingConfig": {"routingMode": "REGIONAL"},
+                "description": site.description,
+            },
+        ),
+        _resource(
+            "subnetwork",
+            site.prefix,
+            "compute",
+            f"{regional}/subnetworks",
+            {
+                "name": site.prefix,
+                "ipCidrRange": "10.0.0.0/20",
+                "privateIpGoogleAccess": True,
+                **common,
+            },
+            needs=(f"network {site.prefix}",),
+        ),
+        _resource(
+            "router",
+            router,
+            "compute",
+            f"{regional}/routers",
+            {
+                "name": router,
+                "nats": [
+                    {
+                        "name": f"{site.prefix}-nat",
+                        "natIpAllocateOption": "AUTO_ONLY",
+                        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+                        "enableDynamicPortAllocation": True,
+                        "minPortsPerVm": 64,
+                    }
+                ],
+                **common,
+            },
+            needs=(f"network {site.prefix}",),
+            usd_per_hour=NAT_USD,
+        ),
+    )
+
+
+def cluster(setup: Setup) -> Resource:
+    """Return the GKE cluster."""
+    site = setup.site
+    body = _autopilot(setup) if setup.shape == "autopilot" else _standard(setup)
+    machine = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
+    parent = f"projects/{site.project}/locations/{setup.location}/clusters"
+    want = {
+        "workloadIdentityConfig": {"workloadPool": site.pool_of_identities},
+        "releaseChannel": {"channel": "REGULAR"},
+    }
+    return _resource(
+        "cluster",
+        site.cluster,
+        "container",
+        parent,
+        {"cluster": body},
+        want={} if setup.shape == "autopilot" else want,
+        needs=(
+            f"subnetwork {site.prefix}",
+            f"router {site.prefix}-router",
+            f"service account {site.account('nodes')}",
+            f"access project {site.project}",
+        ),
+        usd_per_hour=CLUSTER_USD + machine,
+    )
+
+
+def _endpoints(setup: Setup) -> dict[str, Any]:
+    return {
+        "dnsEndpointConfig": {"allowExternalTraffic": True},
+        "ipEndpointsConfig": {"enabled": setup.public_endpoint},
+    }
+
+
+def _common(setup: Setup) -> dict[str, Any]:
+    site = setup.site
+    return {
+        "name": site.cluster,
+        "network": f"projects/{site.project}/global/networks/{site.prefix}",
+        "subnetwork": f"projects/{site.project}/regions/{site.region}/subnetworks/{site.prefix}",
+        "ipAllocationPolicy": {"useIpAliases": True},
+        "releaseChannel": {"channel": "REGULAR"},
+        "controlPlaneEndpointsConfig": _endpoints(setup),
+        "resourceLabels": site.labels,
+    }
+
+
+def _autopilot(setup: Setup) -> dict[str, Any]:
+    return {
+        **_common(setup),
+        "autopilot": {"enabled": True},
+        "networkConfig": {"defaultEnablePrivateNodes": True},
+        "autoscaling": {
+            "autoprovisioningNodePoolDefaults": {
+                "serviceAccount": setup.site.account("nodes"),
+                "oauthScopes": SCOPES,
+            }
+        },
+    }
+
+
+def _standard(setup: Setup) -> dict[str, Any]:
+    site = setup.site
+    shielded = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
+    labels = sorted(
+        {gpu.label for gpu in GPUS.values()}
+        | {one.label for tpu in TPUS.values() for one in tpu.slices}
+    )
+    return {
+        **_common(setup),
+        "locations": [site.zone],
+        "nodePools": [
+            pool_body(
+                site,
+                "system",
+                node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
+                least=1,
+                most=10,
+            )
+        ],
+        "workloadIdentityConfig": {"workloadPool": site.pool_of_identities},
+        "networkConfig": {
+            "defaultEnablePrivateNodes": True,
+            "datapathProvider": "ADVANCED_DATAPATH",
+        },
+        "addonsConfig": {
+            "gcsFuseCsiDriverConfig": {"enabled": True},
+            "gcePersistentDiskCsiDriverConfig": {"enabled": True},
+        },
+        "autoscaling": {
+            "enableNodeAutoprovisioning": True,
+            "autoscalingProfile": "OPTIMIZE_UTILIZATION",
+            "autoprovisioningLocations": [site.zone],
+            "resourceLimits": [
+                {"resourceType": "cpu", "maximum": MOST_CPUS},
+                {"resourceType": "memory", "maximum": MOST_MEMORY_GB},
+                *({"resourceType": label, "maximum": MOST_ACCELERATORS} for label in labels),
+            ],
+            "autoprovisioningNodePoolDefaults": {
+                "serviceAccount": site.account("nodes"),
+                "oauthScopes": SCOPES,
+                "management": {"autoRepair": True, "autoUpgrade": True},
+                "shieldedInstanceConfig": shielded,
+            },
+        },
+        "loggingConfig": {
+            "componentConfig": {"enableComponents": ["SYSTEM_COMPONENTS", "WORKLOADS"]}
+        },
+        "monitoringConfig": {
+            "componentConfig": {"enableComponents": ["SYSTEM_COMPONENTS"]},
+            "managedPrometheusConfig": {"enabled": False},
+        },
+        "costManagementConfig": {"enabled": True},
+        "shieldedNodes": {"enabled": True},
+    }
+
+
+def node_body(site: Site, machine: str, **more: Any) -> dict[str, Any]:
+    """Return the `NodeConfig` of nodes of this machine type."""
+    return {
+        "machineType": machine,
+        "serviceAccount": site.account("nodes"),
+        "oauthScopes": SCOPES,
+        "labels": {"kinetic": "true"},
+        "resourceLabels": site.labels,
+        "workloadMetadataConfig": {"mode": "GKE_METADATA"},
+        "shieldedInstanceConfig": {"enableIntegrityMonitoring": True, "enableSecureBoot": True},
+        **more,
+    }
+
+
+def pool_body(
+    site: Site, name: str, config: dict[str, Any], *, least: int, most: int, **more: Any
+) -> dict[str, Any]:
+    """Return a `NodePool` that scales between *least* and *most* nodes."""
+    return {
+        "name": name,
+        "config": config,
+        "initialNodeCount": least,
+        "autoscaling": {
+            "enabled": True,
+            "totalMinNodeCount": least,
+            "totalMaxNodeCount": most,
+            "locationPolicy": "ANY",
+        },
+        "management": {"autoRepair": True, "autoUpgrade": True},
+        "locations": [site.zone],
+        **more,
+    }
+
+
+def _policies(site: Site) -> tuple[Policy, ...]:
+    """Return who may do what, with the least rights; docs/security.md has the table."""
+    nodes, workers, builds = (
+        f"serviceAccount:{site.account(what)}" for what in ("nodes", "workers", "builds")
+    )
+    jobs = site.bucket("jobs")
+    folder = f"{site.namespace}/"
+    own = (
+        f'resource.name.startsWith("projects/_/buckets/{jobs}/objects/{folder}") || '
+        f'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("{folder}")'
+    )
+    accounts = {
+        what: f"service account {site.account(what)}" for what in ("nodes", "workers", "builds")
+    }
+    project = Policy(
+        name=f"project {site.project}",
+        read=call(
+            api="cloudresourcemanager",
+            method="POST",
+            path=f"projects/{site.project}:getIamPolicy",
+            body={"options": {"requestedPolicyVersion": 3}},
+        ),
+        write=call(
+            api="cloudresourcemanager", method="POST", path=f"projects/{site.project}:setIamPolicy"
+        ),
+        bindings=(
+            Binding(role="roles/container.defaultNodeServiceAccount", member=nodes),
+            Binding(role="roles/logging.logWriter", member=builds),
+        ),
+        needs=(accounts["nodes"], accounts["builds"]),
+    )
+    path = f"projects/{site.project}/locations/{site.registry}/repositories/{site.prefix}"
+    repository = Policy(
+        name=f"repository {site.prefix}",
+        read=call(
+            api="artifactregistry",
+            method="GET",
+            path=f"{path}:getIamPolicy",
+            query=(("options.requestedPolicyVersion", "3"),),
+        ),
+        write=call(api="artifactregistry", method="POST", path=f"{path}:setIamPolicy"),
+        bindings=(
+            Binding(role="roles/artifactregistry.reader", member=nodes),
+            Binding(role="roles/artifactregistry.writer", member=builds),
+        ),
+        needs=(f"repository {site.prefix}", accounts["nodes"], accounts["builds"]),
+    )
+    return (
+        project,
+        repository,
+        _bucket_policy(
+            site,
+            "jobs",
+            Binding(
+                role="roles/storage.objectUser",
+                member=workers,
+                title=f"kinetic namespace {site.namespace}",
+                expression=own,
+            ),
+            needs=accounts["workers"],
+        ),
+        _bucket_policy(
+            site,
+            "builds",
+            Binding(role="roles/storage.objectViewer", member=builds),
+            needs=accounts["builds"],
+        ),
+    )
+
+
+def _bucket_policy(site: Site, what: str, *bindings: Binding, needs: str) -> Policy:
+    name = site.bucket(what)
+    return Policy(
+        name=f"bucket {name}",
+        read=call(
+            api="storage",
+            method="GET",
+            path=f"b/{name}/iam",
+            query=query(optionsRequestedPolicyVersion="3"),
+        ),
+        write=call(api="storage", method="PUT", path=f"b/{name}/iam"),
+        bindings=bindings,
+        wrapped=False,
+        needs=(f"bucket {name}", needs),
+    )
+
+
+def _identity(site: Site) -> Policy:
+    """Return the binding that lets pods act as the workers' service account.
+
+    The identity pool exists only after the project's first cluster.
+    """
+    email = site.account("workers")
+    path = f"projects/{site.project}/serviceAccounts/{email}"
+    return Policy(
+        name=f"service account {email}",
+        read=call(
+            api="iam",
+            method="POST",
+            path=f"{path}:getIamPolicy",
+            query=(("options.requestedPolicyVersion", "3"),),
+        ),
+        write=call(api="iam", method="POST", path=f"{path}:setIamPolicy"),
+        bindings=(
+            Binding(
+                role="roles/iam.workloadIdentityUser",
+                member=f"serviceAccount:{site.pool_of_identities}[{site.namespace}/kinetic]",
+            ),
+        ),
+        needs=(f"service account {email}", f"cluster {site.cluster}"),
+    )

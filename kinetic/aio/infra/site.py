@@ -1,0 +1,105 @@
+"""The project, zone, and cluster of a setup, the names that follow from them, and its mark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic.errors import ConfigurationError
+
+CONTINENTS = ("us", "europe", "asia")
+CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
+"""A service account's name has at most 30 characters, and `kn-CLUSTER-workers` is one."""
+
+ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]", re.ASCII)
+PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
+SOLUTION = "goog-packaged-solution"
+OF = "kinetic-cluster"
+ACCOUNT = "kinetic"
+"""The Kubernetes service account of jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a setup is; every name of its resources follows from these four."""
+
+    project: str
+    zone: str
+    cluster: str
+    namespace: str = "default"
+
+    def __post_init__(self) -> None:
+        for what, value, form, example in (
+            ("project", self.project, PROJECT, "my-project-1"),
+            ("zone", self.zone, ZONE, "us-central1-a"),
+            ("cluster", self.cluster, CLUSTER, "kinetic-cluster"),
+        ):
+            if not form.fullmatch(value):
+                raise ConfigurationError(
+                    f"{value!r} can't be a {what}'s name; name one like {example!r}"
+                    + (", with at most 20 characters" if what == "cluster" else "")
+                )
+
+    @property
+    def region(self) -> str:
+        """Return the region of the zone, such as ``us-central1``."""
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def registry(self) -> str:
+        """Return the location of images: the continent where the registry has one."""
+        continent = self.region.partition("-")[0]
+        return continent if continent in CONTINENTS else self.region
+
+    @property
+    def prefix(self) -> str:
+        """Return the name of the network and the repository, and how all other names begin."""
+        return f"kn-{self.cluster}"
+
+    def bucket(self, what: str) -> str:
+        """Return the bucket of ``jobs`` or of ``builds``."""
+        return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{what}"
+
+    def account(self, what: str) -> str:
+        """Return the e-mail address of a service account: ``nodes``, ``workers``, or ``builds``."""
+        domain, _, name = self.project.rpartition(":")
+        return (
+            f"{self.prefix}-{what}@{f'{name}.{domain}' if domain else name}.iam.gserviceaccount.com"
+        )
+
+    @property
+    def store(self) -> str:
+        """Return where the jobs of the namespace keep their objects."""
+        return f"gs://{self.bucket('jobs')}/{self.namespace}"
+
+    @property
+    def pool_of_identities(self) -> str:
+        """Return the workload identity pool of the project's clusters."""
+        return f"{self.project}.svc.id.goog"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels that mark what has labels."""
+        return {"kinetic": "true", SOLUTION: "kinetic", OF: self.cluster}
+
+    @property
+    def description(self) -> str:
+        """Return the description that marks what has no labels."""
+        return f"kinetic cluster={self.cluster}"
+
+    def owns(self, document: Mapping[str, Any]) -> bool:
+        """Return whether *document*, a resource with one of our names, bears our mark.
+
+        The public package's marks count as well: its labels don't name the cluster, its
+        service accounts have a display name. Its networks and routers bear no mark at all.
+        """
+        labels: Mapping[str, Any] = document.get("resourceLabels") or document.get("labels") or {}
+        if labels:
+            return bool(labels.get(OF) == self.cluster) or (
+                OF not in labels and labels.get(SOLUTION) == "kinetic"
+            )
+        said = str(document.get("description") or "")
+        shown = str(document.get("displayName") or "")
+        return said == self.description or shown.startswith(f"kinetic {self.cluster} ")

@@ -1,0 +1,368 @@
+"""``kinetic up``, ``down``, ``status``, and ``pool``: the cluster that jobs run on."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.client import Command, json_option, run_async
+from kinetic.cli.jobs import yes_option
+
+if TYPE_CHECKING:
+    from kinetic.aio.infra import Infrastructure, Planned, Pool, Site
+
+MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
+
+
+def with_site(command: Command) -> Command:
+    """Give *command* the options that name a cluster, as its argument ``site``."""
+
+    @functools.wraps(command)
+    def wrapped(
+        project: str | None,
+        zone: str | None,
+        cluster: str | None,
+        namespace: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        return command(site=_site(project, zone, cluster, namespace), **kwargs)
+
+    made: Any = wrapped
+    for name, words in (
+        ("namespace", "Kubernetes namespace of the jobs. Default: default."),
+        ("cluster", "Name of the GKE cluster. Default: kinetic-cluster."),
+        ("zone", "Zone of the GKE cluster. Default: us-central1-a."),
+        ("project", "Google Cloud project. Default: KINETIC_PROJECT, or the profile's."),
+    ):
+        made = click.option(f"--{name}", metavar="TEXT", help=words)(made)
+    return cast("Command", made)
+
+
+def _site(
+    project: str | None, zone: str | None, cluster: str | None, namespace: str | None
+) -> Site:
+    """Return the site of these options.
+
+    GOOGLE_CLOUD_PROJECT alone doesn't count: these commands create and remove what costs money.
+    """
+    from kinetic import configuration
+    from kinetic.aio.infra import Site
+
+    environ = {key: one for key, one in os.environ.items() if key != "GOOGLE_CLOUD_PROJECT"}
+    environ.pop("KINETIC_KUBE_CONTEXT", None)
+    target = configuration.resolve(
+        backend="gke",
+        project=project,
+        zone=zone,
+        cluster=cluster,
+        namespace=namespace,
+        environ=environ,
+    )
+    return Site(
+        project=target.project or "",
+        zone=target.zone,
+        cluster=target.cluster,
+        namespace=target.namespace,
+    )
+
+
+preview_option = click.option(
+    "--preview", is_flag=True, help="Show the plan, with costs, and change nothing."
+)
+
+
+@click.command(short_help="Create a cluster on Google Cloud, or what is missing of it.")
+@with_site
+@click.option(
+    "--accelerator",
+    "accelerators",
+    multiple=True,
+    metavar="NAME",
+    help="Add a node pool for this accelerator, such as tpu-v6e-8. Repeat for several.",
+)
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Nodes that each of these pools always has. Default: 0.",
+)
+@click.option("--autopilot", is_flag=True, help="Make an Autopilot cluster instead of Standard.")
+@click.option(
+    "--public-endpoint",
+    is_flag=True,
+    help="Also open the control plane's IP address. Default: only its DNS name.",
+)
+@click.option(
+    "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's."
+)
+@preview_option
+@yes_option
+@json_option
+def up(
+    site: Site,
+    accelerators: tuple[str, ...],
+    min_nodes: int,
+    autopilot: bool,
+    public_endpoint: bool,
+    profile_name: str | None,
+    preview: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Create everything that jobs need on Google Cloud: a cluster, buckets, and accounts.
+
+    Run it again after a failure or Ctrl-C: it continues. At the end it saves a profile and makes
+    it the current one.
+    """
+    from kinetic.accelerators import parse
+    from kinetic.aio.infra import Pool
+
+    pools = tuple(Pool(accelerator=parse(one), least=min_nodes) for one in accelerators)
+
+    async def plan(infra: Infrastructure) -> Planned:
+        return await infra.plan_up(
+            shape="autopilot" if autopilot else "standard",
+            pools=pools,
+            public_endpoint=public_endpoint,
+        )
+
+    question = f"Change the project {site.project} as planned?"
+    done = run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+    if done:
+        zone = site.region if autopilot else site.zone
+        _save(profile_name or site.cluster, site, zone)
+
+
+@click.command(short_help="Remove the cluster and everything that `kinetic up` made.")
+@with_site
+@click.option(
+    "--force-destroy/--no-force-destroy",
+    default=True,
+    envvar="KINETIC_FORCE_DESTROY",
+    help="Remove the buckets with all results. Default: --force-destroy.",
+)
+@preview_option
+@yes_option
+@json_option
+def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: bool) -> None:
+    """Remove what has this cluster's names and kinetic's mark, and only that.
+
+    On a terminal it asks for the cluster's name. It says what it keeps, and why.
+    """
+
+    async def plan(infra: Infrastructure) -> Planned:
+        return await infra.plan_down(force_destroy=force_destroy)
+
+    run_async(
+        _carried_out(site, plan, site.cluster, preview=preview, yes=yes, as_json=as_json, name=True)
+    )
+
+
+@click.command(short_help="Show the cluster, its pools, and what they cost now.")
+@with_site
+@json_option
+def status(site: Site, as_json: bool) -> None:
+    """Show what exists on Google Cloud, and what it costs now per hour."""
+    from kinetic.aio import infra
+
+    found = run_async(infra.status(site))
+    if as_json:
+        output.json_line("status", found, indent=2)
+        return
+    plain = {key: one for key, one in found.items() if key not in ("pools", "parts")}
+    plain["usd_per_hour"] = output.dollars(found["usd_per_hour"])
+    missing = [f"{one['kind']} {one['name']}" for one in found["parts"] if not one["there"]]
+    unseen = [f"{one['kind']} {one['name']}" for one in found["parts"] if one["problem"]]
+    plain["missing"] = ", ".join(one for one in missing if one not in unseen)
+    plain["not visible"] = ", ".join(unseen)
+    output.facts("status", plain, as_json=False)
+    if found["pools"]:
+        click.echo()
+        _show_pools(found["pools"], as_json=False)
+
+
+@click.group(short_help="List, add, and remove node pools.")
+def pool() -> None:
+    """List, add, and remove the cluster's node pools."""
+
+
+@pool.command("list")
+@with_site
+@json_option
+def _list(site: Site, as_json: bool) -> None:
+    """List the cluster's node pools."""
+    from kinetic.aio import infra
+
+    _show_pools(run_async(infra.list_pools(site)), as_json=as_json)
+
+
+@pool.command("add")
+@with_site
+@click.option(
+    "--accelerator", required=True, metavar="NAME", help="Accelerator, such as tpu-v6e-8."
+)
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Nodes that the pool always has. Default: 0.",
+)
+@click.option("--spot", is_flag=True, help="Use spot machines.")
+@click.option(
+    "--reservation",
+    metavar="NAME",
+    default="",
+    envvar="KINETIC_RESERVATION",
+    help="Use this reservation. Default: KINETIC_RESERVATION, or none.",
+)
+@preview_option
+@yes_option
+@json_option
+def _add(
+    site: Site,
+    accelerator: str,
+    min_nodes: int,
+    spot: bool,
+    reservation: str,
+    preview: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Add a node pool for an accelerator. Adding it again changes nothing."""
+    from kinetic.accelerators import parse
+    from kinetic.aio.infra import Pool
+
+    wanted: Pool = Pool(
+        accelerator=parse(accelerator, spot=spot), least=min_nodes, reservation=reservation
+    )
+
+    async def plan(infra: Infrastructure) -> Planned:
+        return await infra.plan_pool(wanted)
+
+    question = f"Add the pool {wanted.name}?"
+    run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+
+
+@pool.command("remove")
+@click.argument("name")
+@with_site
+@preview_option
+@yes_option
+@json_option
+def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> None:
+    """Remove a node pool. Jobs that run on it are lost, or retried elsewhere."""
+
+    async def plan(infra: Infrastructure) -> Planned:
+        return await infra.plan_pool_removal(name)
+
+    question = f"Remove the pool {name} and its nodes?"
+    run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+
+
+async def _carried_out(
+    site: Site,
+    plan: Callable[[Infrastructure], Any],
+    question: str,
+    *,
+    preview: bool,
+    yes: bool,
+    as_json: bool,
+    name: bool = False,
+) -> bool:
+    """Show the plan, ask, and carry it out; return whether it was carried out.
+
+    With *name*, the answer to *question* is the name itself instead of yes.
+    """
+    import anyio.to_thread
+
+    from kinetic.aio.infra import Infrastructure
+
+    async with Infrastructure(site, tell=output.note) as infra:
+        planned = await plan(infra)
+        for note in planned.notes:
+            output.note(note)
+        if as_json:
+            output.json_line("plan", planned.plan.to_dict(), indent=2)
+        else:
+            output.lines(_lines(planned))
+        if preview:
+            return False
+        if planned.plan.steps and not planned.plan.obstacles:
+            ask = _ask_name if name else _ask
+            await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
+        await infra.apply(planned)
+        return True
+
+
+def _ask(question: str, *, yes: bool) -> None:
+    output.confirm(question, yes=yes)
+
+
+def _ask_name(name: str, *, yes: bool) -> None:
+    """Ask for the cluster's name, because what is removed can't be restored."""
+    if output.asks(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
+        output.note("nothing was removed")
+        raise click.exceptions.Exit(1)
+
+
+def _lines(planned: Planned) -> list[str]:
+    """Return a line per change, and a summary."""
+    plan = planned.plan
+    lines: list[str] = []
+    kept = 0
+    for one in plan.changes:
+        action = one.action.value
+        if action == "keep" and not one.reason:
+            kept += 1
+            continue
+        cost = f"  ${abs(one.usd_per_hour):.3f}/h" if one.usd_per_hour else ""
+        lines.append(f"{MARKS.get(action, '!')} {action:<8} {one.kind} {one.name}{cost}")
+        if one.reason:
+            lines.append(f"             {one.reason}")
+    if not plan.steps:
+        return [*lines, f"nothing to change: {kept} parts are as planned"]
+    change = plan.usd_per_hour
+    verb = "adds" if change >= 0 else "saves"
+    summary = f"{len(plan.steps)} to change, {kept} as planned"
+    return [*lines, f"{summary}; {verb} ${abs(change):.2f} an hour before any job runs"]
+
+
+def _show_pools(pools: list[dict[str, Any]], *, as_json: bool) -> None:
+    columns = (
+        "name",
+        "machine",
+        "accelerator",
+        "topology",
+        "min_nodes",
+        "max_nodes",
+        "spot",
+        "reservation",
+        "status",
+        "problem",
+    )
+    empty = "no node pools; add one: kinetic pool add --accelerator NAME"
+    output.table("pool.list", columns, pools, as_json=as_json, empty=empty)
+
+
+def _save(name: str, site: Site, zone: str) -> None:
+    """Save the profile of *site* and make it the current one."""
+    from kinetic import configuration, profiles
+
+    made = profiles.Profile.checked(
+        name,
+        {
+            "project": site.project,
+            "zone": zone,
+            "cluster": site.cluster,
+            "namespace": site.namespace,
+            "store": site.store,
+        },
+    )
+    path = configuration.profiles_file()
+    profiles.update(path, lambda there: there.create(made, replacing=True).use(name))
+    output.note(f"saved the profile {name!r} and made it the current one")

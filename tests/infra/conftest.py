@@ -1,0 +1,38 @@
+"""Google's APIs on this machine, and a site on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from kinetic.aio.infra import Infrastructure, Site
+from tests.infra.google import Google
+from tests.infra.sites import opened
+
+
+@pytest.fixture
+async def google() -> AsyncIterator[Google]:
+    """Google's APIs of a project whose zone has e2 machines; no API is enabled."""
+    made = Google(machines={"us-central1-a": ("e2-standard-4", "n2-standard-4")})
+    runner = web.AppRunner(made.app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield made
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(project="acme-1", zone="us-central1-a", cluster="lab")
+
+
+@pytest.fixture
+async def infra(google: Google, site: Site) -> AsyncIterator[Infrastructure]:
+    async with opened(google, site) as made:
+        yield made

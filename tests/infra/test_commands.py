@@ -1,0 +1,107 @@
+"""The commands, as a person types them: from nothing to a cluster that runs a job, and back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes
+from tests.infra.google import Google
+
+__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
+
+SITE = ("--project", "acme-1", "--cluster", "lab")
+
+
+class Console:
+    """Runs `kinetic` in processes of its own, with Google's APIs on this machine."""
+
+    def __init__(self, google: Google, folder: Path, token: str = "token") -> None:
+        self.folder = folder
+        user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+        user |= {"refresh_token": "r", "token_uri": f"{google.url}/token"}
+        (folder / "adc.json").write_text(json.dumps(user))
+        google.token = token
+        self.environ = {
+            **google.environ,
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "KINETIC_HOME": str(folder / "home"),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "adc.json"),
+        }
+
+    async def run(self, *arguments: str, ends: int = 0) -> str:
+        """Return what the command prints; it has to end with the exit code *ends*."""
+
+        def process() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "kinetic", *arguments],
+                env=self.environ,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+
+        ended = await anyio.to_thread.run_sync(process)
+        assert ended.returncode == ends, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def console(google: Google, tmp_path: Path) -> Console:
+    return Console(google, tmp_path)
+
+
+async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: Google) -> None:
+    said = await console.run("up", *SITE, "--preview")
+    assert "+ create   cluster lab" in said
+    assert "an hour" in said
+    assert google.writes == 0
+    plan = json.loads(await console.run("up", *SITE, "--preview", "--json"))
+    assert plan["schema"] == "kinetic.plan/1"
+    assert {one["action"] for one in plan["changes"]} == {"create", "update"}
+
+
+async def test_down_never_takes_the_project_of_gcloud_alone(console: Console) -> None:
+    console.environ["GOOGLE_CLOUD_PROJECT"] = "acme-1"
+    assert "project" in await console.run("down", ends=2)
+
+
+async def test_what_fails_ends_with_a_code_and_a_next_step(
+    console: Console, google: Google
+) -> None:
+    assert "kinetic up" in await console.run("pool", "list", *SITE, ends=3)
+    assert "no pool" in await console.run("pool", "add", *SITE, "--accelerator", "cpu", ends=2)
+    google.billing = False
+    assert "billing" in await console.run("up", *SITE, "-y", ends=2)
+
+
+async def test_from_nothing_to_a_cluster_and_back(
+    google: Google, namespace: Namespace, tmp_path: Path
+) -> None:
+    """The cluster that Google's stand-in makes is the control plane of the tests."""
+    google.endpoint = namespace.admin.server.removeprefix("https://")
+    console = Console(google, tmp_path, token=namespace.admin.token)
+    console.environ["SSL_CERT_FILE"] = str(namespace.admin.ca)  # a cluster's DNS name is public
+    place = (*SITE, "--namespace", namespace.name)
+    said = await console.run("up", *place, "--accelerator", "tpu-v6e-8", "-y")
+    assert "saved the profile" in said
+    account = namespace.call("GET", "serviceaccounts/kinetic")
+    assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
+    assert "nothing to change" in await console.run("up", *place, "-y")
+    shown: dict[str, Any] = json.loads(await console.run("profile", "show", "--json"))
+    assert shown["store"] == f"gs://acme-1-kn-lab-jobs/{namespace.name}"
+    assert "tpu-v6e-8" in await console.run("pool", "list")
+    found = json.loads(await console.run("status", "--json"))
+    assert (found["state"], found["nodes"]) == ("RUNNING", None)
+    assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
+    await console.run("down", "-y")
+    assert not google.documents

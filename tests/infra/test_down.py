@@ -1,0 +1,150 @@
+"""`down` removes what has our name and our mark, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Planned, Pool, Site
+from kinetic.aio.infra.resources import Action
+from tests.infra.google import Google
+from tests.infra.sites import made, opened, up
+
+PROJECT = "cloudresourcemanager/v3/projects/acme-1"
+
+
+async def down(infra: Infrastructure, *, force_destroy: bool = True) -> Planned:
+    planned = await infra.plan_down(force_destroy=force_destroy)
+    await infra.apply(planned)
+    return planned
+
+
+async def test_down_removes_all_that_up_made(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
+    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs/o/default%2Fjob-1"] = {
+        "name": "default/job-1"
+    }
+    google.in_use = 2
+    planned = await down(infra)
+    assert planned.plan.usd_per_hour < -0.2
+    assert not google.documents
+    assert not google.policies[PROJECT]["bindings"]
+    assert not (await infra.plan_down()).plan.changes
+
+
+async def test_a_second_cluster_of_the_project_stays(google: Google, site: Site) -> None:
+    other = Site(project="acme-1", zone="us-central1-a", cluster="lab-2")
+    async with opened(google, other) as second:
+        await up(second)
+        before = made(google)["documents"]
+        async with opened(google, site) as first:
+            await up(first)
+            await down(first)
+        assert made(google)["documents"] == before
+        assert not (await second.plan_up()).plan.steps
+
+
+async def test_what_lacks_our_mark_stays(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    bucket = google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]
+    bucket["labels"] = {"team": "others"}
+    account = "iam/v1/projects/acme-1/serviceAccounts/kn-lab-builds@acme-1.iam.gserviceaccount.com"
+    google.documents[account] |= {"description": "mine", "displayName": "mine"}
+    planned = await down(infra)
+    kept = {one.name for one in planned.plan.changes if one.action is Action.KEEP}
+    assert kept >= {"acme-1-kn-lab-jobs", account.rpartition("/")[2]}
+    assert set(google.documents) == {"storage/storage/v1/b/acme-1-kn-lab-jobs", account}
+
+
+async def test_buckets_stay_unless_they_may_be_destroyed(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    await down(infra, force_destroy=False)
+    assert set(google.documents) == {
+        "storage/storage/v1/b/acme-1-kn-lab-jobs",
+        "storage/storage/v1/b/acme-1-kn-lab-builds",
+    }
+
+
+@pytest.mark.full
+async def test_down_cut_off_at_any_write_goes_on(google: Google, site: Site) -> None:
+    async with opened(google, site) as infra:
+        await up(infra)
+        whole = google.writes
+        await down(infra)
+        cuts = google.writes - whole
+        for number in range(1, cuts + 1):
+            for when in ("before", "after"):
+                google.on_write = lambda number, when, what: None
+                await up(infra)
+                start = google.writes
+                task = asyncio.ensure_future(down(infra))
+
+                def kill(at: int, moment: str, what: str) -> None:
+                    if (at - start, moment) == (number, when):  # noqa: B023
+                        task.cancel()  # noqa: B023
+
+                google.on_write = kill
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                google.on_write = lambda number, when, what: None
+                await down(infra)
+                assert not google.documents, f"cut off {when} write {number}"
+
+
+def public_package(google: Google) -> None:
+    """Make what the public package's `up` makes, with its marks."""
+    labels = {"goog-packaged-solution": "kinetic"}
+    google.enabled |= {
+        f"{one}.googleapis.com"
+        for one in ("compute", "container", "storage", "artifactregistry", "iam")
+    }
+    project = "projects/acme-1"
+    at = {
+        f"artifactregistry/v1/{project}/locations/us/repositories/kn-lab": {
+            "name": "kn-lab",
+            "labels": labels,
+        },
+        "storage/storage/v1/b/acme-1-kn-lab-jobs": {"labels": labels},
+        "storage/storage/v1/b/acme-1-kn-lab-builds": {"labels": labels},
+        f"compute/compute/v1/{project}/global/networks/kn-lab": {
+            "name": "kn-lab",
+            "autoCreateSubnetworks": True,
+        },
+        f"compute/compute/v1/{project}/regions/us-central1/routers/kn-lab-router": {
+            "name": "kn-lab-router",
+            "network": f"{project}/global/networks/kn-lab",
+        },
+        f"container/v1/{project}/locations/us-central1-a/clusters/lab": {
+            "name": "lab",
+            "location": "us-central1-a",
+            "status": "RUNNING",
+            "resourceLabels": {"kinetic": "true", **labels},
+            "releaseChannel": {"channel": "STABLE"},
+            "workloadIdentityConfig": {"workloadPool": "acme-1.svc.id.goog"},
+        },
+    }
+    for what in ("nodes", "builds"):
+        email = f"kn-lab-{what}@acme-1.iam.gserviceaccount.com"
+        at[f"iam/v1/{project}/serviceAccounts/{email}"] = {
+            "displayName": f"kinetic lab {what.removesuffix('s')} SA"
+        }
+    google.documents |= at
+
+
+async def test_up_adopts_a_cluster_of_the_public_package(
+    infra: Infrastructure, google: Google
+) -> None:
+    public_package(google)
+    planned = await infra.plan_up()
+    assert not planned.plan.obstacles
+    created = {one.name for one in planned.plan.changes if one.action is Action.CREATE}
+    assert "kn-lab-workers@acme-1.iam.gserviceaccount.com" in created
+    assert not {"lab", "kn-lab-router", "acme-1-kn-lab-jobs"} & created
+    await infra.apply(planned)
+    await down(infra)
+    assert not google.documents

@@ -1,0 +1,128 @@
+"""Node pools: what is sent for each accelerator, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Pool
+from kinetic.aio.infra.pools import body
+from kinetic.aio.infra.resources import Action
+from kinetic.errors import ConfigurationError, NotFound, Refused
+from tests.infra.google import Google
+from tests.infra.sites import up
+
+POOLS = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools"
+
+
+async def add(infra: Infrastructure, name: str, **more: object) -> Pool:
+    pool = Pool(accelerator=parse(name), **more)  # type: ignore[arg-type]
+    await infra.apply(await infra.plan_pool(pool))
+    return pool
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tpu-v5e-1", "tpu-v6e-8", "tpu-v6e-16:spot", "tpu7x-4x4x4", "gpu-l4", "gpu-h100x8", "v5p-8"],
+)
+async def test_a_pool_is_added_once(infra: Infrastructure, google: Google, name: str) -> None:
+    await up(infra)
+    pool = await add(infra, name)
+    assert google.documents[f"{POOLS}/{pool.name}"]["status"] == "RUNNING"
+    writes = google.writes
+    await add(infra, name)
+    assert google.writes == writes
+
+
+async def test_a_slice_of_several_hosts_is_all_of_its_pool(infra: Infrastructure) -> None:
+    pool = Pool(accelerator=parse("tpu-v6e-16"), least=4)
+    sent = body(infra.site, pool)
+    assert sent["autoscaling"]["totalMaxNodeCount"] == pool.accelerator.hosts == 4
+    assert sent["placementPolicy"] == {"type": "COMPACT", "tpuTopology": "4x4"}
+    with pytest.raises(ConfigurationError, match="0 or 4"):
+        Pool(accelerator=parse("tpu-v6e-16"), least=2)
+
+
+async def test_gpus_get_their_driver(infra: Infrastructure) -> None:
+    (gpus,) = body(infra.site, Pool(accelerator=parse("gpu-l4x2")))["config"]["accelerators"]
+    assert gpus["gpuDriverInstallationConfig"] == {"gpuDriverVersion": "LATEST"}
+    assert gpus["acceleratorCount"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "word"),
+    [
+        ("cpu", {}, "no pool"),
+        ("gpu-l4:spot", {"reservation": "r"}, "spot"),
+        ("gpu-h200x8", {}, "networks"),
+    ],
+)
+def test_what_can_not_be_is_refused(name: str, more: dict[str, str], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        Pool(accelerator=parse(name), **more)  # type: ignore[arg-type]
+
+
+async def test_a_reservation_is_checked_first(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    with pytest.raises(ConfigurationError, match="no reservation"):
+        await add(infra, "gpu-l4", reservation="mine")
+    key = "compute/compute/v1/projects/acme-1/zones/us-central1-a/reservations/mine"
+    google.documents[key] = {
+        "specificReservation": {
+            "count": "2",
+            "inUseCount": "2",
+            "instanceProperties": {"machineType": "g2-standard-8"},
+        }
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        await add(infra, "gpu-l4", reservation="mine")
+    assert "g2-standard-8" in str(caught.value)
+    assert "0 free" in str(caught.value)
+    assert not any("gpu-l4" in key for key in google.documents)
+
+
+async def test_a_quota_is_checked_first(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    google.quotas["NVIDIA_L4_GPUS"] = (4.0, 3.0)
+    await add(infra, "gpu-l4")
+    with pytest.raises(ConfigurationError, match="NVIDIA_L4_GPUS"):
+        await add(infra, "gpu-l4x2")
+
+
+async def test_a_stock_out_names_zones_and_leaves_no_pool(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.stockout["us-central1-a"] = "us-central1-b,us-central1-c"
+    with pytest.raises(Refused, match="us-central1-b, us-central1-c"):
+        await add(infra, "gpu-l4")
+    assert not any("gpu-l4" in key for key in google.documents)
+
+
+async def test_a_pool_waits_for_another_change_of_the_cluster(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.busy = 3
+    await add(infra, "gpu-l4")
+    assert f"{POOLS}/gpu-l4" in google.documents
+
+
+async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    pool = await add(infra, "tpu-v6e-16:spot")
+    (found,) = [one for one in await infra.list_pools() if one["name"] == pool.name]
+    assert (found["topology"], found["spot"], found["max_nodes"]) == ("4x4", True, 4)
+    planned = await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), least=4))
+    assert [one.action for one in planned.plan.changes] == [Action.UPDATE]
+    await infra.apply(planned)
+    assert google.documents[f"{POOLS}/{pool.name}"]["autoscaling"]["totalMinNodeCount"] == 4
+    with pytest.raises(NotFound, match=pool.name):
+        await infra.plan_pool_removal("nosuch")
+    await infra.apply(await infra.plan_pool_removal(pool.name))
+    assert [one["name"] for one in await infra.list_pools()] == ["system"]
+
+
+async def test_a_pool_of_no_cluster_says_how_to_make_one(infra: Infrastructure) -> None:
+    with pytest.raises(NotFound, match="kinetic up"):
+        await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))

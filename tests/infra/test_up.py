@@ -1,0 +1,209 @@
+"""`up` makes everything once, goes on after any cut, and says what is missing before it begins."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from kinetic.aio.infra import Infrastructure, Site
+from kinetic.aio.infra.resources import Action
+from kinetic.errors import ConfigurationError, KineticError, Refused
+from tests.infra.google import Google
+from tests.infra.sites import made, opened, up
+
+
+async def test_up_makes_all_and_then_plans_nothing(infra: Infrastructure, google: Google) -> None:
+    planned = await up(infra)
+    assert {one.action for one in planned.plan.changes} == {Action.CREATE, Action.UPDATE}
+    kinds = {re.split(r"[/.]", key)[-2] for key in google.documents}
+    assert {"clusters", "networks", "subnetworks", "routers", "repositories", "b"} <= kinds
+    assert len(google.objects) == 5
+    writes = google.writes
+    again = await up(infra)
+    assert {one.action for one in again.plan.changes} == {Action.KEEP}
+    assert google.writes == writes
+
+
+async def test_a_preview_writes_nothing(infra: Infrastructure, google: Google) -> None:
+    planned = await infra.plan_up()
+    assert google.writes == 0
+    assert planned.plan.usd_per_hour == pytest.approx(0.10 + 0.134 + 0.045)
+
+
+@pytest.mark.full
+async def test_up_cut_off_at_any_write_goes_on(google: Google, site: Site) -> None:
+    whole = Google(machines=google.machines)
+    await _serve(whole, site)
+    expected, cuts = made(whole), whole.writes
+    assert cuts > 20
+    for number in range(1, cuts + 1):
+        for when in ("before", "after"):
+            one = Google(machines=google.machines)
+            await _serve(one, site, cut=(number, when))
+            assert made(one) == expected, f"cut off {when} write {number}"
+
+
+async def _serve(google: Google, site: Site, cut: tuple[int, str] | None = None) -> None:
+    """Run `up` on *google*; *cut* it off at one write, and run it again."""
+    from aiohttp import web
+
+    runner = web.AppRunner(google.app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    google.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        if cut is not None:
+            async with opened(google, site) as infra:
+                task = asyncio.ensure_future(up(infra))
+
+                def kill(number: int, when: str, what: str) -> None:
+                    if (number, when) == cut:
+                        task.cancel()
+
+                google.on_write = kill
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        async with opened(google, site) as infra:
+            await up(infra)
+    finally:
+        await runner.cleanup()
+
+
+async def test_two_at_once_end_in_the_same_state(google: Google, site: Site) -> None:
+    async with opened(google, site) as one, opened(google, site) as other:
+        await asyncio.gather(up(one), up(other))
+        again = await one.plan_up()
+    assert not again.plan.steps
+
+
+async def test_everything_missing_is_said_at_once(infra: Infrastructure, google: Google) -> None:
+    from kinetic.aio.infra.preflight import PERMISSIONS
+
+    google.permissions = {*PERMISSIONS} - {
+        "container.clusters.create",
+        "compute.networks.create",
+        "storage.buckets.create",
+    }
+    google.billing = False
+    google.enabled.add("compute.googleapis.com")
+    google.machines = {"us-central1-a": ("ct4p-hightpu-4t",)}
+    with pytest.raises(ConfigurationError) as caught:
+        await infra.plan_up()
+    said = str(caught.value)
+    for word in (
+        "container.clusters.create, ",
+        "compute.networks.create",
+        "storage.buckets.create",
+        "billing",
+        "us-central1-a has none",
+    ):
+        assert word in said
+    assert google.writes == 0
+
+
+async def test_a_zone_without_e2_gets_another_machine(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.enabled.add("compute.googleapis.com")
+    google.machines = {"us-central1-a": ("n1-standard-4", "n2d-standard-4")}
+    await up(infra)
+    pool = google.documents[
+        "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools/system"
+    ]
+    assert pool["config"]["machineType"] == "n2d-standard-4"
+
+
+async def test_a_cluster_in_another_zone_is_a_clash(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    elsewhere = Site(project="acme-1", zone="us-central1-b", cluster="lab")
+    google.machines["us-central1-b"] = ("e2-standard-4",)
+    async with opened(google, elsewhere) as other:
+        with pytest.raises(ConfigurationError, match="us-central1-a"):
+            await other.plan_up()
+
+
+async def test_drift_is_shown_and_what_can_be_changed_is(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]["lifecycle"] = {"rule": []}
+    cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+    cluster["releaseChannel"] = {"channel": "RAPID"}
+    planned = await infra.plan_up()
+    found = {one.kind: one for one in planned.plan.changes if one.action is not Action.KEEP}
+    assert found["bucket"].action is Action.UPDATE
+    assert found["cluster"].action is Action.DIFFERS
+    assert "RAPID" in found["cluster"].reason
+    await infra.apply(planned)
+    again = await infra.plan_up()
+    assert not again.plan.steps
+
+
+async def test_a_name_of_somebody_else_stops_before_the_first_write(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.enabled |= {"compute.googleapis.com", "storage.googleapis.com"}
+    google.documents["compute/compute/v1/projects/acme-1/global/networks/kn-lab"] = {
+        "name": "kn-lab",
+        "description": "ours, keep out",
+    }
+    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"] = {"_foreign": "another project"}
+    planned = await infra.plan_up()
+    assert {one.kind for one in planned.plan.obstacles} == {"network", "bucket"}
+    with pytest.raises(Refused, match="kn-lab"):
+        await infra.apply(planned)
+    assert google.writes == 0
+
+
+@pytest.mark.parametrize("trap", ["unknown", "enabling", "busy", "conflicts", "looks"])
+async def test_what_passes_is_waited_for(infra: Infrastructure, google: Google, trap: str) -> None:
+    setattr(google, trap, 3)
+    await up(infra)
+    assert not (await infra.plan_up()).plan.steps
+    if trap == "conflicts":
+        policy = google.policies["cloudresourcemanager/v3/projects/acme-1"]
+        assert sum(one["role"] == "roles/viewer" for one in policy["bindings"]) > 0
+
+
+async def test_a_cluster_that_is_broken_is_told(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
+    cluster |= {"status": "ERROR", "conditions": [{"message": "the subnet is full"}]}
+    planned = await infra.plan_up()
+    found = next(one for one in planned.plan.changes if one.kind == "cluster")
+    assert found.action is Action.DIFFERS
+    assert "the subnet is full" in found.reason
+
+
+async def test_one_failure_leaves_the_others_go_on(infra: Infrastructure, google: Google) -> None:
+    planned = await infra.plan_up()
+    google.documents[
+        "compute/compute/v1/projects/acme-1/regions/us-central1/routers/kn-lab-router"
+    ] = {
+        "name": "kn-lab-router",
+        "description": "not ours",
+    }
+    with pytest.raises(KineticError, match="kn-lab-router"):
+        await infra.apply(planned)
+    assert "storage/storage/v1/b/acme-1-kn-lab-jobs" in google.documents
+    assert not any("/clusters/" in key for key in google.documents)
+
+
+async def test_pods_reach_the_objects_of_their_namespace_only(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    (binding,) = google.policies["storage/storage/v1/b/acme-1-kn-lab-jobs"]["bindings"]
+    assert "objects/default/" in binding["condition"]["expression"]
+    account = google.objects["/lab/api/v1/namespaces/default/serviceaccounts/kinetic"]
+    assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
+
+
+async def test_a_missing_right_names_what_was_refused(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.permissions = set()
+    with pytest.raises(ConfigurationError, match="roles/editor"):
+        await infra.plan_up()
