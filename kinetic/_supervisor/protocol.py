@@ -167,7 +167,7 @@ def check(header: Mapping[str, Any]) -> None:
         ChannelError: A field has a wrong type.
     """
     for name, value in header.items():
-        types = _TYPES.get(name)
+        types, kind = _TYPES.get(name), type(value)
         content: Any = value
         inside: Iterable[Any] = ()
         if isinstance(value, dict):
@@ -175,9 +175,9 @@ def check(header: Mapping[str, Any]) -> None:
         elif isinstance(value, list):
             inside = content
         element = int if name == "protocol" else str
-        wrong = types is not None and type(value) not in types
+        wrong = types is not None and kind not in types
         if wrong or (types is not None and any(type(one) is not element for one in inside)):
-            raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
+            raise ChannelError(f"a request whose {name} is {content!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
