@@ -14,48 +14,24 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    # isort: off
     from kinetic.aio._engine import (
         batches as batches,
-    )
-    from kinetic.aio._engine import (
         beginning as beginning,
-    )
-    from kinetic.aio._engine import (
         cleanup as cleanup,
-    )
-    from kinetic.aio._engine import (
         debugging as debugging,
-    )
-    from kinetic.aio._engine import (
         ids as ids,
-    )
-    from kinetic.aio._engine import (
         job_spec as job_spec,
-    )
-    from kinetic.aio._engine import (
         listing as listing,
-    )
-    from kinetic.aio._engine import (
         manifest as manifest,
-    )
-    from kinetic.aio._engine import (
         notebook as notebook,
-    )
-    from kinetic.aio._engine import (
         prepare as prepare,
-    )
-    from kinetic.aio._engine import (
         removal as removal,
-    )
-    from kinetic.aio._engine import (
         scratch as scratch,
-    )
-    from kinetic.aio._engine import (
         session as session,
-    )
-    from kinetic.aio._engine import (
         submission as submission,
     )
+    # isort: on
 
 _MODULES = (
     "batches",
