@@ -167,7 +167,8 @@ def check(header: Mapping[str, Any]) -> None:
         ChannelError: A field has a wrong type.
     """
     for name, value in header.items():
-        types, kind = _TYPES.get(name), type(value)
+        types = _TYPES.get(name)
+        kind: type[Any] = type(value)
         content: Any = value
         inside: Iterable[Any] = ()
         if isinstance(value, dict):
