@@ -168,7 +168,7 @@ def check(header: Mapping[str, Any]) -> None:
     """
     for name, value in header.items():
         types = _TYPES.get(name)
-        kind: type[Any] = type(value)
+        kind: Any = value.__class__
         content: Any = value
         inside: Iterable[Any] = ()
         if isinstance(value, dict):
