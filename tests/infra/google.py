@@ -149,6 +149,7 @@ class Google:
     stockout: dict[str, str] = field(default_factory=dict[str, str])
     endpoint: str = ""
     token: str = "token"
+    unlisted: bool = False
     on_write: Callable[[int, str, str], None] = lambda number, when, what: None
 
     documents: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -263,6 +264,8 @@ class Google:
                     for metric, (limit, usage) in self.quotas.items()
                 ]
                 return {"quotas": quotas}
+            case "container", "list" if self.unlisted:
+                return refusal(403, "PERMISSION_DENIED", "container.clusters.list is missing")
             case _, "list":
                 return self._list(name, key)
             case _, "get":

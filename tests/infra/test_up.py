@@ -9,7 +9,7 @@ import pytest
 
 from kinetic.aio.infra import Infrastructure, Site
 from kinetic.aio.infra.resources import Action
-from kinetic.errors import ConfigurationError, KineticError, Refused
+from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
 from tests.infra.sites import made, opened, up
 
@@ -24,6 +24,43 @@ async def test_up_makes_all_and_then_plans_nothing(infra: Infrastructure, google
     again = await up(infra)
     assert {one.action for one in again.plan.changes} == {Action.KEEP}
     assert google.writes == writes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"cluster": "a" * 20},
+        {
+            "project": "subsidiary.example.com:a-project-of-twenty-1",
+            "cluster": "a-long-cluster-name",
+        },
+        {"namespace": 'x") || true || ("'},
+    ],
+)
+def test_names_that_google_would_refuse_are_refused(names: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        Site(**{"project": "acme-1", "zone": "us-central1-a", "cluster": "lab", **names})
+
+
+async def test_down_stops_if_it_can_not_list_clusters(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.unlisted = True
+    with pytest.raises(AuthError, match="list the clusters"):
+        await infra.plan_down()
+
+
+async def test_an_autopilot_cluster_is_found_in_its_region(
+    infra: Infrastructure, google: Google
+) -> None:
+    await infra.apply(await infra.plan_up(shape="autopilot"))
+    assert not (await infra.plan_up(shape="autopilot")).plan.steps
+    assert (await infra.status())["state"] == "RUNNING"
+    with pytest.raises(ConfigurationError, match="Autopilot"):
+        await infra.list_pools()
+    await infra.apply(await infra.plan_down())
+    assert not google.documents
 
 
 async def test_a_preview_writes_nothing(infra: Infrastructure, google: Google) -> None:

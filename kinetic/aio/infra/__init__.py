@@ -29,7 +29,7 @@ from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import Target, resolve
-from kinetic.errors import NotFound, Refused
+from kinetic.errors import ConfigurationError, NotFound, Refused
 from kinetic.prices import price_of
 
 __all__ = [
@@ -293,8 +293,10 @@ class Infrastructure:
         path = f"projects/{self.site.project}/locations/-/clusters"
         try:
             answer = await self._google.call(call(api="container", method="GET", path=path))
-        except HttpError:
-            return None
+        except HttpError as refusal:
+            if refusal.status == 404 or is_disabled(refusal):
+                return None
+            raise explained("list the clusters of the project", refusal) from refusal
         there = {
             str(one["location"])
             for one in answer.get("clusters") or ()
@@ -304,6 +306,11 @@ class Infrastructure:
 
     async def _cluster(self) -> dict[str, Any]:
         location = await self._location() or self.site.zone
+        if location != self.site.zone:
+            raise ConfigurationError(
+                f"{self.site.cluster} is an Autopilot cluster, which has no node pools: it makes "
+                "nodes for jobs by itself"
+            )
         path = f"projects/{self.site.project}/locations/{location}/clusters/{self.site.cluster}"
         try:
             return await self._google.call(call(api="container", method="GET", path=path))
@@ -334,8 +341,9 @@ class Infrastructure:
                             remove=call(api="compute", method="DELETE", path=path),
                         )
                     )
-        except HttpError:
-            return []
+        except HttpError as refusal:
+            if refusal.status != 404 and not is_disabled(refusal):
+                raise explained("list the placement policies", refusal) from refusal
         return found
 
     async def _namespace_changes(

@@ -10,9 +10,13 @@ from typing import Any
 from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
-CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
+CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
 """A service account's name has at most 30 characters, and `kn-CLUSTER-workers` is one."""
 
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+"""A DNS label. It goes into an IAM condition, so nothing else may pass."""
+
+LONGEST_BUCKET = 63
 ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]", re.ASCII)
 PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION = "goog-packaged-solution"
@@ -35,12 +39,19 @@ class Site:
             ("project", self.project, PROJECT, "my-project-1"),
             ("zone", self.zone, ZONE, "us-central1-a"),
             ("cluster", self.cluster, CLUSTER, "kinetic-cluster"),
+            ("namespace", self.namespace, NAMESPACE, "default"),
         ):
             if not form.fullmatch(value):
                 raise ConfigurationError(
                     f"{value!r} can't be a {what}'s name; name one like {example!r}"
-                    + (", with at most 20 characters" if what == "cluster" else "")
+                    + (", with at most 19 characters" if what == "cluster" else "")
                 )
+
+        if len(bucket := self.bucket("builds")) > LONGEST_BUCKET:
+            raise ConfigurationError(
+                f"the bucket {bucket} would have {len(bucket)} characters, and Google allows "
+                f"{LONGEST_BUCKET}; choose a shorter --cluster"
+            )
 
     @property
     def region(self) -> str:
