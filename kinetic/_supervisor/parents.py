@@ -224,9 +224,10 @@ class Parent:
         return left
 
     def _owners(self, pid: int) -> frozenset[str] | None:
-        """Return the executors that a process may belong to: one, unless it has no mark.
+        """Return the executors that a process may belong to.
 
-        None stands for a fork that is about to become a job.
+        A process with a mark belongs to one executor. Without a mark, it may belong to each job
+        that runs now. None means that it is a fork that is about to become a job.
         """
         directory, executor = mark_of(pid)
         if directory == self._directory:
@@ -245,7 +246,7 @@ class Parent:
         for ending in self._ending.values():
             if session == ending.pid:
                 return frozenset({ending.job.executor})
-        # Any job that ran when it was first seen may own it, so it ends with the last of them.
+        # Each job that runs now may have started it, so kill it when the last of these jobs ends.
         owners = self._orphans[pid] = frozenset(job.executor for job in self.jobs)
         return owners
 

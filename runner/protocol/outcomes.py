@@ -71,10 +71,11 @@ class Death:
 def closed(
     death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
 ) -> tuple[wire.Outcome, bytes]:
-    """Build the outcome by which another process closes an attempt of *executor*, and its body.
+    """Build the outcome, and its body, that another process writes for a dead attempt.
 
-    *item* was looked at after the claim of *executor* was seen: if it was stopped by then,
-    the attempt is cancelled, whatever it died of. *log* are the last lines of its log.
+    *executor* is the process that claimed the attempt. Read *item* after that claim: if the item
+    was stopped by then, the attempt counts as cancelled, whatever killed it. *log* has the
+    attempt's last lines of output.
     """
     content, note = b"", None
     if not item.stopped:

@@ -471,7 +471,7 @@ class Source:
 
         This waits up to 50 ms for more than one input, and up to 5 ms in a *hurry*.
 
-        Cancelled: the inputs that were pulled are in `stop`.
+        Cancelled: inputs already pulled from the iterator stay here, and `stop` returns them.
         """
         if self._there is not None and self._sync is not None:
             return [*itertools.islice(self._sync, wanted)]

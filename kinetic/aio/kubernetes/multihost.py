@@ -187,7 +187,10 @@ def _is_evidence(state: State) -> bool:
 def _going_on(
     seen: Seen, alive: Sequence[Document], first: Document | None, cause: State | None
 ) -> State:
-    """Return the first host's state while a pod runs or will, and what keeps the others."""
+    """Return the state of a group that has not ended: the first host's state.
+
+    The text also has the reason why other hosts don't run yet.
+    """
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
         now = replace(pod_state(Pod(leaders[0], seen)), executor=uid(first))

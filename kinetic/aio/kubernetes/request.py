@@ -120,8 +120,8 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
             )
         case status:
             return BackendError(
-                f"{what}: a Kubernetes API server does not answer {status} ({said}); check "
-                "the server's address, and whether a proxy answers for it"
+                f"{what}: the answer {status} ({said}) isn't one of a Kubernetes API server; check "
+                "the server's address, and whether a proxy answers in its name"
             )
 
 
