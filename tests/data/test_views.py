@@ -340,3 +340,11 @@ async def test_a_store_elsewhere_is_fetched_from(
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)
     assert len(objects.fetched) == 1
+
+
+def test_how_much_is_worth_a_mount() -> None:
+    if namespace.SUPPORTED and os.geteuid() == 0:
+        large = [workspace.Weight(201, 0), workspace.Weight(1, 33 << 20)]
+        assert all(workspace.worth_mounting(weight, mounts=True) for weight in large)
+        assert not any(workspace.worth_mounting(weight, mounts=False) for weight in large)
+    assert not workspace.worth_mounting(workspace.Weight(200, 32 << 20), mounts=True)

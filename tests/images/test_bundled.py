@@ -381,3 +381,21 @@ async def test_what_images_begin_with_can_be_named(cloud: Cloud, request_of) -> 
     assert one.context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
     with pytest.raises(ConfigurationError, match="KINETIC_PYTHON_IMAGE"):
         cloud.images(KINETIC_PYTHON_IMAGE="FROM scratch")
+
+
+async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, request_of) -> None:
+    gate = cloud.builds.script = Gate()
+    cloud.builds.held["cancel"] = asyncio.Event()
+    images = cloud.images()
+    resolving = asyncio.create_task(images.resolve(request_of()))
+    await gate.begun.wait()
+    resolving.cancel()
+    await called(cloud, "cancel")
+    closing = asyncio.create_task(images.aclose())
+    await asyncio.sleep(0)
+    cloud.builds.held["cancel"].set()
+    await closing
+    await asyncio.wait({resolving})
+    (build,) = cloud.builds.builds.values()
+    assert build.build.status == Status.CANCELLED
+    assert left(cloud) == []

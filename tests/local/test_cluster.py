@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kinetic._supervisor.protocol import Places
@@ -26,6 +27,7 @@ from .conftest import (
     lines,
     marked,
     spec,
+    supervisor_pid,
     until,
 )
 
@@ -332,3 +334,16 @@ atexit.register(logging.warning, "said by a library at the end")
     await cluster.launch(spec("keeps", source))
     assert (await until(cluster, "keeps")).exit_code == 0
     assert await lines(cluster, "keeps") == ["kept", "said by a library at the end"]
+
+
+async def test_a_thousand_jobs_are_queued_in_no_time(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=2)))
+    await until(cluster, "wide", Phase.RUNNING)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*(cluster.launch(spec(f"n{i}")) for i in range(1000)))
+        assert len(await cluster.find(labels={"test": "yes"})) == 1001
+        memory = psutil.Process(supervisor_pid(home)).memory_info().rss
+        assert memory < 80 << 20
+        await cluster.delete(labels={"test": "yes"})
+        await gone(cluster)
+        assert len(marked(home)) == 1

@@ -19,6 +19,7 @@ from kinetic._supervisor.jobs import (
     Due,
     Grant,
     Job,
+    Need,
     Record,
     Send,
     Slots,
@@ -315,3 +316,9 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_needs_are_cut_down_to_the_machine() -> None:
+    slots = Slots(4, ("a", "b"))
+    assert slots.fit(Need(99, 99)) == Need(4, 2)
+    assert slots.fit(Need(0, 0)) == Need(1, 0)

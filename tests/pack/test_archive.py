@@ -553,3 +553,21 @@ def test_a_large_project_is_said_with_its_largest_files(
     with pytest.raises(ConfigurationError, match="KINETIC_CONTEXT_SIZE_WARN_MB"):
         bad = environ | {"KINETIC_CONTEXT_SIZE_WARN_MB": "many"}
         pack(root, cache=tmp_path / "c3", environ=bad)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python: Python) -> None:
+    make(tmp_path / "project", {"m": random.Random(0).randbytes(3_000_000)})
+    (tmp_path / "cache").mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path / "cache")]
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no private mounts here")
+    script = NO_SPACE.replace("resource.setrlimit", "(lambda *_: 0)")
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{' '.join(small)} && exec \"$@\"", "sh",
+         sys.executable, "-c", script],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    message, left = last_line(done.stdout)
+    assert "No space is left" in message
+    assert left == []
