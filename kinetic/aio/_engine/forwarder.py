@@ -1,4 +1,4 @@
-"""Forwards a port of this machine to one of a job's loopback.
+"""Forward a port of this machine to a port on a job's loopback.
 
 ``python -m kinetic.aio._engine.forwarder``: a process of its own, because whoever asks for it
 gets its `subprocess.Popen`.

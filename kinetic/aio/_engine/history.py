@@ -1,4 +1,4 @@
-"""What is known of every item of a batch: read from its objects, or kept when they are removed."""
+"""Read what is known of every item of a batch, and keep it when its objects are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job is found whose handle no client made, but a record: by its loop's own client.
+"""Give handles that no client made the client of their event loop.
 
 The package sets it when it is loaded, which is before any module of it. So a handle need not
 import the client, which makes handles.

@@ -1,4 +1,4 @@
-"""How long the attempts of a submission took, by their outcomes: what its cost is estimated by."""
+"""Sum the time that the attempts of a submission took; its cost is estimated from that."""
 
 from __future__ import annotations
 

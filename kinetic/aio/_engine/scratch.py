@@ -1,4 +1,4 @@
-"""A private folder for what is on its way to or from the store.
+"""Keep content that is on its way to or from the store in a private folder.
 
 It is named after its process, so that whoever comes later removes what a killed
 one has left.
