@@ -329,7 +329,7 @@ def _lines(planned: Planned) -> list[str]:
     change = plan.usd_per_hour
     verb = "adds" if change >= 0 else "saves"
     summary = f"{len(plan.steps)} to change, {kept} as planned"
-    return [*lines, f"{summary}; {verb} ${abs(change):.2f} an hour before any job runs"]
+    return [*lines, f"{summary}; {verb} about ${abs(change):.2f} an hour before any job runs"]
 
 
 def _show_pools(pools: list[dict[str, Any]], *, as_json: bool) -> None:

@@ -36,8 +36,8 @@ MOST_ACCELERATORS = "10000"
 KEEP_DAYS = 30
 """How long the buckets keep an object after its custom time."""
 
-CLUSTER_USD, NAT_USD = 0.10, 0.045
-"""US dollars per hour; cloud.google.com/kubernetes-engine/pricing and /nat/pricing, 2026-11."""
+CLUSTER_USD, NAT_USD = 0.10, 0.044
+"""Approximate US dollars per hour: GKE's management fee, and the most that a NAT gateway costs."""
 
 MACHINE_USD = {
     "e2-standard-4": 0.134,
@@ -45,7 +45,7 @@ MACHINE_USD = {
     "n2d-standard-4": 0.169,
     "n1-standard-4": 0.190,
 }
-"""US dollars per hour in us-central1; cloud.google.com/compute/all-pricing, 2026-11."""
+"""Approximate US dollars per hour in us-central1; other regions differ. Only plans show them."""
 
 Shape = Literal["standard", "autopilot"]
 
