@@ -421,7 +421,7 @@ os.environ["KINETIC_LOCAL_SLOTS"] = "1"
 job = stubborn.run_async(1)
 number, pid = job.result(cleanup=False)
 print(number, remote(abs)(-2))
-print(os.path.exists(f"/proc/{pid}"), "did not end" in job.tail())
+print(os.path.exists(f"/proc/{pid}"), "still runs" in job.tail())
 """
     with script(code) as process:
         process.expect("1 2")

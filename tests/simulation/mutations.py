@@ -78,12 +78,12 @@ class CheckBeforeClaim(Bend):
             return self.looked
 
     class Attempt(attempt.Attempt):
-        def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
+        def steps(self) -> Generator[str, None, int]:
             yield "check"
             self._opening.may_run()
             for _ in range(60):
                 yield "dawdle"
-            return (yield from super().steps(begun=begun))
+            return (yield from super().steps())
 
     def runner(self, *parts: Any) -> attempt.Attempt:
         made = self.Attempt(*parts)
@@ -267,10 +267,10 @@ class InputsAreKept(Bend):
     """Who collects the results removes the attempts before the inputs; every second pod is late."""
 
     class Late(attempt.Attempt):
-        def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
+        def steps(self) -> Generator[str, None, int]:
             for _ in range(1500):
                 yield "dawdle"
-            return (yield from super().steps(begun=begun))
+            return (yield from super().steps())
 
     def runner(self, *parts: Any) -> attempt.Attempt:
         late = int(parts[2].rpartition("-")[2]) % 2 == 0
