@@ -168,6 +168,20 @@ async def test_a_cancelled_transfer_leaves_no_file_open(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+async def test_an_upload_cancelled_as_it_begins_leaves_no_file_open(
+    store: GcsStore, tmp_path: Path, source: Path
+) -> None:
+    for steps in range(20):
+        moving = asyncio.create_task(store.create(f"y{steps}", source))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        moving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+        await asyncio.get_running_loop().run_in_executor(None, int)  # after its worker thread
+        assert not open_below(tmp_path)
+
+
 async def test_large_and_small_pass_each_other(server: GcsServer, source: Path) -> None:
     limits = Limits(connections=8, transfers=2, piece_bytes=64 * 1024)
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)

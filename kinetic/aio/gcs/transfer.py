@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-import aiofiles
 import google_crc32c
+from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, cut
@@ -84,7 +84,9 @@ class Content:
         if isinstance(body, bytes):
             return cls(len(body), await checksum(body), held=body)
         try:
-            async with aiofiles.open(body, "rb") as file:
+            with body.open("rb") as opened:
+                # aiofiles.open() loses the file if it is cancelled while it opens it.
+                file = wrap(opened)
                 held = await file.read(small + 1)
                 if len(held) <= small:
                     return cls(len(held), await checksum(held), held=held)
@@ -332,16 +334,21 @@ async def _download(
 @contextlib.asynccontextmanager
 async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
     """Open a new, private file at *path*; a failure removes it."""
-    private = functools.partial(os.open, mode=0o600)
     with _writing(path):
-        file = await aiofiles.open(path, "xb", opener=private)
+        opened = _create_private(path)
+        file = wrap(opened)
         try:
             yield file
             await file.close()
         except BaseException:
-            await file.close()
+            with contextlib.suppress(OSError):  # what it still holds doesn't fit either
+                opened.close()
             os.unlink(path)
             raise
+
+
+def _create_private(path: Path) -> IO[bytes]:
+    return open(path, "xb", opener=functools.partial(os.open, mode=0o600))
 
 
 @contextlib.contextmanager
