@@ -148,7 +148,7 @@ def with_batch(command: AsyncCommand) -> Callable[..., Any]:
 
 def json_option(command: Command) -> Command:
     """Give *command* the option ``--json`` as its argument ``as_json``."""
-    words = "Print JSON (docs/reference/cli.md lists the fields)."
+    words = "Print JSON (docs/cli.md lists the fields)."
     made: Any = click.option("--json", "as_json", is_flag=True, help=words)(command)
     return cast("Command", made)
 

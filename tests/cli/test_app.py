@@ -181,7 +181,7 @@ def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
     assert [one.stat().st_mode & 0o077 for one in home.glob(".profiles*")] == [0]
 
 
-REFERENCE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+REFERENCE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 
 
 def walk(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:

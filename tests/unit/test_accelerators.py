@@ -26,7 +26,7 @@ from kinetic.accelerators import (
 )
 from kinetic.errors import ConfigurationError
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "accelerators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "accelerators.md"
 BEGIN, END = "<!-- the table: generated -->\n", "<!-- end of the table -->\n"
 EVERYTHING = catalogue()
 
