@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kinetic._runner.job import workspace
-from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol import directory_urls, frames, wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.collection import Collection, Freed
@@ -171,9 +171,8 @@ class Directory:
 
 def directory_of(store: str) -> Directory | None:
     """Return the directory that a store's address names; None if it names another kind."""
-    if not store.startswith("file://"):
-        return None
-    return Directory(DirectoryObjects.from_url(store).root)
+    directory = directory_urls.directory_of(store)
+    return Directory(Path(directory)) if directory is not None else None
 
 
 def collect(

@@ -77,6 +77,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
         "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
         "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
+        "KINETIC_STORE_CLAIM": "the PersistentVolumeClaim that holds KINETIC_STORE (a hostPath)",
         "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
         "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",
         "KINETIC_OUTPUT_DIR": "where jobs write files to keep; in a job, its own directory",
@@ -125,7 +126,9 @@ class Target:
 
     ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
     bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
-    instead of the cluster's own address. ``run_as_user`` is the user ID of pods; None: the image's.
+    instead of the cluster's own address. ``run_as_user`` is the user ID of pods; None: the image's,
+    or the owner of a store in a directory. ``store_claim`` is the PersistentVolumeClaim by which
+    pods mount that directory; None: they mount the same path of their node.
     """
 
     backend: str
@@ -139,6 +142,7 @@ class Target:
     output_dir: str | None
     kube_context: str | None
     run_as_user: int | None = None
+    store_claim: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +233,7 @@ def resolve(
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
         run_as_user=_user_id(*settings.find("run_as_user")),
+        store_claim=settings.value("store_claim"),
     )
 
 

@@ -37,6 +37,7 @@ SETTINGS = (
     "namespace",
     "backend",
     "store",
+    "store_claim",
     "kube_context",
     "base_image_repo",
     "output_dir",

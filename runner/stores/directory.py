@@ -1,8 +1,11 @@
 """A store in a directory: one file for each object, created atomically.
 
 An object without metadata is a file with exactly its content. Metadata and the generation of a
-replaced object are in a header before the content, so one atomic step creates both. Nothing is
-synced to the disk: objects survive every process, but not a power cut.
+replaced object are in a header before the content, so one atomic step creates both.
+
+A local store (``file://``) syncs nothing to the disk: its objects survive every process, but not a
+power cut. A shared store (``shared://``) is on a volume that several machines mount. It syncs each
+object and its folder before a write returns.
 
 Files may be damaged, and other users may have put them here. A file with an invalid header has no
 metadata. A link, a pipe, or a device is an empty object that is never read or followed. All these
@@ -26,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ..protocol import directory_urls
 from ..protocol.frames import MALFORMED
 from ..protocol.private import make_folder
 
@@ -70,12 +74,16 @@ Entries = list[tuple[str, bool]]
 class DirectoryObjects:
     """Objects under *root*. Safe for any number of threads and processes at once.
 
+    With *shared*, other machines mount *root* as well, and each write is synced. The file system
+    needs hard links and locks.
+
     A missing object raises ``KeyError`` with its name; any other failure raises the ``OSError`` of
     the file system.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, shared: bool = False) -> None:
         self._root = os.fspath(root)
+        self._shared = shared
         self._made = 0
 
     @property
@@ -86,13 +94,15 @@ class DirectoryObjects:
     @property
     def url(self) -> str:
         """The URL of this store for other processes."""
-        return "file://" + urllib.parse.quote(self._root)
+        return directory_urls.url_of(self._root, shared=self._shared)
 
     @classmethod
     def from_url(cls, url: str) -> DirectoryObjects:
-        """Open the store of a ``file://`` URL."""
-        path = url.removeprefix("file://")
-        return cls(urllib.parse.unquote(path) if "%" in path else path)
+        """Open the store of a ``file://`` or ``shared://`` URL."""
+        directory = directory_urls.directory_of(url)
+        if directory is None:
+            raise ValueError(f"{url!r} names no directory")
+        return cls(directory, shared=url.startswith(directory_urls.SHARED))
 
     def create(
         self,
@@ -109,6 +119,8 @@ class DirectoryObjects:
         target = self._file(name)
         if consume and isinstance(body, Path) and not metadata:
             with _suppress_cross_device():
+                if self._shared:
+                    _sync(os.fspath(body))
                 return self._link(os.fspath(body), target)
         temporary = self._write(body, metadata or {}, generation=1)
         try:
@@ -126,6 +138,8 @@ class DirectoryObjects:
             if self.stat(name).generation != generation:
                 return None
             os.replace(self._write(body, {}, generation=generation + 1), target)
+            if self._shared:
+                _sync(os.path.dirname(target))
         return generation + 1
 
     def get(
@@ -229,7 +243,8 @@ class DirectoryObjects:
     def _collecting(self, how: int) -> Generator[None]:
         make_folder(os.path.join(self._root, TEMPORARY))
         place = os.path.join(self._root, TEMPORARY, "collect.lock")
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+        # NFS refuses a shared lock on a file that isn't open for reading.
+        with open(os.open(place, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
             fcntl.flock(lock, how)
             yield
 
@@ -341,6 +356,8 @@ class DirectoryObjects:
             if isinstance(body, bytes):
                 small = _header(body, metadata, generation) + body
             if small and len(small) < SMALL and os.write(fd, small) == len(small):
+                if self._shared:
+                    os.fsync(fd)
                 os.close(fd)
                 return temporary
             os.lseek(fd, 0, os.SEEK_SET)
@@ -353,6 +370,9 @@ class DirectoryObjects:
                         _copy(source, file)
                 else:
                     file.write(small)
+                if self._shared:
+                    file.flush()
+                    os.fsync(fd)
         except BaseException as exc:
             os.unlink(temporary)
             if isinstance(exc, OSError) and exc.filename is None:
@@ -365,12 +385,42 @@ class DirectoryObjects:
             try:
                 os.link(temporary, target)
             except FileExistsError:
-                return False
+                # The reply of NFS may be lost: then the client's second try meets the first.
+                if not self._shared or not _is_same(temporary, target):
+                    return False
             except FileNotFoundError:
                 make_folder(os.path.dirname(target))
-            else:
-                return True
+                continue
+            if self._shared:
+                self._sync_folders(os.path.dirname(target))
+            return True
         raise OSError(f"the folder of {target} disappears each time it is created")
+
+    def _sync_folders(self, folder: str) -> None:
+        """Sync *folder* and those above it, up to the root: each may be new."""
+        while len(folder) > len(self._root):
+            _sync(folder)
+            folder = os.path.dirname(folder)
+        _sync(self._root)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _sync(path: str) -> None:
+    """Write a file or a folder to the disk; some file systems can't sync a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
 
 
 class _suppress_cross_device:

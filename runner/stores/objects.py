@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..protocol.directory_urls import directory_of
 from .directory import DirectoryObjects, Stored
 
 Listing = list[Stored]
@@ -51,13 +52,13 @@ class Objects(Protocol):
 
 
 def opened(url: str) -> Objects:
-    """Open the store of a ``file://`` or ``gs://`` URL.
+    """Open the store of a ``file://``, ``shared://``, or ``gs://`` URL.
 
     Raises:
         ValueError: The URL has another scheme.
         OSError: A library that the store needs isn't installed.
     """
-    if url.startswith("file://"):
+    if directory_of(url) is not None:
         return DirectoryObjects.from_url(url)
     if url.startswith("gs://"):
         gcs: Any = importlib.import_module(".gcs", __package__)

@@ -26,7 +26,7 @@ from tests.contract.names import HOSTILE
 from tests.gcs.server import GcsServer
 
 
-@pytest.fixture(params=["memory", "directory", "gcs", "fake-gcs-server"])
+@pytest.fixture(params=["memory", "directory", "shared directory", "gcs", "fake-gcs-server"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     async with AsyncExitStack() as stack:
         match request.param:
@@ -34,6 +34,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 made: Store = MemoryStore()
             case "directory":
                 made = DirectoryStore(tmp_path / "s")
+            case "shared directory":
+                made = DirectoryStore(tmp_path / "s", shared=True)
             case "gcs":
                 server = await stack.enter_async_context(GcsServer())
                 made = GcsStore("gs://kn-test", {EMULATOR: server.url})

@@ -259,6 +259,7 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("a mount that nobody knows", unmounted(DRIVER + "InvalidArgument desc = flag provided but not defined: -xxx"), Reason.SETUP, BLOCKED, ("flag provided but not defined: -xxx",)),
     ("no driver of the GPU", unstarted("OCI runtime create failed: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"), Reason.SETUP, BLOCKED, ("container 'main'", "GPU driver isn't ready")),
     ("a limit below what the runtime needs", unstarted("runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)"), Reason.OUT_OF_MEMORY, BLOCKED, ("too low", "memory=")),
+    ("a node lacks the store", unmounted('MountVolume.SetUp failed for volume "store" : hostPath type check failed: /shared/kinetic is not a directory'), Reason.SETUP, BLOCKED, ("/shared/kinetic is not a directory", "mount the store's volume", "KINETIC_STORE_CLAIM")),
     ("a Secret that is not read yet", unmounted('MountVolume.SetUp failed for volume "key" : failed to sync secret cache: timed out waiting for the condition'), None, OPEN, ("failed to sync secret cache", "isn't an error")),
     ("no credentials", exited(1, said="no credentials for Cloud Storage here"), Reason.SETUP, FINAL, ("exit code 1", "service account of the pod", "STORAGE_EMULATOR_HOST")),
     ("no identity", exited(1, said="Failed to retrieve http://metadata/ from the Google Compute Engine metadata service. Status: 404"), Reason.SETUP, FINAL, ("Status: 404", "GKE_METADATA")),

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,6 +272,28 @@ def test_a_volume_inside_another_needs_no_folder_of_its_own() -> None:
     pod = job_manifest(order(data=data), replace(AT, run_as_user=7))["spec"]["template"]["spec"]
     found = [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]]
     assert found[-2:] == ["/data", "/database"]
+
+
+def test_a_shared_directory_is_mounted_at_its_own_path() -> None:
+    store = {"store": "shared:///srv/kinetic%20store"}
+    source = {"hostPath": {"path": "/srv/kinetic store", "type": "Directory"}}
+    claim = {"persistentVolumeClaim": {"claimName": "results"}}
+    for at, expected in ((AT, source), (replace(AT, claim="results"), claim)):
+        pod = pod_of(at=at, **store)
+        assert {"name": "store", **expected} in pod["volumes"]
+        mount = {"name": "store", "mountPath": "/srv/kinetic store"}
+        assert mount in pod["containers"][0]["volumeMounts"]
+    assert "store" not in {one["name"] for one in pod_of()["volumes"]}
+    with pytest.raises(ConfigurationError, match="mounted at '/app'"):
+        job_manifest(order(store="shared:///app"), AT)
+
+
+def test_pods_run_as_the_owner_of_a_shared_directory(tmp_path: Path) -> None:
+    environ = {"KINETIC_KUBE_CONTEXT": "mine", "KINETIC_STORE": str(tmp_path)}
+    target = configuration.resolve(environ=environ)
+    assert gke.placement(target, environ).run_as_user == tmp_path.stat().st_uid
+    named = {**environ, "KINETIC_RUN_AS_USER": "7"}
+    assert gke.placement(configuration.resolve(environ=named), named).run_as_user == 7
 
 
 @pytest.mark.parametrize("path", ["/app", "/var", "/var/run/kinetic", "/var/run/kinetic/key"])

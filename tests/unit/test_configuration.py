@@ -25,7 +25,7 @@ ARGUMENTS = (
     "base_image_repo",
     "output_dir",
 )
-SETTINGS = (*ARGUMENTS, "store", "kube_context")
+SETTINGS = (*ARGUMENTS, "store", "store_claim", "kube_context")
 DEFAULTS = {
     "backend": "local",
     "zone": "us-central1-a",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
-import urllib.parse
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic import configuration
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import directory_urls, wire
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import Session
@@ -151,9 +150,7 @@ def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str
             return configured.rstrip("/")
         return os.path.abspath(os.path.expanduser(configured))
     url = session.platform.store.url
-    if url.startswith("file://"):
-        url = urllib.parse.unquote(url.removeprefix("file://"))
-    return f"{url}/outputs/{identity_id}"
+    return f"{directory_urls.directory_of(url) or url}/outputs/{identity_id}"
 
 
 def new_id(kind: str, marker: str) -> str:

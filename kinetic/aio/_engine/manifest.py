@@ -108,7 +108,7 @@ def record_of(
         cluster_name="" if local else target.cluster,
         zone="" if local else target.zone,
         namespace="" if local else target.namespace,
-        bucket_name=session.platform.store.url.removeprefix("file://").removeprefix("gs://"),
+        bucket_name=session.platform.store.url.partition("://")[2],
         k8s_name=identity.attempt_name(index, 1),
         image_uri=placed.image.uri,
         accelerator=placed.call.options.accelerator,

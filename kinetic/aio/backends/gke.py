@@ -1,11 +1,16 @@
-"""Compose the backend ``gke``: Jobs in a Kubernetes cluster, its bucket, and images."""
+"""Compose the backend ``gke``: Jobs in a Kubernetes cluster, their store, and images."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
 
 from kinetic import configuration
+from kinetic._runner.protocol import directory_urls
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.images.container import ContainerImages
 from kinetic.aio.kubernetes.access import open_access
@@ -13,20 +18,21 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.inventory import layout_in
 from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Store
 from kinetic.errors import ConfigurationError
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """Open the platform of *target*; it sends nothing to the bucket yet.
+    """Open the platform of *target*; it sends nothing to a bucket yet.
 
     Raises:
-        ConfigurationError: There is no such cluster or context, or no bucket is configured.
+        ConfigurationError: There is no such cluster or context, or no store is configured.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
-    at = placement(target, environ)
-    store, images = storage(target, store_url(target), environ)  # nothing is open yet
+    at, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(
@@ -39,53 +45,96 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     )
 
 
+def opened_storage(
+    target: configuration.Target, environ: Mapping[str, str]
+) -> tuple[Placement, Store, ContainerImages]:
+    """Return where pods run, the store, and the images; a directory may be slow to look at."""
+    return placement(target, environ), *storage(target, store_url(target), environ)
+
+
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
     """Return the placement of the pods of *target*.
+
+    With a store in a directory, pods run as its owner: objects are readable for their owner only.
 
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
     """
     own = Placement()
+    user = target.run_as_user
+    if user is None and (directory := store_directory(target)) is not None:
+        user = _owner_of(directory)
     return Placement(
         namespace=target.namespace,
         service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
         ttl_s=configuration.number("KINETIC_JOB_TTL_S", own.ttl_s, environ),
         queue=environ.get("KINETIC_QUEUE", own.queue),
-        run_as_user=target.run_as_user,
+        run_as_user=user,
+        claim=target.store_claim or own.claim,
         priority_class=environ.get("KINETIC_PRIORITY_CLASS", own.priority_class),
     )
 
 
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
-) -> tuple[GcsStore, ContainerImages]:
-    """Return the bucket of jobs at *url*, and the images, built with the project's other bucket."""
-    store = GcsStore(url, environ)
-    builds = GcsStore(builds_url(target) or url, environ)
+) -> tuple[Store, ContainerImages]:
+    """Return the store of jobs at *url*, and the images, built with the project's other bucket."""
+    store, builds = _opened(url, environ), _opened(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
+
+
+def _opened(url: str, environ: Mapping[str, str]) -> Store:
+    if (directory := directory_urls.directory_of(url)) is not None:
+        if not os.path.isdir(directory):  # making it would hide that its volume isn't mounted
+            raise ConfigurationError(
+                f"the store {directory} isn't a directory of this machine; mount its volume, or "
+                "create it"
+            )
+        return DirectoryStore(Path(directory), shared=True)
+    return GcsStore(url, environ)
+
+
+def store_directory(target: configuration.Target) -> Path | None:
+    """Return the directory that is the store of *target*; None for a bucket.
+
+    Pods mount it at the same path.
+    """
+    named = target.store or ""
+    return Path(named).expanduser() if named.startswith(("/", "~/")) else None
+
+
+def _owner_of(directory: Path) -> int:
+    """Return the user ID of the owner of *directory*; if it can't be read, this process's."""
+    try:
+        return directory.stat().st_uid
+    except OSError:
+        return os.geteuid()
 
 
 def store_url(target: configuration.Target) -> str:
     """Return the URL of the store of *target*: its project's bucket, unless it names another.
 
     Raises:
-        ConfigurationError: Neither a bucket nor a project is configured, or the store is a
-            directory, which pods can't read.
+        ConfigurationError: Neither a store nor a project is configured, or the store has another
+            form.
     """
     if target.store is None:
         if target.project is None:
             raise ConfigurationError(
                 f"the context {target.kube_context!r} says where jobs run, not where to keep their "
-                "values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET, or "
-                "configure a project"
+                "values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET or to a "
+                "directory that all nodes mount, or configure a project"
             )
         return _bucket(target, "jobs")
     if target.store.startswith("gs://"):
         return target.store
+    if (directory := store_directory(target)) is not None:
+        return directory_urls.url_of(str(directory), shared=True)
     if "://" in target.store or "/" in target.store:
         raise ConfigurationError(
             f"jobs on a cluster cannot keep their values in {target.store!r}: set KINETIC_STORE, "
-            "or the store= of the client, to gs://BUCKET or gs://BUCKET/FOLDER"
+            "or the store= of the client, to gs://BUCKET, gs://BUCKET/FOLDER, or the absolute path "
+            "of a directory that all nodes mount"
         )
     return f"gs://{target.store}"
 

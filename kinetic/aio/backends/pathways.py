@@ -1,13 +1,15 @@
-"""Compose the backend ``pathways``: sets of pods in a cluster, its bucket, and images."""
+"""Compose the backend ``pathways``: sets of pods in a cluster, their store, and images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 
+import anyio.to_thread
+
 from kinetic import configuration
 from kinetic._messages import suggest
-from kinetic.aio.backends.gke import placement, storage, store_url
+from kinetic.aio.backends.gke import opened_storage
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.inventory import layout_in
@@ -20,16 +22,16 @@ VARIABLE = "KINETIC_MULTIHOST"
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """Open the platform of *target*; it sends nothing to the bucket yet.
+    """Open the platform of *target*; it sends nothing to a bucket yet.
 
     Raises:
-        ConfigurationError: There is no such cluster or context, no bucket is
+        ConfigurationError: There is no such cluster or context, no store is
             configured, or KINETIC_MULTIHOST names no kind of sets.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
-    kind, at = _kind(environ), placement(target, environ)
-    store, images = storage(target, store_url(target), environ)  # nothing is open yet
+    kind = _kind(environ)
+    at, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(

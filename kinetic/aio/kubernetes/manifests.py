@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import directory_urls, wire
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
@@ -288,7 +288,8 @@ class Placement:
     a finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout
     for pulling an image. The runner ends a function at its timeout; the deadline ends a pod
     whose runner doesn't. ``run_as_user`` is the user ID of pods; None takes the image's,
-    and 0 is root.
+    and 0 is root. ``claim`` names the PersistentVolumeClaim with the directory of the store;
+    empty: each node has that directory at the same path.
     """
 
     namespace: str = "default"
@@ -299,6 +300,7 @@ class Placement:
     queue: str = ""
     priority_class: str = ""
     run_as_user: int | None = None
+    claim: str = ""
     token: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -395,7 +397,9 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     fuse = fuse_volumes(data, spec.order.store)
     user = spec.image.user if at.run_as_user is None else at.run_as_user
     folders = _folders(data, fuse) if user else []
-    for one in (*fuse.mounts, *folders):
+    shared, mounted = _store(spec.order.store, at.claim)
+    mounts = [*mounted, *fuse.mounts, *folders]
+    for one in mounts:
         _refuse_hiding(str(one["mountPath"]))
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -403,13 +407,14 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "automountServiceAccountToken": at.token,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
-        "securityContext": _pod_security(user),
+        "securityContext": _pod_security(user, claim=at.claim),
         "nodeSelector": _selector(accelerator),
         "affinity": _affinity(accelerator),
         "tolerations": _tolerations(accelerator),
-        "containers": [_container(spec, at, [*fuse.mounts, *folders])],
+        "containers": [_container(spec, at, mounts)],
         "volumes": [
             *_volumes(spec, at),
+            *shared,
             *fuse.volumes,
             *({"name": one["name"], "emptyDir": {}} for one in folders),
         ],
@@ -450,8 +455,8 @@ def _refuse_hiding(path: str) -> None:
     hides = any(f"{needed}/".startswith(f"{path}/") for needed in (RUNNER, KEY_FOLDER))
     if hides or path.startswith(f"{KEY_FOLDER}/"):
         raise ConfigurationError(
-            f"a bucket cannot be mounted at {path!r}: it would hide files that a job needs; "
-            "choose another path for this volume, such as '/data'"
+            f"no volume can be mounted at {path!r}: it would hide files that a job needs; "
+            "choose another path, such as '/data'"
         )
 
 
@@ -493,16 +498,17 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
     return found
 
 
-def _pod_security(user: int | None) -> dict[str, Any]:
+def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
     """Satisfy the Pod Security Standard ``restricted`` if *user* is known and not root.
 
-    A user's own image keeps its user: it may not work with another.
+    A user's own image keeps its user: it may not work with another. With an ``fsGroup``, the
+    node would change the permissions of all files of a *claim*.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if user is not None:
         security["runAsUser"] = user
     if user:
-        security |= {"runAsNonRoot": True, "fsGroup": user}
+        security |= {"runAsNonRoot": True, **({} if claim else {"fsGroup": user})}
     return security
 
 
@@ -605,6 +611,20 @@ def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
         "defaultMode": 0o444,
     }
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
+
+
+def _store(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the volume with a shared store, and its mount at the same path; none for a bucket.
+
+    Without a *claim*, a node that lacks the directory starts no pod: nothing makes an empty one.
+    """
+    if (path := directory_urls.directory_of(url)) is None:
+        return [], []
+    if claim:
+        source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": claim}}
+    else:
+        source = {"hostPath": {"path": path, "type": "Directory"}}
+    return [{"name": "store", **source}], [{"name": "store", "mountPath": path}]
 
 
 NAMES = 50

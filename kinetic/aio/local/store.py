@@ -1,4 +1,4 @@
-"""The store of the local platform: a directory of this machine."""
+"""A store in a directory: of this machine, or on a volume that a cluster's nodes also mount."""
 
 from __future__ import annotations
 
@@ -31,20 +31,26 @@ FIRST = 1
 """The generation of what was created and never replaced."""
 
 SMALL_BYTES = 256 * 1024
-"""Up to this size a request runs on the loop, which is faster than a thread."""
+"""Up to this size a request runs on the loop, which is faster than a thread.
+
+A shared volume may be slow, so its requests always run in a thread.
+"""
 
 
 class DirectoryStore:
     """`kinetic.aio.ports.Store` over a directory, private to the user.
 
+    With *shared*, pods of a cluster mount the directory at the same path.
+
     A method that changes the store has finished when it returns, even if it is cancelled, so
     the caller can undo the change.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
         if not root.is_absolute():
             raise ConfigurationError(f"the store directory {root} must be an absolute path")
-        self._objects = DirectoryObjects(root)
+        self._objects = DirectoryObjects(root, shared=shared)
+        self._shared = shared
         with self._translated("open"):
             make_folder(root)
 
@@ -61,7 +67,7 @@ class DirectoryStore:
         shared: bool = False,
     ) -> bool:
         with self._translated(name):
-            if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
+            if isinstance(body, bytes) and len(body) <= SMALL_BYTES and not self._shared:
                 return self._objects.create(name, body, metadata)
             return await in_thread(self._objects.create, name, body, metadata)
 
@@ -77,7 +83,7 @@ class DirectoryStore:
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         with self._translated(name):
-            info, small = self._objects.read(name, SMALL_BYTES)
+            info, small = await self._quickly(lambda: self._objects.read(name, SMALL_BYTES))
             if small is not None:
                 body = small[start:]
             elif limit is not None and info.size - start > limit:
@@ -104,15 +110,14 @@ class DirectoryStore:
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         with self._translated(prefix):
-            if prefix.endswith("."):  # one item: a handful of names
-                found = self._objects.list(prefix)
-            else:
-                found = await _in_thread(lambda: self._objects.list(prefix))
+            few = prefix.endswith(".")  # one item: a handful of names
+            run = self._quickly if few else _in_thread
+            found = await run(lambda: self._objects.list(prefix))
         return [_info(one) for one in found]
 
     async def look(self, name: str) -> ObjectInfo | None:
         with self._translated(name):
-            found = self._objects.look_up([name])
+            found = await self._quickly(lambda: self._objects.look_up([name]))
         return _info(found[0]) if found else None
 
     async def renew(self, names: Collection[str]) -> set[str]:
@@ -130,6 +135,10 @@ class DirectoryStore:
 
     async def aclose(self) -> None:
         await asyncio.sleep(0)
+
+    async def _quickly(self, work: Callable[[], T]) -> T:
+        """Run a small reading call."""
+        return await _in_thread(work) if self._shared else work()
 
     @contextmanager
     def _translated(self, name: str) -> Generator[None]:

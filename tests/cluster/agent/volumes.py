@@ -59,6 +59,14 @@ def materialise(pod: Json, folder: Path, have: Contents) -> dict[str, Path]:
             source = volume["configMap"]
             data = _found("configmap", source["name"], have.configs, source, name)
             _write(target, {key: value.encode() for key, value in data.items()}, source, name)
+        elif "hostPath" in volume:
+            path = Path(volume["hostPath"]["path"])
+            if not path.is_dir():
+                raise CannotMount(
+                    f'MountVolume.SetUp failed for volume "{name}" : hostPath type check failed: '
+                    f"{path} is not a directory"
+                )
+            made[name] = path
         elif "csi" in volume:
             driver = volume["csi"]["driver"]
             raise CannotMount(

@@ -93,6 +93,11 @@ _SURROUNDINGS = (
     ),
     Rule(f"{LACKS_DRIVER.pattern}|sidecar container", _ENABLE),
     Rule(
+        "hostPath type check failed",
+        "mount the store's volume on that node, at the same path; or use a claim: "
+        "KINETIC_STORE_CLAIM",
+    ),
+    Rule(
         r"bucket (doesn't|does not) exist|NotFound desc = .*bucket|bucket not found",
         "create the bucket or correct its name",
     ),
