@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.accelerators import GPUS, Accelerator
@@ -12,6 +12,7 @@ from kinetic.aio.infra.resources import Resource, call
 from kinetic.aio.infra.setup import node_body, pool_body
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError
+from kinetic.prices import price_of
 
 ROOM = 10
 """How many nodes more than its minimum a pool of single hosts may have."""
@@ -76,38 +77,59 @@ class Pool:
         return f"-tpu7x-{wanted.topology}" if needs else ""
 
 
-def wanted(site: Site, pool: Pool, usd_per_hour: float | None = None) -> tuple[Resource, ...]:
-    """Return the pool, after the placement policy that it needs."""
+def named(site: Site, name: str) -> Resource:
+    """Return the pool of this name, to read and to remove it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
-    path = f"{parent}/{pool.name}"
-    made = Resource(
+    path = f"{parent}/{name}"
+    return Resource(
         kind="node pool",
-        name=pool.name,
+        name=name,
         read=call(api="container", method="GET", path=path),
-        create=call(
-            api="container", method="POST", path=parent, body={"nodePool": body(site, pool)}
-        ),
+        create=call(api="container", method="POST", path=parent),
         remove=call(api="container", method="DELETE", path=path),
+    )
+
+
+def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
+    """Return the pool, after the placement policy that it needs.
+
+    *environ* may name a file of prices (KINETIC_PRICES).
+    """
+    known = named(site, pool.name)
+    made = replace(
+        known,
+        create=replace(known.create, body={"nodePool": body(site, pool)}),
         want={"autoscaling": {"totalMinNodeCount": pool.least}},
         update=call(
             api="container",
             method="POST",
-            path=f"{path}:setAutoscaling",
+            path=f"{known.read.path}:setAutoscaling",
             body={"autoscaling": body(site, pool)["autoscaling"]},
         ),
         needs=(
             f"cluster {site.cluster}",
             *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
         ),
-        usd_per_hour=usd_per_hour if pool.least else 0.0,
+        usd_per_hour=_hourly(site, pool, environ),
     )
-    return (*([_policy(site, pool)] if pool.policy else []), made)
-
-
-def _policy(site: Site, pool: Pool) -> Resource:
+    if not pool.policy:
+        return (made,)
     name = f"{site.prefix}{pool.policy}"
+    return (placement_policy(site, name, pool.accelerator.topology or ""), made)
+
+
+def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
+    """Return what the nodes that the pool always has cost per hour in US dollars."""
+    if not pool.least:
+        return 0.0
+    price = price_of(pool.accelerator, site.zone, environ)
+    return None if price is None else price.usd_per_hour / pool.accelerator.hosts * pool.least
+
+
+def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
+    """Return the placement policy *name*; only to create it, *topology* is needed."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
-    workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": pool.accelerator.topology}
+    workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": topology}
     return Resource(
         kind="placement policy",
         name=name,

@@ -1,0 +1,138 @@
+"""What `kinetic up`, `down`, `pool`, and `status` do, as coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kinetic.aio.infra.infrastructure import Infrastructure, silent
+from kinetic.aio.infra.plan import Plan
+from kinetic.aio.infra.pools import Pool
+from kinetic.aio.infra.setup import Shape
+from kinetic.aio.infra.site import Site
+
+
+async def up(
+    site: Site,
+    *,
+    shape: Shape = "standard",
+    pools: tuple[Pool, ...] = (),
+    public_endpoint: bool = False,
+    preview: bool = False,
+    tell: Callable[[str], None] = silent,
+) -> Plan:
+    """Create what jobs need on Google Cloud, or what is still missing of it.
+
+    Args:
+        site: Project, zone, cluster, and namespace.
+        shape: ``standard`` (a zonal cluster with node pools) or ``autopilot`` (a regional one).
+        pools: Node pools to have; default: none. The cluster makes nodes for jobs by itself.
+        public_endpoint: Also open the control plane's IP address; default: only its DNS name.
+        preview: Plan and change nothing; default: False.
+        tell: Receives one line about each step.
+
+    Returns:
+        The plan that was carried out.
+
+    Raises:
+        ConfigurationError: Something is missing; the message lists all of it.
+        Refused: A name is taken, or Google refuses a step.
+        AuthError: Credentials or rights are missing.
+
+    Cancelled: what was begun stays; run it again to continue, or `down` to remove it.
+
+    Example::
+
+        site = Site(project="my-project", zone="us-central1-a", cluster="kinetic-cluster")
+        await infra.up(site, pools=(Pool(accelerator=accelerators.parse("tpu-v6e-8")),))
+    """
+    async with Infrastructure(site, tell=tell) as infrastructure:
+        planned = await infrastructure.plan_up(
+            shape=shape, pools=pools, public_endpoint=public_endpoint
+        )
+        if not preview:
+            await infrastructure.apply(planned)
+        return planned.plan
+
+
+async def down(
+    site: Site,
+    *,
+    force_destroy: bool = True,
+    preview: bool = False,
+    tell: Callable[[str], None] = silent,
+) -> Plan:
+    """Remove what `up` made: everything that has our names and our mark, and only that.
+
+    Args:
+        site: Project, zone, and cluster.
+        force_destroy: Remove the buckets with all that they hold; default: True.
+        preview: Plan and change nothing; default: False.
+        tell: Receives one line about each step.
+
+    Returns:
+        The plan that was carried out; it names what stays and why.
+
+    Raises:
+        Refused: Google refuses a step.
+        AuthError: Credentials or rights are missing.
+
+    Cancelled: what was removed stays removed; run it again to continue.
+    """
+    async with Infrastructure(site, tell=tell) as infrastructure:
+        planned = await infrastructure.plan_down(force_destroy=force_destroy)
+        if not preview:
+            await infrastructure.apply(planned)
+        return planned.plan
+
+
+async def add_pool(
+    site: Site, pool: Pool, *, preview: bool = False, tell: Callable[[str], None] = silent
+) -> Plan:
+    """Add a node pool to the site's cluster; one that exists already is success.
+
+    Raises:
+        NotFound: The cluster doesn't exist.
+        ConfigurationError: A quota or a reservation is too small.
+        Refused: Google refuses it; a stock-out names zones that have capacity.
+
+    Cancelled: the pool may or may not be made; run it again, or remove it by its name.
+    """
+    async with Infrastructure(site, tell=tell) as infrastructure:
+        planned = await infrastructure.plan_pool(pool)
+        if not preview:
+            await infrastructure.apply(planned)
+        return planned.plan
+
+
+async def remove_pool(
+    site: Site, name: str, *, preview: bool = False, tell: Callable[[str], None] = silent
+) -> Plan:
+    """Remove a node pool. Jobs that run on it are lost, or retried elsewhere.
+
+    Raises:
+        NotFound: The cluster, or a pool of that name, doesn't exist.
+
+    Cancelled: the removal may go on; run it again to wait for its end.
+    """
+    async with Infrastructure(site, tell=tell) as infrastructure:
+        planned = await infrastructure.plan_pool_removal(name)
+        if not preview:
+            await infrastructure.apply(planned)
+        return planned.plan
+
+
+async def list_pools(site: Site) -> list[dict[str, Any]]:
+    """Return the node pools of the site's cluster: machine, accelerator, limits, and state.
+
+    Raises:
+        NotFound: The cluster doesn't exist.
+    """
+    async with Infrastructure(site) as infrastructure:
+        return await infrastructure.list_pools()
+
+
+async def status(site: Site) -> dict[str, Any]:
+    """Return what exists at a site, and what it costs now in US dollars an hour."""
+    async with Infrastructure(site) as infrastructure:
+        return await infrastructure.status()

@@ -1,0 +1,290 @@
+"""The infrastructure of one site: plan what to change through Google's APIs, and change it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from kinetic.aio._net.google import GoogleClient, GoogleRequest
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio.infra import lookup
+from kinetic.aio.infra import namespace as in_cluster
+from kinetic.aio.infra import pools as node_pools
+from kinetic.aio.infra import setup as setups
+from kinetic.aio.infra.apply import Cloud, explained
+from kinetic.aio.infra.plan import Plan, additions, removals
+from kinetic.aio.infra.pools import Pool
+from kinetic.aio.infra.preflight import preflight
+from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen
+from kinetic.aio.infra.setup import Setup, Shape
+from kinetic.aio.infra.site import Site
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.credentials import Access
+from kinetic.configuration import Target, resolve
+from kinetic.errors import NotFound, Refused
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan and what carries it out: `Infrastructure.apply` takes it."""
+
+    plan: Plan
+    wanted: tuple[Resource | Policy, ...]
+    notes: tuple[str, ...] = ()
+    enables: bool = False
+    removes: bool = False
+    manifests: tuple[in_cluster.Manifest, ...] = ()
+
+
+class Infrastructure:
+    """The infrastructure of one site, seen and changed through Google's APIs.
+
+    Args:
+        site: Project, zone, cluster, and namespace.
+        tell: Receives one line about each step; default: nothing is said.
+        environ: The environment; default: that of the process.
+        google: A client to use; default: one of the application-default credentials.
+        connect: Opens access to the site's cluster; default: by Google's API, as jobs do.
+
+    Use it as an async context manager, which closes its connections.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        tell: Callable[[str], None] = silent,
+        environ: Mapping[str, str] | None = None,
+        google: GoogleClient | None = None,
+        connect: Callable[[], Awaitable[Access]] | None = None,
+    ) -> None:
+        self.site = site
+        self._connect = connect or self._access
+        self._environ = os.environ if environ is None else environ
+        self._tell = tell
+        self._google = google or GoogleClient(
+            self._environ, RetryPolicy(total_s=300.0), idle_s=150.0
+        )
+        self._cloud = Cloud(self._google, site, tell)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._google.aclose()
+
+    async def plan_up(
+        self,
+        *,
+        shape: Shape = "standard",
+        pools: tuple[Pool, ...] = (),
+        public_endpoint: bool = False,
+    ) -> Planned:
+        """Plan what `up` creates and changes. Nothing is written.
+
+        Raises:
+            ConfigurationError: Something is missing; the message lists all of it.
+        """
+        setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
+        checked = await preflight(self._google, self.site, pools, setup)
+        checked.check()
+        setup = replace(setup, machine=checked.machine)
+        wanted = (
+            *setups.wanted(setup),
+            *(part for pool in pools for part in node_pools.wanted(self.site, pool, self._environ)),
+        )
+        read, _ = setups.services(self.site)
+        off = await self._disabled(read)
+        seen = await self._cloud.observe(wanted)
+        changes = list(additions(self.site, wanted, seen))
+        if off:
+            services = Change(
+                action=Action.UPDATE,
+                kind="APIs",
+                name=self.site.project,
+                reason="enable " + ", ".join(one.removesuffix(".googleapis.com") for one in off),
+            )
+            changes.insert(0, services)
+        manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
+        changes += await self._namespace_changes(seen, manifests)
+        return Planned(
+            plan=Plan(site=self.site, changes=tuple(changes)),
+            wanted=wanted,
+            notes=tuple(checked.notes),
+            enables=bool(off),
+            manifests=manifests,
+        )
+
+    async def plan_pool(self, pool: Pool) -> Planned:
+        """Plan what `add_pool` creates. Nothing is written.
+
+        Raises:
+            NotFound: The cluster doesn't exist.
+            ConfigurationError: A quota or reservation is too small.
+        """
+        cluster = await lookup.cluster(self._google, self.site)
+        wanted = node_pools.wanted(self.site, pool, self._environ)
+        checked = await preflight(self._google, self.site, (pool,))
+        checked.check()
+        seen = await self._cloud.observe(wanted)
+        seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
+        changes = additions(self.site, wanted, seen)
+        return Planned(
+            plan=Plan(site=self.site, changes=changes),
+            wanted=wanted,
+            notes=tuple(checked.notes),
+        )
+
+    async def plan_pool_removal(self, name: str) -> Planned:
+        """Plan what `remove_pool` removes. Nothing is written.
+
+        Raises:
+            NotFound: The cluster has no such pool; the message lists those that it has.
+        """
+        cluster = await lookup.cluster(self._google, self.site)
+        there = {str(one["name"]) for one in cluster.get("nodePools") or ()}
+        if name not in there:
+            raise NotFound(
+                f"{self.site.cluster} has no node pool {name!r}; it has {', '.join(sorted(there))}"
+            )
+        wanted = (node_pools.named(self.site, name),)
+        seen = await self._cloud.observe(wanted)
+        seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
+        changes = removals(self.site, wanted, seen, keep={})
+        return Planned(plan=Plan(site=self.site, changes=changes), wanted=wanted, removes=True)
+
+    async def plan_down(self, *, force_destroy: bool = True) -> Planned:
+        """Plan what `down` removes, and what it keeps. Nothing is written.
+
+        Args:
+            force_destroy: Remove buckets with all that they hold. Default: True. Without it
+                buckets stay.
+        """
+        setup = Setup(site=self.site)
+        location = await lookup.location(self._google, self.site)
+        if location is not None and location != self.site.zone:
+            setup = replace(setup, shape="autopilot")
+        present = (*setups.wanted(setup), *await lookup.placement_policies(self._google, self.site))
+        seen = await self._cloud.observe(present)
+        keep: dict[str, str] = {}
+        if not force_destroy:
+            why = "it may hold results; --force-destroy removes it"
+            keep = {f"bucket {self.site.bucket(what)}": why for what in ("jobs", "builds")}
+        changes = removals(self.site, present, seen, keep=keep)
+        return Planned(plan=Plan(site=self.site, changes=changes), wanted=present, removes=True)
+
+    async def apply(self, planned: Planned) -> None:
+        """Carry out a plan. Cut off at any point, `plan_up` or `plan_down` and this continue it.
+
+        Raises:
+            KineticError: A step failed; the notes have other failures.
+            Refused: Names are taken, or could not be read; nothing was changed.
+        """
+        plan = planned.plan
+        if plan.obstacles:
+            said = "\n".join(f"- {one.kind} {one.name}: {one.reason}" for one in plan.obstacles)
+            raise Refused(f"nothing was changed, because of these:\n{said}")
+        if planned.enables:
+            read, write = setups.services(self.site)
+            await self._cloud.enable(read, write, setups.SERVICES)
+        if planned.removes:
+            await self._cloud.remove(plan.changes, planned.wanted)
+            return
+        await self._cloud.apply(plan.changes, planned.wanted)
+        if planned.manifests:
+            await self._give(planned.manifests)
+
+    async def list_pools(self) -> list[dict[str, Any]]:
+        """Return the node pools of the cluster.
+
+        Raises:
+            NotFound: The cluster doesn't exist.
+        """
+        cluster = await lookup.cluster(self._google, self.site)
+        return [node_pools.described(one) for one in cluster.get("nodePools") or ()]
+
+    async def status(self) -> dict[str, Any]:
+        """Return what exists, what it costs now, and what can't be seen."""
+        setup = Setup(site=self.site)
+        location = await lookup.location(self._google, self.site)
+        if location is not None and location != self.site.zone:
+            setup = replace(setup, shape="autopilot")
+        parts = [one for one in setups.wanted(setup) if isinstance(one, Resource)]
+        seen = await self._cloud.observe(parts)
+        cluster = seen[f"cluster {self.site.cluster}"].document
+        pools = [node_pools.described(one) for one in (cluster or {}).get("nodePools") or ()]
+        fixed = sum(one.usd_per_hour or 0.0 for one in parts if seen[one.key].document is not None)
+        return {
+            "project": self.site.project,
+            "zone": self.site.zone,
+            "cluster": self.site.cluster,
+            "state": str(cluster.get("status")) if cluster else "absent",
+            "version": (cluster or {}).get("currentMasterVersion"),
+            "nodes": (cluster or {}).get("currentNodeCount"),
+            "pools": pools,
+            "parts": [
+                {
+                    "kind": one.kind,
+                    "name": one.name,
+                    "there": seen[one.key].document is not None,
+                    "problem": seen[one.key].problem,
+                }
+                for one in parts
+            ],
+            "usd_per_hour": round(fixed, 4),
+        }
+
+    async def _disabled(self, read: GoogleRequest) -> list[str]:
+        try:
+            return await self._cloud.disabled(read, setups.SERVICES)
+        except HttpError as refusal:
+            raise explained("read which APIs the project has enabled", refusal) from refusal
+
+    async def _namespace_changes(
+        self, seen: Mapping[str, Seen], manifests: tuple[in_cluster.Manifest, ...]
+    ) -> list[Change]:
+        document = seen[f"cluster {self.site.cluster}"].document
+        if document is None or document.get("status") != "RUNNING":
+            return [one.change for one in manifests]
+        async with self._opened() as api:
+            return [change async for _, change in in_cluster.compared(api, manifests)]
+
+    async def _give(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
+        async with self._opened() as api:
+            async for one, change in in_cluster.compared(api, manifests):
+                if change.action is not Action.KEEP:
+                    await in_cluster.apply(api, one)
+                    self._tell(f"{change.kind} {change.name} is ready")
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[Api]:
+        api = Api(await self._connect())
+        try:
+            yield api
+        finally:
+            await api.aclose()
+
+    async def _access(self) -> Access:
+        # A context in the environment may be another cluster's: this one is named by its site.
+        return await open_access(replace(self.target, kube_context=None), self._environ)
+
+    @property
+    def target(self) -> Target:
+        """Return the target of jobs on this site."""
+        return resolve(
+            backend="gke",
+            project=self.site.project,
+            zone=self.site.zone,
+            cluster=self.site.cluster,
+            namespace=self.site.namespace,
+            environ=self._environ,
+        )
