@@ -1,7 +1,7 @@
-"""Submit here, go away, and let another process fetch the result.
+"""Submit a job, end the script, and collect the result from another process.
 
-python examples/detached.py                 both halves, the second in a process of its own
-python examples/detached.py submit          prints a job id and ends
+python examples/detached.py                 both steps, the second in a new process
+python examples/detached.py submit          prints a job ID and ends
 python examples/detached.py collect JOB_ID  later, from any terminal
 """
 
@@ -15,12 +15,12 @@ import kinetic
 
 @kinetic.run(backend="local", accelerator="cpu")
 def count_primes(below: int) -> int:
-    """A job that takes a moment; it goes on when nobody waits for it."""
+    """Sieve the numbers below a limit. The job continues while nothing waits for it."""
     sieve = bytearray([1]) * below
     sieve[:2] = b"\0\0"
     for n in range(2, int(below**0.5) + 1):
         sieve[n * n :: n] = bytes(len(range(n * n, below, n)))
-    print(f"looked at {below:,} numbers")
+    print(f"sieved {below:,} numbers")
     return sum(sieve)
 
 
@@ -31,7 +31,7 @@ def submit() -> str:
 def collect(job_id: str) -> None:
     job = kinetic.attach(job_id)
     print(f"{job_id} is {job.status().value}")
-    print(f"{job.result(cleanup=False):,} primes; it said:")
+    print(f"{job.result(cleanup=False):,} primes; the end of its log:")
     print(job.tail())
     job.cleanup()
 

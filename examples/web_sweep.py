@@ -1,147 +1,79 @@
-"""A sweep of 1,000 throws behind a web server: start it, watch it, cancel it.
+"""Run sweeps behind FastAPI: start one in the browser, watch its results, and cancel it.
 
-python examples/web_sweep.py [PORT]
+    python examples/web_sweep.py [PORT]    then open http://127.0.0.1:8000
 
-curl -X POST   'localhost:8000/sweeps?throws=1000'  {"id": "grp-…"}
-curl -N        localhost:8000/sweeps/grp-…          its progress, as server-sent events
-curl -X DELETE localhost:8000/sweeps/grp-…          ends it
-
-The application is a plain ASGI callable, so that it runs under any server and
-inside any framework. It has one client, open as long as itself; all requests
-share the event loop, and none of them holds it up.
+One client serves all requests. When the application stops, it cancels the sweeps that still run.
 """
 
-from __future__ import annotations
-
-import asyncio
-import contextlib
-import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
-from urllib.parse import parse_qs
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from math import cos, hypot, radians, sin
+from pathlib import Path
+from typing import Annotated
 
 import uvicorn
-from throwing import angles, reach
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse
+from fastapi.sse import EventSourceResponse
 
+import kinetic
 from kinetic.aio import BatchHandle, Client
-from kinetic.errors import KineticError
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Sweep:
-    """One batch, and the best throw so far."""
-
-    def __init__(self, batch: BatchHandle[float]) -> None:
-        self.batch = batch
-        self.best = {"angle": 0.0, "metres": 0.0}
-        self.trouble = ""
-        self.collected = asyncio.Event()
-
-    async def collect(self) -> None:
-        try:
-            async for _, angle, outcome in self.batch.outcomes():
-                if outcome.ok and outcome.unwrap() > self.best["metres"]:
-                    self.best = {"angle": angle, "metres": outcome.unwrap()}
-        except KineticError as error:
-            self.trouble = str(error)
-        finally:
-            self.collected.set()
-
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """How far it is, whenever that has changed; any number of people may watch."""
-        async for now in self.batch.progress():
-            if now.finished:
-                await self.collected.wait()
-            counts = {"succeeded": now.succeeded, "failed": now.failed, "cancelled": now.cancelled}
-            told = {"best": self.best, "trouble": self.trouble}
-            yield {"total": now.total, **counts, "seconds_left": now.eta, **told}
+@kinetic.run(backend="local", accelerator="cpu")
+def distance(angle: float) -> float:
+    """Throw a ball at 40 m/s and *angle* degrees; return how many metres it flies in air."""
+    x, y, u, v = 0.0, 1.5, 40 * cos(radians(angle)), 40 * sin(radians(angle))
+    while y > 0:
+        drag = 0.0053 * hypot(u, v)
+        u, v = u - 0.002 * drag * u, v - 0.002 * (drag * v + 9.81)
+        x, y = x + 0.002 * u, y + 0.002 * v
+    return x
 
 
-class Application:
-    """``async with`` is its lifetime: what is unfinished when it ends is cancelled."""
-
-    def __init__(self) -> None:
-        self.sweeps: dict[str, Sweep] = {}
-        self._open = contextlib.AsyncExitStack()
-
-    async def __aenter__(self) -> None:
-        self._client = await self._open.enter_async_context(Client(backend="local"))
-        self._tasks = await self._open.enter_async_context(asyncio.TaskGroup())
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._open.aclose()
-
-    async def start(self, throws: int) -> str:
-        batch = await self._client.run_async_map(reach, angles(throws), name="throws", retries=2)
-        await self._open.enter_async_context(batch)
-        sweep = self.sweeps[batch.group_id] = Sweep(batch)
-        self._tasks.create_task(sweep.collect())
-        return batch.group_id
-
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        async with self:
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        method, place = scope["method"], scope["path"].strip("/").split("/")
-        match method, *place:
-            case "POST", "sweeps":
-                query = parse_qs(scope["query_string"].decode())
-                started = await self.start(int(query.get("throws", ["1000"])[0]))
-                await answer(send, 201, {"id": started})
-            case "GET", "sweeps", name if name in self.sweeps:
-                await stream(self.sweeps[name].events(), receive, send)
-            case "DELETE", "sweeps", name if name in self.sweeps:
-                await self.sweeps[name].batch.cancel()
-                await answer(send, 200, await self.sweeps[name].batch.status_counts())
-            case _:
-                await answer(send, 404, {"error": "there is POST /sweeps and /sweeps/ID"})
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with Client(backend="local") as client, AsyncExitStack() as running:
+        app.state.client, app.state.running = client, running
+        yield  # serve requests; then cancel the batches in `running`
 
 
-async def answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode() + b"\n"})
+Batch = BatchHandle[float, float]
+batches: dict[str, Batch] = {}
+app = FastAPI(lifespan=lifespan)
 
 
-async def stream(events: AsyncIterator[dict[str, Any]], receive: Receive, send: Send) -> None:
-    """Send events until they end, or until whoever reads them has gone away."""
-
-    async def tell() -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for event in events:
-            line = f"data: {json.dumps(event)}\n\n"
-            await send({"type": "http.response.body", "body": line.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.create_task(tell()), asyncio.create_task(gone())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def find(batch_id: str) -> Batch:
+    if batch_id not in batches:
+        raise HTTPException(404, f"there is no sweep {batch_id}")
+    return batches[batch_id]
 
 
-app = Application()
+@app.get("/")
+async def page() -> FileResponse:
+    return FileResponse(Path(__file__).with_suffix(".html"))
+
+
+@app.post("/sweeps", status_code=201)
+async def start(throws: int = 200) -> dict[str, str]:
+    angles = [90 * (n + 0.5) / throws for n in range(throws)]
+    batch = await app.state.client.run_async_map(distance, angles, name="throws", retries=2)
+    batches[batch.group_id] = await app.state.running.enter_async_context(batch)
+    return {"id": batch.group_id}
+
+
+@app.get("/sweeps/{batch_id}", response_class=EventSourceResponse)
+async def watch(batch: Annotated[Batch, Depends(find)]) -> AsyncIterator[dict[str, object]]:
+    async for _, angle, outcome in batch.outcomes():  # each reader gets every outcome
+        yield {"angle": angle, "metres": outcome.unwrap() if outcome.ok else None}
+    yield {"counts": await batch.status_counts()}
+
+
+@app.delete("/sweeps/{batch_id}", status_code=204)
+async def cancel(batch: Annotated[Batch, Depends(find)]) -> None:
+    await batch.cancel()
+
 
 if __name__ == "__main__":
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
-    uvicorn.run(app, port=port, log_level="warning", timeout_graceful_shutdown=3)
+    uvicorn.run(app, port=int([*sys.argv, "8000"][1]), log_level="warning")

@@ -1,0 +1,58 @@
+"""Send a folder of data to a job, and fetch the files that it makes.
+
+kinetic.Data uploads the folder once, by its content. The function receives a path. It writes its
+files to KINETIC_OUTPUT_PATH, and fetch_outputs() copies them here.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import kinetic
+
+
+def record(folder: Path) -> None:
+    """Write a year of temperatures for each of three stations."""
+    chance = random.Random(0)
+    for station, level in {"coast": 11.0, "hill": 7.5, "valley": 9.0}.items():
+        with (folder / f"{station}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows((day, chance.gauss(level, 4)) for day in range(365))
+
+
+@kinetic.run(backend="local", accelerator="cpu")
+def summarize(folder: Any) -> dict[str, float]:
+    """Return the mean of each file in *folder*, a path here, and draw a chart of them."""
+    means = {}
+    for path in sorted(Path(folder).glob("*.csv")):
+        with path.open(newline="") as file:
+            means[path.stem] = round(mean(float(row[1]) for row in csv.reader(file)), 2)
+    bars = "".join(
+        f'<rect y="{30 * place}" width="{20 * value}" height="24" fill="steelblue"/>'
+        f'<text x="6" y="{30 * place + 17}" fill="white">{name} {value} °C</text>'
+        for place, (name, value) in enumerate(means.items())
+    )
+    chart = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{bars}</svg>'
+    Path(os.environ["KINETIC_OUTPUT_PATH"], "chart.svg").write_text(chart, encoding="utf-8")
+    return means
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        data, results = Path(scratch, "stations"), Path(scratch, "results")
+        data.mkdir()
+        record(data)
+        job = summarize.run_async(kinetic.Data(str(data)))
+        print(job.result())
+        print("the job wrote", *job.outputs())
+        job.fetch_outputs(results)
+        print(f"fetched {(results / 'chart.svg').stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
