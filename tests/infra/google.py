@@ -374,8 +374,8 @@ class Google:
             return {"clusters": [self._shown(one) for one in found]}
         parent = f"{key}/"
         return {
-            "items": [
-                self._shown(one)
+            "accounts" if name == "iam" else "items": [
+                self._shown(one) | ({"email": path.rpartition("/")[2]} if name == "iam" else {})
                 for path, one in self.documents.items()
                 if path.startswith(parent) and "/" not in path.removeprefix(parent)
             ]

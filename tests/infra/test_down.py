@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,21 @@ async def test_a_second_cluster_of_the_project_stays(google: Google, site: Site)
             await down(first)
         assert made(google)["documents"] == before
         assert not (await second.plan_up()).plan.steps
+
+
+async def test_each_namespace_has_its_own_account_and_down_removes_all(
+    infra: Infrastructure, google: Google, site: Site
+) -> None:
+    await up(infra)
+    async with opened(google, replace(site, namespace="team-b")) as other:
+        await up(other)
+        assert not (await infra.plan_up()).plan.steps
+    bindings = google.policies["storage/storage/v1/b/acme-1-kn-lab-jobs"]["bindings"]
+    readers = {one["condition"]["title"]: one["members"] for one in bindings}
+    (mine,), (theirs,) = readers.values()
+    assert mine != theirs
+    await down(infra)
+    assert not google.documents
 
 
 async def test_what_lacks_our_mark_stays(infra: Infrastructure, google: Google) -> None:

@@ -173,7 +173,10 @@ class Infrastructure:
         location = await lookup.location(self._google, self.site)
         if location is not None and location != self.site.zone:
             setup = replace(setup, shape="autopilot")
-        present = (*setups.wanted(setup), *await lookup.placement_policies(self._google, self.site))
+        present = (
+            *setups.existing(setup, await lookup.worker_accounts(self._google, self.site)),
+            *await lookup.placement_policies(self._google, self.site),
+        )
         seen = await self._cloud.observe(present)
         keep: dict[str, str] = {}
         if not force_destroy:

@@ -9,6 +9,7 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import explained
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Resource, call
+from kinetic.aio.infra.setup import account
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError, NotFound
 
@@ -53,6 +54,21 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
                 f"{site.project}; make one with `kinetic up`"
             ) from refusal
         raise explained(f"read the cluster {site.cluster}", refusal) from refusal
+
+
+async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
+    """Return the service accounts that the workers of other namespaces act as."""
+    listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
+    found: list[Resource] = []
+    try:
+        async for one in google.pages(listing, "accounts"):
+            email = str(one["email"])
+            if email != site.account("workers") and site.is_workers(email) and site.owns(one):
+                found.append(account(site, "workers", email))
+    except HttpError as refusal:
+        if refusal.status != 404 and not is_disabled(refusal):
+            raise explained("list the service accounts", refusal) from refusal
+    return found
 
 
 async def placement_policies(google: GoogleClient, site: Site) -> list[Resource]:

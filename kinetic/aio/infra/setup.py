@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kinetic.accelerators import GPUS, TPUS
@@ -33,6 +34,9 @@ MOST_CPUS, MOST_MEMORY_GB = "1000000", "10000000"
 """Limits of node auto-provisioning. They count all nodes: a low one stops large TPU slices."""
 
 MOST_ACCELERATORS = "10000"
+OBJECTS = "roles/storage.objectUser"
+"""The role of pods in the bucket of jobs, for the objects of their namespace."""
+
 KEEP_DAYS = 30
 """How long the buckets keep an object after its custom time."""
 
@@ -68,7 +72,7 @@ class Setup:
 def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
     """Return all resources of Google Cloud, each after what it needs."""
     site = setup.site
-    accounts = [_account(site, what) for what in ("nodes", "workers", "builds")]
+    accounts = [account(site, what) for what in ("nodes", "workers", "builds")]
     return (
         _repository(site),
         _bucket(site, "jobs", site.region.upper()),
@@ -79,6 +83,27 @@ def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
         cluster(setup),
         _identity(site),
     )
+
+
+def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
+    """Return all that may exist: *workers* are the accounts of other namespaces' workers.
+
+    The bucket's policy names them, and Google refuses a policy with a member that was removed. So
+    the policy needs them: `down` changes it first.
+    """
+    bucket = f"bucket {setup.site.bucket('jobs')}"
+    members = [Binding(role=OBJECTS, member=f"serviceAccount:{one.name}") for one in workers]
+    parts = [
+        replace(
+            one,
+            bindings=(*one.bindings, *members),
+            needs=(*one.needs, *(each.key for each in workers)),
+        )
+        if isinstance(one, Policy) and one.name == bucket
+        else one
+        for one in wanted(setup)
+    ]
+    return (*parts, *workers)
 
 
 def services(site: Site) -> tuple[GoogleRequest, GoogleRequest]:
@@ -184,8 +209,9 @@ def _bucket(site: Site, what: str, location: str) -> Resource:
     )
 
 
-def _account(site: Site, what: str) -> Resource:
-    email = site.account(what)
+def account(site: Site, what: str, email: str = "") -> Resource:
+    """Return a service account; *email* names the workers' of another namespace."""
+    email = email or site.account(what)
     parent = f"projects/{site.project}/serviceAccounts"
     return _resource(
         "service account",
@@ -193,7 +219,7 @@ def _account(site: Site, what: str) -> Resource:
         "iam",
         parent,
         {
-            "accountId": f"{site.prefix}-{what}",
+            "accountId": email.partition("@")[0],
             "serviceAccount": {
                 "displayName": f"kinetic {site.cluster} {what}",
                 "description": site.description,
@@ -463,7 +489,7 @@ def _policies(site: Site) -> tuple[Policy, ...]:
             site,
             "jobs",
             Binding(
-                role="roles/storage.objectUser",
+                role=OBJECTS,
                 member=workers,
                 title=f"kinetic namespace {site.namespace}",
                 expression=own,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
 CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
-"""A service account's name has at most 30 characters, and `kn-CLUSTER-workers` is one."""
+"""A service account's name has at most 30 characters, and `kn-CLUSTER-workers` is one of them."""
 
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 """A DNS label. It goes into an IAM condition, so nothing else may pass."""
@@ -73,12 +74,26 @@ class Site:
         """Return the bucket of ``jobs`` or of ``builds``."""
         return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{what}"
 
+    def account_id(self, what: str) -> str:
+        """Return the name of a service account: ``nodes``, ``workers``, or ``builds``.
+
+        The workers of each namespace have another account, so that they can't read each other's
+        objects. A hash names the namespace, because a name has at most 30 characters.
+        """
+        if what == "workers" and self.namespace != "default":
+            what = "w" + hashlib.sha256(self.namespace.encode()).hexdigest()[:6]
+        return f"{self.prefix}-{what}"
+
     def account(self, what: str) -> str:
-        """Return the e-mail address of a service account: ``nodes``, ``workers``, or ``builds``."""
+        """Return the e-mail address of a service account; see `account_id`."""
         domain, _, name = self.project.rpartition(":")
-        return (
-            f"{self.prefix}-{what}@{f'{name}.{domain}' if domain else name}.iam.gserviceaccount.com"
-        )
+        owner = f"{name}.{domain}" if domain else name
+        return f"{self.account_id(what)}@{owner}.iam.gserviceaccount.com"
+
+    def is_workers(self, email: str) -> bool:
+        """Return whether *email* is the account of the workers of some namespace."""
+        name = re.escape(self.prefix)
+        return bool(re.fullmatch(rf"{name}-(workers|w[0-9a-f]{{6}})@.*", email, re.ASCII))
 
     @property
     def store(self) -> str:
