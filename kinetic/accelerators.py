@@ -595,7 +595,7 @@ def _nearly(body: str, options: str) -> tuple[str, str]:
 def markdown() -> str:
     """Return the whole table in Markdown, as the reference shows it."""
     lines = [
-        "| GPU | is also called | count: machine | GKE label |",
+        "| GPU | other names | count: machine | GKE label |",
         "| --- | --- | --- | --- |",
     ]
     for gpu in GPUS.values():
@@ -615,7 +615,7 @@ def markdown() -> str:
         for one in catalogue()
         if one.kind == "tpu"
     ]
-    lines += ["", "| TPU | is also called | alone means |", "| --- | --- | --- |"]
+    lines += ["", "| TPU | other names | without a number |", "| --- | --- | --- |"]
     lines += [
         f"| `{tpu.name}` | {_quoted(tpu.aliases)} | `{_sized(tpu, str(tpu.default))}` |"
         for tpu in TPUS.values()
