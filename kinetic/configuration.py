@@ -127,8 +127,8 @@ class Target:
     ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
     bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
     instead of the cluster's own address. ``run_as_user`` is the user ID of pods; None: the image's,
-    or the owner of a store in a directory. ``store_claim`` is the PersistentVolumeClaim by which
-    pods mount that directory; None: they mount the same path of their node.
+    or with a store in a directory this process's. ``store_claim`` is the PersistentVolumeClaim by
+    which pods mount that directory; None: they mount the same path of their node.
     """
 
     backend: str

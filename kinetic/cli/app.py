@@ -14,6 +14,7 @@ from kinetic.cli import (
     clusters,
     doctor,
     images,
+    init,
     jobs,
     machine,
     run,
@@ -103,6 +104,7 @@ for command in (
     clusters.down,
     clusters.status,
     clusters.pool,
+    init.init,
 ):
     cli.add_command(command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -351,18 +351,21 @@ def _show_pools(pools: list[dict[str, Any]], *, as_json: bool) -> None:
 
 def _save(name: str, site: Site, zone: str) -> None:
     """Save the profile of *site* and make it the current one."""
+    settings = {
+        "project": site.project,
+        "zone": zone,
+        "cluster": site.cluster,
+        "namespace": site.namespace,
+        "store": site.store,
+    }
+    save_profile(name, settings)
+
+
+def save_profile(name: str, settings: Mapping[str, str | None]) -> None:
+    """Save a profile and make it the current one."""
     from kinetic import configuration, profiles
 
-    made = profiles.Profile.checked(
-        name,
-        {
-            "project": site.project,
-            "zone": zone,
-            "cluster": site.cluster,
-            "namespace": site.namespace,
-            "store": site.store,
-        },
-    )
+    made = profiles.Profile.checked(name, settings)
     path = configuration.profiles_file()
     profiles.update(path, lambda there: there.create(made, replacing=True).use(name))
     output.note(f"saved the profile {name!r} and made it the current one")

@@ -59,8 +59,13 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
     if as_json:
         output.json_line("doctor", report.to_dict(), indent=2)
     else:
-        output.lines(_lines(report))
+        show(report)
     return 0 if report.healthy else 1
+
+
+def show(report: Report) -> None:
+    """Print the results of checks."""
+    output.lines(_lines(report))
 
 
 def _lines(report: Report) -> list[str]:

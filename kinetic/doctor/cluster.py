@@ -15,10 +15,11 @@ from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.request import Forbidden
-from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, rights, role
+from kinetic.aio.kubernetes.reviews import is_allowed, user_name
+from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights, role
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State, failed, ok, skipped, warning
-from kinetic.errors import AuthError, NotFound
+from kinetic.errors import NotFound
 
 GROUP = "cluster"
 
@@ -70,7 +71,7 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
     api = Api(await open_access(target, environ, ONCE), LIMITS)
     try:
         listing = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
-        await _is_allowed(api, listing)
+        await is_allowed(api, listing)
     finally:
         await api.aclose()
 
@@ -150,17 +151,17 @@ class Cluster:
 
     async def _permissions(self) -> Finding:
         wanted = rights(self._at.namespace)
-        allowed = await all_or_none(*(_is_allowed(self._api, one) for one in wanted))
+        allowed = await all_or_none(*(is_allowed(self._api, one) for one in wanted))
         missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
         if not missing:
             return ok(f"all {len(wanted)} that kinetic uses")
-        user = await self._user()
+        user = await user_name(self._api)
         first = {one.namespace: one for one in reversed(missing)}  # a Role for each namespace
         roles = "---\n".join(role(one, user) for one in reversed(first.values()))
         needed = any(self._is_needed(one) for one in missing)
         return Finding(
             State.FAILED if needed else State.WARNING,
-            f"missing: {'; '.join(_of_resource(missing))}",
+            f"missing: {'; '.join(by_resource(missing))}",
             f"an administrator of the cluster applies this (kubectl apply -f -):\n{roles}",
         )
 
@@ -174,13 +175,6 @@ class Cluster:
         if self._target.backend == "pathways" and right.group == SETS.get(self._kind_of_set):
             return True
         return right.resource not in NEEDED_BY
-
-    async def _user(self) -> str:
-        try:
-            answer = await _review(self._api, "authentication.k8s.io/v1", "SelfSubjectReview")
-        except (AuthError, NotFound):  # Kubernetes before 1.28 doesn't have it
-            return "YOU"
-        return str(answer["status"]["userInfo"].get("username") or "YOU")
 
     async def _service_account(self) -> Finding:
         name, namespace = self._at.service_account, self._at.namespace
@@ -309,37 +303,8 @@ def _check(
     return Check(name=name, group=GROUP, look=permitted, needs=(needs,), advice=advice)
 
 
-async def _is_allowed(api: Api, right: Right) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    attributes = {
-        "namespace": right.namespace,
-        "verb": right.verb,
-        "group": right.group,
-        "resource": resource,
-        "subresource": subresource,
-    }
-    spec = {"resourceAttributes": attributes}
-    answer = await _review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", spec=spec)
-    return bool(answer.get("status", {}).get("allowed"))
-
-
-async def _review(api: Api, group: str, kind: str, **more: Any) -> dict[str, Any]:
-    body = {"apiVersion": group, "kind": kind, **more}
-    return await api.call("POST", f"/apis/{group}/{kind.lower()}s", body=body)
-
-
 def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
-
-
-def _of_resource(missing: list[Right]) -> list[str]:
-    """Return a phrase for each resource, with its missing verbs and what needs them."""
-    verbs: dict[str, list[str]] = {}
-    for one in missing:
-        name = f"{one.resource}.{one.group}" if one.group else one.resource
-        what = NEEDED_BY.get(one.resource)
-        verbs.setdefault(f"{name} ({what})" if what else name, []).append(one.verb)
-    return [f"{', '.join(several)} {name}" for name, several in verbs.items()]
 
 
 def _conditions(node: dict[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import anyio.to_thread
 from kinetic import configuration
 from kinetic.doctor.checks import Check, Finding, Report, failed_by, ok, run_checks
 from kinetic.doctor.python import installation
-from kinetic.errors import ConfigurationError
+from kinetic.errors import ConfigurationError, KineticError
 
 __all__ = ["examine"]
 
@@ -103,9 +103,15 @@ async def _of_cluster(
     """Return the checks of a cluster and its buckets; *closing* closes their connections."""
     for module in ("backends.gke", "gcs.http"):  # half a second, off the event loop
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
-    from kinetic.aio.backends.gke import builds_url, placement, store_url
+    from kinetic.aio.backends.gke import (
+        builds_url,
+        open_store,
+        placement,
+        store_directory,
+        store_url,
+    )
     from kinetic.aio.gcs.http import EMULATOR
-    from kinetic.doctor.bucket import GROUP, Bucket
+    from kinetic.doctor.bucket import GROUP, LIMITS, Bucket
     from kinetic.doctor.cluster import Cluster
     from kinetic.doctor.google import Google
 
@@ -113,7 +119,8 @@ async def _of_cluster(
     on_gke = target.kube_context is None
     emulated = bool(environ.get(EMULATOR))
     credentials: tuple[str, ...] = ()
-    if on_gke or not emulated:
+    needs_google = not emulated and store_directory(target) is None
+    if on_gke or needs_google:
         google = Google(target, environ)
         closing.push_async_callback(google.aclose)
         checks += google.checks(project=on_gke)
@@ -123,13 +130,20 @@ async def _of_cluster(
     checks += cluster.checks(after=credentials if on_gke else ())
     buckets: dict[str, str] = {}
     try:
-        buckets["bucket"] = store_url(target)
+        kind = "bucket" if store_directory(target) is None else "directory"
+        buckets[kind] = store_url(target)
     except ConfigurationError as exc:
         checks.append(_settled("bucket", GROUP, failed_by(exc)))
     if on_gke and (builds := builds_url(target)):
         buckets["bucket of builds"] = builds
     for name, url in buckets.items():
-        bucket = await anyio.to_thread.run_sync(Bucket, name, url, environ)
+        try:
+            store = await anyio.to_thread.run_sync(open_store, url, environ, LIMITS)
+        except KineticError as exc:  # a directory that isn't there
+            checks.append(_settled(name, GROUP, failed_by(exc)))
+            continue
+        bucket = Bucket(name, store)
         closing.push_async_callback(bucket.aclose)
-        checks += bucket.checks(after=() if emulated else credentials)
+        is_local = emulated or not url.startswith("gs://")
+        checks += bucket.checks(after=() if is_local else credentials)
     return checks

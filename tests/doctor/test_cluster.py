@@ -111,6 +111,18 @@ async def test_a_right_that_only_some_jobs_need_is_a_warning(
     assert several["permissions"].state is State.FAILED
 
 
+async def test_a_directory_takes_the_place_of_the_bucket(
+    clustered: dict[str, str], tmp_path: Path
+) -> None:
+    """Then nobody asks for credentials of Google's."""
+    clustered["KINETIC_STORE"] = str(tmp_path)
+    del clustered["STORAGE_EMULATOR_HOST"]
+    report = await examine(environ=clustered)
+    assert report["directory: use"].state is State.OK
+    assert "credentials" not in {one.name for one in report.results}
+    assert not [*tmp_path.glob("doctor/*")]
+
+
 async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:
@@ -133,6 +145,7 @@ async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
         ("KINETIC_QUEUE", "none", "queue", "no queue 'none'", ""),
         ("KINETIC_STORE", "gs://kn-none", "bucket", "no bucket gs://kn-none", "bucket: use"),
         ("KINETIC_STORE", "", "bucket", "KINETIC_STORE", ""),
+        ("KINETIC_STORE", "/absent", "directory", "mount its volume", ""),
         ("KINETIC_KUBE_CONTEXT", "adnim", "access", "did you mean 'admin'?", "nodes"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -288,10 +289,10 @@ def test_a_shared_directory_is_mounted_at_its_own_path() -> None:
         job_manifest(order(store="shared:///app"), AT)
 
 
-def test_pods_run_as_the_owner_of_a_shared_directory(tmp_path: Path) -> None:
+def test_pods_run_as_the_user_who_submits_with_a_shared_directory(tmp_path: Path) -> None:
     environ = {"KINETIC_KUBE_CONTEXT": "mine", "KINETIC_STORE": str(tmp_path)}
     target = configuration.resolve(environ=environ)
-    assert gke.placement(target, environ).run_as_user == tmp_path.stat().st_uid
+    assert gke.placement(target, environ).run_as_user == os.geteuid()
     named = {**environ, "KINETIC_RUN_AS_USER": "7"}
     assert gke.placement(configuration.resolve(environ=named), named).run_as_user == 7
 

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from kinetic import configuration
 from kinetic._runner.protocol import directory_urls
+from kinetic.aio.gcs.http import Limits
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.images.container import ContainerImages
 from kinetic.aio.kubernetes.access import open_access
@@ -55,15 +56,16 @@ def opened_storage(
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
     """Return the placement of the pods of *target*.
 
-    With a store in a directory, pods run as its owner: objects are readable for their owner only.
+    With a store in a directory, pods run as the user of this process: objects are readable for
+    their owner only.
 
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
     """
     own = Placement()
     user = target.run_as_user
-    if user is None and (directory := store_directory(target)) is not None:
-        user = _owner_of(directory)
+    if user is None and store_directory(target) is not None:
+        user = os.geteuid()
     return Placement(
         namespace=target.namespace,
         service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
@@ -79,11 +81,16 @@ def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[Store, ContainerImages]:
     """Return the store of jobs at *url*, and the images, built with the project's other bucket."""
-    store, builds = _opened(url, environ), _opened(builds_url(target) or url, environ)
+    store, builds = open_store(url, environ), open_store(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 
 
-def _opened(url: str, environ: Mapping[str, str]) -> Store:
+def open_store(url: str, environ: Mapping[str, str], limits: Limits | None = None) -> Store:
+    """Open the bucket, or the shared directory, at *url*; *limits* are those of a bucket.
+
+    Raises:
+        ConfigurationError: There is no such directory on this machine.
+    """
     if (directory := directory_urls.directory_of(url)) is not None:
         if not os.path.isdir(directory):  # making it would hide that its volume isn't mounted
             raise ConfigurationError(
@@ -91,7 +98,7 @@ def _opened(url: str, environ: Mapping[str, str]) -> Store:
                 "create it"
             )
         return DirectoryStore(Path(directory), shared=True)
-    return GcsStore(url, environ)
+    return GcsStore(url, environ, limits=limits or Limits())
 
 
 def store_directory(target: configuration.Target) -> Path | None:
@@ -101,14 +108,6 @@ def store_directory(target: configuration.Target) -> Path | None:
     """
     named = target.store or ""
     return Path(named).expanduser() if named.startswith(("/", "~/")) else None
-
-
-def _owner_of(directory: Path) -> int:
-    """Return the user ID of the owner of *directory*; if it can't be read, this process's."""
-    try:
-        return directory.stat().st_uid
-    except OSError:
-        return os.geteuid()
 
 
 def store_url(target: configuration.Target) -> str:

@@ -2,11 +2,13 @@
 
 `site` has names, `setup` and `pools` say what is wanted, `apply` observes and changes, `plan`
 compares without I/O, `preflight` checks before the first write. `infrastructure` joins them, and
-`commands` has the coroutines behind the commands. May import the adapters.
+`commands` has the coroutines behind the commands. `join` joins a cluster that exists. May import
+the adapters and their compositions.
 """
 
 from kinetic.aio.infra.commands import add_pool, down, list_pools, remove_pool, status, up
 from kinetic.aio.infra.infrastructure import Infrastructure, Planned
+from kinetic.aio.infra.join import Join, Joining, init, target_of
 from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Change
@@ -15,14 +17,18 @@ from kinetic.aio.infra.site import Site
 __all__ = [
     "Change",
     "Infrastructure",
+    "Join",
+    "Joining",
     "Plan",
     "Planned",
     "Pool",
     "Site",
     "add_pool",
     "down",
+    "init",
     "list_pools",
     "remove_pool",
     "status",
+    "target_of",
     "up",
 ]

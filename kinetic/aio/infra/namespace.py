@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinetic.aio.infra.resources import Action, Change, differences
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.rights import binding_of, subject
 from kinetic.errors import NotFound
 
 MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
@@ -39,13 +41,11 @@ class Manifest:
         )
 
 
-def manifests(
-    namespace: str, account: str = "", submitters: Mapping[str, str] | None = None
-) -> tuple[Manifest, ...]:
+def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manifest, ...]:
     """Return the objects of *namespace*, the namespace first.
 
-    *account* is the service account of Google that the pods act as. *submitters* is the subject
-    that may submit jobs; without one, whoever administers the cluster does.
+    *account* is the service account of Google that the pods act as. *user* gets the permission to
+    submit jobs, by a binding of their own; without one, administrators of the cluster submit.
     """
     import yaml
 
@@ -61,21 +61,19 @@ def manifests(
         if kind == "ServiceAccount" and account:
             metadata["annotations"] = {"iam.gke.io/gcp-service-account": account}
         if kind == "RoleBinding" and metadata["name"] == "kinetic":
-            if submitters is None:
+            if not user:
                 continue
-            document = {**document, "subjects": [dict(submitters)]}
+            metadata["name"] = binding_of(user)
+            document = {**document, "subjects": [subject(user)]}
         if kind == "RoleBinding":
             subjects = [
-                {**one, "namespace": namespace} if one["kind"] == "ServiceAccount" else one
+                {"namespace": namespace, **one} if one["kind"] == "ServiceAccount" else one
                 for one in document["subjects"]
             ]
             document = {**document, "subjects": subjects}
         parent = PATHS[kind].format(namespace=namespace)
-        made.append(
-            Manifest(
-                path=f"{parent}/{metadata['name']}", document={**document, "metadata": metadata}
-            )
-        )
+        name = urllib.parse.quote(metadata["name"], safe="")
+        made.append(Manifest(path=f"{parent}/{name}", document={**document, "metadata": metadata}))
     return tuple(made)
 
 
@@ -84,18 +82,22 @@ async def compared(
 ) -> AsyncGenerator[tuple[Manifest, Change]]:
     """Yield each object with what to do about it."""
     for one in wanted:
-        change = one.change
-        try:
-            there = await api.call("GET", one.path)
-        except NotFound:
-            yield one, change
-            continue
-        found = [*differences(one.document, there)]
-        action = Action.UPDATE if found else Action.KEEP
-        yield (
-            one,
-            Change(action=action, kind=change.kind, name=change.name, reason="; ".join(found)),
-        )
+        yield one, await compare(api, one)
+
+
+async def compare(api: Api, one: Manifest) -> Change:
+    """Return what to do about *one*.
+
+    Raises:
+        Forbidden: You may not read it.
+    """
+    try:
+        there = await api.call("GET", one.path)
+    except NotFound:
+        return one.change
+    found = [*differences(one.document, there)]
+    action = Action.UPDATE if found else Action.KEEP
+    return replace(one.change, action=action, reason="; ".join(found))
 
 
 async def apply(api: Api, one: Manifest) -> None:
@@ -105,7 +107,7 @@ async def apply(api: Api, one: Manifest) -> None:
 
 
 def as_yaml(wanted: tuple[Manifest, ...]) -> str:
-    """Return them for whoever may apply them."""
+    """Return them as a file for an administrator."""
     import yaml
 
     documents = json.loads(json.dumps([one.document for one in wanted]))

@@ -165,6 +165,7 @@ class Action(enum.Enum):
     REMOVE = "remove"
     FOREIGN = "foreign"
     UNSEEN = "unseen"
+    ASK = "ask"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,16 @@ def rights(namespace: str) -> list[Right]:
     ]
 
 
+def by_resource(missing: Iterable[Right]) -> list[str]:
+    """Return a phrase for each resource, with its missing verbs and what needs them."""
+    verbs: dict[str, list[str]] = {}
+    for one in missing:
+        name = f"{one.resource}.{one.group}" if one.group else one.resource
+        what = NEEDED_BY.get(one.resource)
+        verbs.setdefault(f"{name} ({what})" if what else name, []).append(one.verb)
+    return [f"{', '.join(several)} {name}" for name, several in verbs.items()]
+
+
 def how_to_grant(right: Right, said: str) -> str:
     """Say how an administrator grants a missing *right*; *said*, the refusal, names the user."""
     found = re.search(r'User "(?P<user>[^"]*)"', said)
@@ -74,6 +85,11 @@ def how_to_grant(right: Right, said: str) -> str:
         f"{right.group!r}. {where}{login}An administrator of the cluster grants it, and all else "
         f"that kinetic needs, with `kubectl apply -f -` and this:\n{role(right, user)}"
     )
+
+
+def binding_of(user: str) -> str:
+    """Return the name of the binding of *user*; it may hold nearly anything but these two."""
+    return "kinetic-" + re.sub(r"[/%]", "-", user)
 
 
 def role(right: Right, user: str) -> str:
@@ -95,8 +111,6 @@ def role(right: Right, user: str) -> str:
     kind = "Role" if right.namespace else "ClusterRole"
     api = "rbac.authorization.k8s.io"
     place = {"namespace": right.namespace} if right.namespace else {}
-    # A binding's name may hold nearly anything but these two.
-    binding = "kinetic-" + re.sub(r"[/%]", "-", user)
     documents = (
         {
             "apiVersion": f"{api}/v1",
@@ -107,15 +121,16 @@ def role(right: Right, user: str) -> str:
         {
             "apiVersion": f"{api}/v1",
             "kind": f"{kind}Binding",
-            "metadata": {"name": binding, **place},
+            "metadata": {"name": binding_of(user), **place},
             "roleRef": {"apiGroup": api, "kind": kind, "name": "kinetic"},
-            "subjects": [_subject(user)],
+            "subjects": [subject(user)],
         },
     )
     return str(yaml.safe_dump_all(documents, default_flow_style=None, sort_keys=False, width=200))
 
 
-def _subject(user: str) -> dict[str, Any]:
+def subject(user: str) -> dict[str, Any]:
+    """Return *user* as a binding names them."""
     parts = user.split(":")
     if parts[:2] == ["system", "serviceaccount"] and len(parts) == 4:
         return {"kind": "ServiceAccount", "namespace": parts[2], "name": parts[3]}

@@ -147,17 +147,28 @@ class DirectoryStore:
             yield
         except KeyError:
             raise NotFound(f"there is no {name} in {self._objects.root}") from None
-        except PermissionError as exc:
-            raise AuthError(
-                f"{exc.filename or self._objects.root} can't be used: {exc.strerror}; make it "
-                "writable, or set KINETIC_HOME or KINETIC_STORE to a directory that is"
-            ) from exc
         except OSError as exc:
-            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            advice = "free some space, or set KINETIC_STORE to another disk" if full else "check it"
-            raise (StoreFull if full else BackendError)(
-                f"the store {self._objects.root} failed at {name}: {exc.strerror or exc}; {advice}"
-            ) from exc
+            raise self._failure(name, exc) from exc
+
+    def _failure(self, name: str, exc: OSError) -> BackendError:
+        root = self._objects.root
+        if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            return BackendError(
+                f"the file system of {root} makes no hard links, which a store needs "
+                f"({exc.strerror}); use a directory on another one"
+            )
+        if exc.errno == errno.EROFS:
+            return AuthError(f"the store {root} is read-only; mount it writable on this machine")
+        if isinstance(exc, PermissionError):
+            return AuthError(
+                f"{exc.filename or root} can't be used: {exc.strerror}; make it writable, or set "
+                "KINETIC_HOME or KINETIC_STORE to a directory that is"
+            )
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space, or set KINETIC_STORE to another disk" if full else "check it"
+        return (StoreFull if full else BackendError)(
+            f"the store {root} failed at {name}: {exc.strerror or exc}; {advice}"
+        )
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -1,0 +1,366 @@
+"""Join an existing cluster: check it, create what jobs need, print what you may not create."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import anyio.to_thread
+
+from kinetic._tasks import all_or_none
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._store_check import check_listing, check_use
+from kinetic.aio.backends.gke import open_store, store_directory, store_url
+from kinetic.aio.gcs.http import Limits as StoreLimits
+from kinetic.aio.infra.namespace import Manifest, apply, as_yaml, compare, manifests
+from kinetic.aio.infra.resources import Action, Change
+from kinetic.aio.infra.site import NAMESPACE
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.request import Forbidden, Request
+from kinetic.aio.kubernetes.reviews import is_allowed, user_name
+from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights
+from kinetic.configuration import DEFAULTS, Target, checked_zone
+from kinetic.errors import BackendError, ConfigurationError, NotFound
+
+ONCE = RetryPolicy(total_s=0.0)
+LIMITS = Limits(retry=ONCE, rights_s=0.0, connect_s=10.0, idle_s=20.0)
+STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=ONCE)
+"""No retries: a person waits, and can run the command again."""
+
+OLDEST = (1, 29)
+"""The first version of Kubernetes whose indexed Jobs have a limit for each index."""
+
+ENFORCED = "pod-security.kubernetes.io/enforce"
+NO_HOST_PATH = ("baseline", "restricted")
+"""The Pod Security Standards that refuse a hostPath."""
+
+
+def _silent(_: str) -> None:
+    """Ignore a line about a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What `init` found, and what it does or has done about each object.
+
+    ``user`` is your name in the cluster. ``manifest`` is YAML of the objects that an administrator
+    has to apply; empty if there are none.
+    """
+
+    target: Target
+    cluster: str
+    user: str
+    changes: tuple[Change, ...]
+    objects: tuple[Manifest, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Manifest, ...]:
+        """Return the objects to create or update."""
+        return self._with(Action.CREATE, Action.UPDATE)
+
+    @property
+    def manifest(self) -> str:
+        """Return the objects that you may not create, as YAML; empty if there are none."""
+        asked = self._with(Action.ASK)
+        return as_yaml(asked) if asked else ""
+
+    def _with(self, *actions: Action) -> tuple[Manifest, ...]:
+        pairs = zip(self.objects, self.changes, strict=True)
+        return tuple(one for one, change in pairs if change.action in actions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as ``--json`` shows it."""
+        return {
+            "cluster": self.cluster,
+            "namespace": self.target.namespace,
+            "store": self.target.store,
+            "user": self.user,
+            "changes": [one.to_dict() for one in self.changes],
+            "notes": list(self.notes),
+            "manifest": self.manifest,
+        }
+
+
+def target_of(
+    *,
+    kube_context: str | None = None,
+    project: str | None = None,
+    zone: str | None = None,
+    cluster: str | None = None,
+    namespace: str | None = None,
+    store: str | None = None,
+    store_claim: str | None = None,
+) -> Target:
+    """Return the target of these settings; variables and profiles don't count.
+
+    A bucket without a folder becomes ``gs://BUCKET/NAMESPACE``, as `up` sets it up.
+
+    Raises:
+        ConfigurationError: No cluster or store is named, or a name is malformed.
+    """
+    if not (kube_context or project):
+        raise ConfigurationError(
+            "no cluster is named; pass --kube-context NAME, or --project, --zone, and --cluster "
+            "of a GKE cluster"
+        )
+    target = Target(
+        backend="gke",
+        why="named",
+        project=project,
+        zone=checked_zone(zone, "zone"),
+        cluster=cluster or DEFAULTS["cluster"],
+        namespace=namespace or DEFAULTS["namespace"],
+        store=store,
+        base_image_repo=None,
+        output_dir=None,
+        kube_context=kube_context,
+        store_claim=store_claim,
+    )
+    if not NAMESPACE.fullmatch(target.namespace):
+        raise ConfigurationError(
+            f"{target.namespace!r} can't be a namespace's name; name one like 'team'"
+        )
+    directory, url = store_directory(target), store_url(target)
+    if store_claim and directory is None:
+        raise ConfigurationError("a claim needs a directory as the store, where pods mount it")
+    if directory is not None:
+        return replace(target, store=str(directory.absolute()))
+    bucket, _, folder = url.removeprefix("gs://").rstrip("/").partition("/")
+    return replace(target, store=f"gs://{bucket}/{folder or target.namespace}")
+
+
+class Join:
+    """Joins the cluster of *target*; *tell* receives a line about each step.
+
+    Use it as an async context manager, which closes its connections.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        tell: Callable[[str], None],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._target = target
+        self._tell = tell
+        self._environ = environ
+        self._opened: Api | None = None
+
+    async def __aenter__(self) -> Self:
+        self._opened = Api(await open_access(self._target, self._environ, ONCE), LIMITS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._api.aclose()
+
+    @property
+    def _api(self) -> Api:
+        assert self._opened is not None  # it is used within its block
+        return self._opened
+
+    async def plan(self) -> Joining:
+        """Check cluster and store, and plan what to create. The cluster isn't changed.
+
+        Raises:
+            ConfigurationError: The cluster or the store can't run jobs.
+            AuthError: Credentials are refused, or the store refuses you.
+            BackendError: The cluster or the store doesn't answer.
+        """
+        await self._check_cluster()
+        await self._check_store()
+        namespace = self._target.namespace
+        wanted = rights(namespace)
+        allowed = await all_or_none(*(is_allowed(self._api, one) for one in wanted))
+        missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
+        needed = [one for one in missing if one.resource not in NEEDED_BY]
+        user = await user_name(self._api)
+        objects = manifests(namespace, user=user if needed else "")
+        changes = await self._changes(objects, complete=not needed)
+        return Joining(
+            target=self._target,
+            cluster=self._api.cluster,
+            user=user,
+            changes=tuple(changes),
+            objects=objects,
+            notes=tuple(_notes(missing, changes)),
+        )
+
+    async def everything(self) -> str:
+        """Return YAML of all that `plan` looks for, with the right of this user to submit jobs."""
+        return as_yaml(manifests(self._target.namespace, user=await user_name(self._api)))
+
+    async def apply(self, planned: Joining) -> Joining:
+        """Create and update the objects of the plan; return what was done.
+
+        An administrator has to apply those that the API server refuses.
+
+        Cancelled: what was created stays; run it again to continue.
+        """
+        done = list(planned.changes)
+        for one in planned.steps:
+            at = planned.objects.index(one)
+            try:
+                await apply(self._api, one)
+            except Forbidden as refusal:  # a user can't grant permissions that they lack
+                reason = str(refusal).splitlines()[0]
+                done[at] = replace(done[at], action=Action.ASK, reason=reason)
+            else:
+                self._tell(f"{done[at].kind} {done[at].name} is ready")
+        return replace(planned, changes=tuple(done))
+
+    async def _check_cluster(self) -> None:
+        version = await self._api.call("GET", "/version")
+        said = str(version.get("gitVersion") or "")
+        found = re.match(r"v?(\d+)\.(\d+)", said)
+        if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+            raise ConfigurationError(
+                f"{self._api.cluster} runs Kubernetes {said}, and jobs need "
+                f"{'.'.join(map(str, OLDEST))} or later; upgrade it"
+            )
+        jobs = await self._api.call("GET", "/apis/batch/v1")
+        if not any(one.get("name") == "jobs" for one in jobs.get("resources") or ()):
+            raise ConfigurationError(f"{self._api.cluster} has no Jobs (batch/v1)")
+        await self._check_security()
+        self._tell(f"{self._api.cluster} answers: Kubernetes {said or 'of an unknown version'}")
+
+    async def _check_security(self) -> None:
+        """Refuse a namespace that would refuse every pod, because it mounts a path of its node."""
+        if store_directory(self._target) is None or self._target.store_claim:
+            return
+        name = self._target.namespace
+        try:
+            found = await self._api.call("GET", f"/api/v1/namespaces/{name}")
+        except (NotFound, Forbidden):
+            return
+        labels: dict[str, str] = found["metadata"].get("labels") or {}
+        if (standard := labels.get(ENFORCED)) in NO_HOST_PATH:
+            raise ConfigurationError(
+                f"the namespace {name!r} enforces the Pod Security Standard {standard!r}, which "
+                "refuses pods that mount a path of their node; name another namespace, or a "
+                "PersistentVolumeClaim that holds the directory (--store-claim)"
+            )
+
+    async def _check_store(self) -> None:
+        url = store_url(self._target)
+        store = await anyio.to_thread.run_sync(open_store, url, self._environ, STORE_LIMITS)
+        async with aclosing(store):
+            await check_listing(store)
+            if not await check_use(store):
+                raise BackendError(
+                    f"the store {store.url} doesn't keep what was created first; use another"
+                )
+        self._tell(f"objects can be written, read, and removed in {self._target.store}")
+
+    async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
+        """Return what to do about each of *objects*; *complete*: you may submit jobs already."""
+        seen = [await self._seen(one) for one in objects]
+        changes: list[Change] = []
+        for one, there in zip(objects, seen, strict=True):
+            kept = there is not None and there.action is Action.KEEP
+            absent = bool(changes) and changes[0].action is Action.ASK  # the namespace itself
+            may = not kept and not absent and await self._may(one, there)
+            changes.append(decided(one, there, may=may, complete=complete))
+        return changes
+
+    async def _seen(self, one: Manifest) -> Change | None:
+        """Return what to do about *one*; None if you may not read it."""
+        try:
+            return await compare(self._api, one)
+        except Forbidden:
+            return None
+
+    async def _may(self, one: Manifest, there: Change | None) -> bool:
+        patch = Request(method="PATCH", path=one.path).right
+        create = replace(patch, verb="create", name="")
+        asked = [patch] if there is not None and there.action is Action.UPDATE else [patch, create]
+        return all(await all_or_none(*(is_allowed(self._api, right) for right in asked)))
+
+
+def decided(one: Manifest, there: Change | None, *, may: bool, complete: bool) -> Change:
+    """Return what to do about *one*.
+
+    Args:
+        one: The object.
+        there: The result of its comparison; None if you may not read it.
+        may: You may create or update it.
+        complete: You may do all that submitting jobs takes.
+    """
+    if there is None and complete:
+        reason = "you may not read it; a job will show whether it is there"
+        return replace(one.change, action=Action.UNSEEN, reason=reason)
+    wanted = there or one.change
+    if wanted.action is Action.KEEP or may:
+        return wanted
+    return replace(wanted, action=Action.ASK, reason="you may not create it")
+
+
+def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
+    optional = [one for one in missing if one.resource in NEEDED_BY]
+    if optional:
+        yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
+    if hidden := [one for one in changes if one.action is Action.UNSEEN]:
+        yield f"you may not read {', '.join(f'{one.kind} {one.name}' for one in hidden)}"
+
+
+async def init(
+    *,
+    kube_context: str | None = None,
+    project: str | None = None,
+    zone: str | None = None,
+    cluster: str | None = None,
+    namespace: str | None = None,
+    store: str | None = None,
+    store_claim: str | None = None,
+    preview: bool = False,
+    tell: Callable[[str], None] = _silent,
+    environ: Mapping[str, str] = os.environ,
+) -> Joining:
+    """Join a cluster that exists: check it, and create what jobs need in a namespace.
+
+    Args:
+        kube_context: A context of the kubeconfig. Default: the GKE cluster of the next three.
+        project, zone, cluster: A GKE cluster. Default: zone ``us-central1-a``, cluster
+            ``kinetic-cluster``.
+        namespace: The Kubernetes namespace of the jobs. Default: ``default``.
+        store: ``gs://BUCKET``, which becomes ``gs://BUCKET/NAMESPACE``, or the absolute path of a
+            directory that all nodes mount. Default: the bucket that `up` makes for the cluster.
+        store_claim: The PersistentVolumeClaim that holds that directory. Default: pods mount the
+            same path of their node.
+        preview: Check and plan, and create nothing. Default: False.
+        tell: Receives one line about each step.
+        environ: The environment. Default: that of this process.
+
+    Returns:
+        The action on each object. Its ``manifest`` has those that you may not create.
+
+    Raises:
+        ConfigurationError: No such context or cluster exists, or it can't run jobs.
+        AuthError: Credentials are refused, or the store refuses you.
+        BackendError: The cluster or the store doesn't answer.
+
+    Cancelled: what was created stays; run it again to continue.
+
+    Example::
+
+        joined = await infra.init(kube_context="kind-kind", store="/shared/kinetic")
+        print(joined.manifest)
+    """
+    target = target_of(
+        kube_context=kube_context,
+        project=project,
+        zone=zone,
+        cluster=cluster,
+        namespace=namespace,
+        store=store,
+        store_claim=store_claim,
+    )
+    async with Join(target, tell=tell, environ=environ) as join:
+        planned = await join.plan()
+        return planned if preview else await join.apply(planned)

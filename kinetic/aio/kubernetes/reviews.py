@@ -1,0 +1,39 @@
+"""Ask an API server what these credentials may do, and who they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.rights import Right
+from kinetic.errors import AuthError, NotFound
+
+
+async def is_allowed(api: Api, right: Right) -> bool:
+    """Return whether these credentials have *right*."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "namespace": right.namespace,
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": right.name,
+    }
+    spec = {"resourceAttributes": attributes}
+    answer = await _review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", spec=spec)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+async def user_name(api: Api) -> str:
+    """Return the name of these credentials' user; ``YOU`` if the server can't tell."""
+    try:
+        answer = await _review(api, "authentication.k8s.io/v1", "SelfSubjectReview")
+    except (AuthError, NotFound):  # Kubernetes before 1.28 doesn't have it
+        return "YOU"
+    return str(answer["status"]["userInfo"].get("username") or "YOU")
+
+
+async def _review(api: Api, group: str, kind: str, **more: Any) -> dict[str, Any]:
+    body = {"apiVersion": group, "kind": kind, **more}
+    return await api.call("POST", f"/apis/{group}/{kind.lower()}s", body=body)

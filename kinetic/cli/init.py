@@ -1,0 +1,186 @@
+"""``kinetic init``: join a cluster that exists."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.client import json_option, run_async
+from kinetic.cli.clusters import MARKS, save_profile
+from kinetic.cli.jobs import yes_option
+
+if TYPE_CHECKING:
+    from kinetic.aio.infra import Joining
+    from kinetic.configuration import Target
+
+NO_ACCESS = 4
+"""The exit code if an administrator has to apply something first."""
+
+SAVED = ("project", "namespace", "store", "store_claim", "kube_context")
+"""The settings of the saved profile; zone and cluster only without a context."""
+
+
+@click.command(short_help="Join a cluster that exists, also one on your own machine.")
+@click.option(
+    "--kube-context",
+    metavar="NAME",
+    help="Context of the kubeconfig. Default: the GKE cluster of the next three options.",
+)
+@click.option("--project", metavar="TEXT", help="Google Cloud project.")
+@click.option("--zone", metavar="TEXT", help="Zone of the GKE cluster. Default: us-central1-a.")
+@click.option(
+    "--cluster", metavar="TEXT", help="Name of the GKE cluster. Default: kinetic-cluster."
+)
+@click.option(
+    "--namespace", metavar="TEXT", help="Kubernetes namespace of the jobs. Default: default."
+)
+@click.option(
+    "--store",
+    metavar="TEXT",
+    help="gs://BUCKET, or a directory that all nodes mount at the same path. "
+    "Default: the bucket of `kinetic up`.",
+)
+@click.option(
+    "--store-claim",
+    metavar="NAME",
+    help="PersistentVolumeClaim that holds the directory. Default: the same path of each node.",
+)
+@click.option(
+    "--profile-name",
+    metavar="NAME",
+    help="Name of the saved profile. Default: that of the context or cluster.",
+)
+@click.option("--run-job", is_flag=True, help="At the end, run a tiny job and time its steps.")
+@click.option("--image", metavar="IMAGE", help="Container image for --run-job.")
+@click.option(
+    "--print",
+    "prints",
+    is_flag=True,
+    help="Print all objects as YAML for an administrator; create and save nothing.",
+)
+@yes_option
+@json_option
+def init(
+    kube_context: str | None,
+    project: str | None,
+    zone: str | None,
+    cluster: str | None,
+    namespace: str | None,
+    store: str | None,
+    store_claim: str | None,
+    profile_name: str | None,
+    run_job: bool,
+    image: str | None,
+    prints: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Check a cluster, create what jobs need in a namespace, and save a profile for it.
+
+    It prints what you may not create as YAML for an administrator, and exits with 4. Run it again
+    after they have applied it.
+    """
+    from kinetic.aio.infra import target_of
+
+    if run_job and not (image or project):
+        raise click.UsageError("--run-job needs --image: without --project, kinetic builds none")
+    target = target_of(
+        kube_context=kube_context,
+        project=project,
+        zone=zone,
+        cluster=cluster,
+        namespace=namespace,
+        store=store,
+        store_claim=store_claim,
+    )
+    if prints:
+        output.lines(run_async(_everything(target)).splitlines())
+        return 0
+    joined = run_async(_joined(target, yes=yes, as_json=as_json))
+    if manifest := joined.manifest:
+        if not as_json:
+            output.lines(manifest.splitlines())
+        output.note(
+            f"an administrator of the cluster applies this for {joined.user!r} (kubectl apply "
+            "-f -); then run the command again"
+        )
+        return NO_ACCESS
+    settings = {name: getattr(target, name) for name in SAVED}
+    if kube_context is None:
+        settings |= {"zone": target.zone, "cluster": target.cluster}
+    save_profile(profile_name or _profile_of(kube_context or target.cluster), settings)
+    for name, value in settings.items():
+        variable = f"KINETIC_{name.upper()}"
+        if (other := os.environ.get(variable)) and other != value:
+            output.note(f"{variable} is set and takes precedence over the profile")
+    return _ran(target, image) if run_job else 0
+
+
+async def _everything(target: Target) -> str:
+    from kinetic.aio.infra import Join
+
+    async with Join(target, tell=output.note) as join:
+        return await join.everything()
+
+
+async def _joined(target: Target, *, yes: bool, as_json: bool) -> Joining:
+    import functools
+
+    import anyio.to_thread
+
+    from kinetic.aio.infra import Join
+
+    async with Join(target, tell=output.note) as join:
+        planned = await join.plan()
+        for note in planned.notes:
+            output.note(note)
+        if not as_json:
+            output.lines(_lines(planned))
+        if planned.steps:
+            question = f"Create these in {planned.cluster}?"
+            await anyio.to_thread.run_sync(functools.partial(output.confirm, question, yes=yes))
+        done = await join.apply(planned)
+        if as_json:
+            output.json_line("init", done.to_dict(), indent=2)
+        return done
+
+
+def _lines(planned: Joining) -> list[str]:
+    """Return a line per object that isn't as planned, and a summary."""
+    lines: list[str] = []
+    for one in planned.changes:
+        if one.action.value == "keep":
+            continue
+        mark = MARKS.get(one.action.value, "!")
+        lines.append(f"{mark} {one.action.value:<8} {one.kind} {one.name}")
+        if one.reason:
+            lines.append(f"             {one.reason}")
+    count = len(planned.steps)
+    return [*lines, f"{count} to create or update" if count else "nothing to create"]
+
+
+def _profile_of(name: str) -> str:
+    """Return the name of a context or cluster as the name of a profile."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:64] or "cluster"
+
+
+def _ran(target: Target, image: str | None) -> int:
+    """Run a tiny job on *target*; return the exit code."""
+    from kinetic.cli.doctor import show
+    from kinetic.doctor.checks import run_checks
+    from kinetic.doctor.trial import trial
+
+    # The job's client reads these from the environment, which may name another cluster.
+    for name in ("kube_context", "store_claim"):
+        variable, value = f"KINETIC_{name.upper()}", getattr(target, name)
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    report = run_async(run_checks([trial(target, image, after=())]))
+    show(report)
+    return 0 if report.healthy else 1

@@ -1,0 +1,257 @@
+"""Join a cluster that exists: the control plane of the tests, with a directory as the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+import yaml
+
+import kinetic
+from kinetic import aio, errors
+from kinetic.aio import infra
+from kinetic.aio.infra.join import decided, target_of
+from kinetic.aio.infra.namespace import apply, manifests
+from kinetic.aio.infra.resources import Action
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.errors import ConfigurationError
+from tests.cluster.fixtures import IMAGE, Namespace, control_plane, kubelet, namespace, nodes
+from tests.cluster.rights import await_granted
+
+__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
+
+on_cluster = pytest.mark.timeout(180)
+DEADLINE_S = 120.0
+
+
+@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+def double(x: int) -> int:
+    return 2 * x
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    place = tmp_path / "store"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def fresh(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a namespace that doesn't exist yet; the kubeconfig is that of this process."""
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    name = f"{namespace.name}-new"
+    yield name
+    namespace.admin.call("DELETE", f"/api/v1/namespaces/{name}")
+    namespace.kubelet.purge(name)
+
+
+def actions(joined: infra.Joining) -> set[str]:
+    return {one.action.value for one in joined.changes}
+
+
+async def run_there(context: str, name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job and a batch, by the settings that `init` saves."""
+    for key, value in {
+        "KINETIC_KUBE_CONTEXT": context,
+        "KINETIC_NAMESPACE": name,
+        "KINETIC_STORE": str(store),
+        "KINETIC_PACKAGE_ROOT": str(Path(__file__).parent),
+    }.items():
+        monkeypatch.setenv(key, value)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        assert await client.run(double, 2) == 4
+        batch = await client.run_async_map(double, range(2), progress=False)
+        assert await batch.results() == [0, 2]
+
+
+@on_cluster
+async def test_an_administrator_creates_what_is_missing_once(
+    fresh: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: dict[str, Any] = {"kube_context": "admin", "namespace": fresh, "store": str(store)}
+    planned = await infra.init(**where, preview=True)
+    assert actions(planned) == {"create"}
+    joined = await infra.init(**where)
+    assert joined.user == "admin" and not joined.manifest
+    again = await infra.init(**where)
+    assert actions(again) == {"keep"}
+    assert not [*store.glob("doctor/*")]
+    await run_there("admin", fresh, store, monkeypatch)
+
+
+@on_cluster
+async def test_what_a_user_may_not_create_is_enough_as_a_manifest(
+    fresh: str, namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An administrator applies it with our own client; then the user joins, and jobs run."""
+    where: dict[str, Any] = {"kube_context": "dev", "namespace": fresh, "store": str(store)}
+    joined = await infra.init(**where)
+    assert actions(joined) == {"ask"}
+    wanted = manifests(fresh, user="dev")
+    printed = [*yaml.safe_load_all(joined.manifest)]
+    assert printed == [one.document for one in wanted]
+    admin = target_of(kube_context="admin", store=str(store))
+    api = Api(await open_access(admin, os.environ))
+    try:
+        for one in wanted:
+            await apply(api, one)
+    finally:
+        await api.aclose()
+    (role,) = [one for one in printed if one["kind"] == "Role" and len(one["rules"]) > 1]
+    built_in = [one for one in role["rules"] if one["apiGroups"] in ([""], ["batch"])]
+    place = Namespace(
+        name=fresh,
+        admin=namespace.admin,
+        kubeconfig=namespace.kubeconfig,
+        kubelet=namespace.kubelet,
+        control_plane=namespace.control_plane,
+    )
+    await asyncio.to_thread(await_granted, place, {"rules": built_in}, "dev")
+    joined = await infra.init(**where)
+    assert actions(joined) == {"unseen"} and not joined.manifest
+    assert "nodes" in " ".join(joined.notes)
+    await run_there("dev", fresh, store, monkeypatch)
+
+
+@on_cluster
+async def test_a_namespace_that_refuses_host_paths_needs_a_claim(
+    namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
+    path = f"/api/v1/namespaces/{namespace.name}"
+    namespace.admin.call("PATCH", path, {"metadata": {"labels": labels}})
+    where: dict[str, Any] = {"kube_context": "admin", "namespace": namespace.name}
+    with pytest.raises(ConfigurationError, match="'baseline'"):
+        await infra.init(**where, store=str(store))
+    planned = await infra.init(**where, store=str(store), store_claim="results", preview=True)
+    assert planned.target.store_claim == "results"
+
+
+@on_cluster
+async def test_what_is_wrong_is_one_clear_error(
+    namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    with pytest.raises(ConfigurationError, match=r"nowhere.*admin"):
+        await infra.init(kube_context="nowhere", store=str(store))
+    for wrong in (tmp_path / "absent", Path("/dev/null")):
+        with pytest.raises(ConfigurationError, match="mount its volume"):
+            await infra.init(kube_context="admin", store=str(wrong))
+    with pytest.raises(errors.AuthError, match="/sys/kernel"):  # which even root can't write to
+        await infra.init(kube_context="admin", store="/sys/kernel")
+    config = json.loads(namespace.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1"):
+        await infra.init(kube_context="admin", store=str(store))
+
+
+class Console:
+    """Runs the command `kinetic` in processes."""
+
+    def __init__(self, namespace: Namespace, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "KINETIC_HOME": str(folder / "home"),
+            "KUBECONFIG": str(namespace.kubeconfig),
+        }
+
+    async def run(self, *arguments: str, ends: int = 0) -> tuple[str, str]:
+        """Return what the command prints on both streams; it has to end with *ends*."""
+
+        def process() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "kinetic", *arguments],
+                env=self.environ,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+
+        ended = await anyio.to_thread.run_sync(process)
+        assert ended.returncode == ends, ended.stdout + ended.stderr
+        return ended.stdout, ended.stderr
+
+
+@pytest.fixture
+def console(namespace: Namespace, tmp_path: Path) -> Console:
+    return Console(namespace, tmp_path)
+
+
+@on_cluster
+async def test_the_command_saves_a_profile_and_runs_a_job(
+    console: Console, namespace: Namespace, store: Path
+) -> None:
+    where = ("--namespace", namespace.name, "--store", str(store))
+    said, noted = await console.run(
+        "init", "--kube-context", "admin", *where, "--run-job", "--image", IMAGE
+    )
+    assert "+ create   Role kinetic" in said and "it ran Python" in said
+    assert "saved the profile 'admin'" in noted
+    shown: dict[str, Any] = json.loads((await console.run("profile", "show", "--json"))[0])
+    assert shown["store"] == str(store) and shown["kube_context"] == "admin"
+    said, _ = await console.run("init", "--kube-context", "admin", *where)
+    assert said == "nothing to create\n"
+
+
+@on_cluster
+async def test_the_command_prints_the_manifest_and_ends_with_a_code(
+    console: Console, namespace: Namespace, store: Path
+) -> None:
+    where = ("--kube-context", "dev", "--namespace", namespace.name, "--store", str(store))
+    said, noted = await console.run("init", *where, ends=4)
+    assert "kind: RoleBinding" in said and "'dev'" in noted
+    assert "no profile" in (await console.run("profile", "show", ends=2))[1]
+    printed, _ = await console.run("init", *where, "--print")
+    documents = [*yaml.safe_load_all(printed)]
+    assert documents == [one.document for one in manifests(namespace.name, user="dev")]
+
+
+def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
+    def store_of(store: str | None, **more: Any) -> str | None:
+        return target_of(namespace="team", store=store, **more).store
+
+    assert store_of("gs://b", kube_context="c") == "gs://b/team"
+    assert store_of("b", kube_context="c") == "gs://b/team"
+    assert store_of("gs://b/mine/", kube_context="c") == "gs://b/mine"
+    assert store_of("/srv/k", kube_context="c") == "/srv/k"
+    assert store_of(None, project="acme-1", cluster="lab") == "gs://acme-1-kn-lab-jobs/team"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"store": "gs://b"}, "--kube-context"),
+        ({"kube_context": "c"}, "KINETIC_STORE"),
+        ({"kube_context": "c", "store": "a/b"}, "absolute path"),
+        ({"kube_context": "c", "store": "gs://b", "namespace": "A b"}, "namespace"),
+        ({"kube_context": "c", "store": "gs://b", "store_claim": "x"}, "claim"),
+    ],
+)
+def test_settings_that_make_no_target_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        target_of(**given)
+
+
+def test_an_object_that_you_may_not_read_counts_as_there_only_if_you_may_submit() -> None:
+    (one, *_) = manifests("team")
+    assert decided(one, None, may=False, complete=True).action is Action.UNSEEN
+    assert decided(one, None, may=False, complete=False).action is Action.ASK
+    assert decided(one, None, may=True, complete=False).action is Action.CREATE
+    assert decided(one, one.change, may=False, complete=True).action is Action.ASK
