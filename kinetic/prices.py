@@ -123,7 +123,7 @@ def price_of(
         return None
     by_chip = accelerator.kind == "tpu"
     known = _listed()["chips" if by_chip else "machines"]
-    region = zone.rpartition("-")[0] or zone
+    region = "-".join(zone.split("-")[:2])
     figure = known.get(accelerator.name if by_chip else accelerator.machine, {}).get(region)
     if figure is None:
         return None

@@ -122,7 +122,7 @@ def up(
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool
 
-    pools = tuple(Pool(accelerator=parse(one), least=min_nodes) for one in accelerators)
+    pools = tuple(Pool(accelerator=parse(one), min_nodes=min_nodes) for one in accelerators)
 
     async def plan(infra: Infrastructure) -> Planned:
         return await infra.plan_up(
@@ -238,7 +238,7 @@ def _add(
     from kinetic.aio.infra import Pool
 
     wanted: Pool = Pool(
-        accelerator=parse(accelerator, spot=spot), least=min_nodes, reservation=reservation
+        accelerator=parse(accelerator, spot=spot), min_nodes=min_nodes, reservation=reservation
     )
 
     async def plan(infra: Infrastructure) -> Planned:

@@ -130,7 +130,9 @@ class Google:
 
     ``looks`` is how many times an operation is looked at before it ends. ``unknown`` is how many
     requests don't know a new service account yet; ``enabling`` those that an enabled API refuses.
-    ``busy`` is how often a cluster refuses a change. ``stockout`` has zones without capacity.
+    ``busy`` is how often a cluster refuses a change, ``broken`` why it refuses all of them, and
+    ``refused`` counts refusals; ``strict`` lets one operation at a time run on a cluster.
+    ``stockout`` has zones without capacity.
     ``on_write`` is called before and after each write takes effect.
     """
 
@@ -138,12 +140,16 @@ class Google:
     enabled: set[str] = field(default_factory=set[str])
     permissions: set[str] | None = None
     billing: bool = True
+    state: str = "ACTIVE"
     machines: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     looks: int = 1
     unknown: int = 0
     enabling: int = 0
     busy: int = 0
+    broken: str = ""
+    strict: bool = False
+    refused: int = 0
     conflicts: int = 0
     in_use: int = 0
     stockout: dict[str, str] = field(default_factory=dict[str, str])
@@ -253,6 +259,23 @@ class Google:
         if "/operations/" in path:
             return self._operation(key)
         match name, action:
+            case "cloudresourcemanager", "get":
+                return {"projectId": self.project, "state": self.state}
+            case "compute", "aggregatedList":
+                wanted = re.search(r'name = "(.*?)"', request.query["filter"])
+                assert wanted is not None
+                return {
+                    "items": {
+                        f"zones/{zone}": {"machineTypes": [{"name": wanted[1]}]}
+                        for zone, there in self.machines.items()
+                        if wanted[1] in there
+                    }
+                }
+            case "compute", "get" if "/machineTypes/" in path:
+                zone, _, machine = path.split("/")[-3:]
+                if machine not in self.machines.get(zone, ()):
+                    return refusal(404, "NOT_FOUND", machine, reason="notFound")
+                return {"name": machine}
             case "compute", "list" if path.endswith("/machineTypes"):
                 zone = path.split("/")[-2]
                 if zone not in self.machines:
@@ -308,8 +331,9 @@ class Google:
         of = path.removesuffix("/iam").partition(":")[0]
         key = f"{name}{of}"
         policy = self.policies.setdefault(key, {"etag": "AAAA", "bindings": []})
-        if name == "iam" and key not in self.documents:
-            return refusal(404, "NOT_FOUND", f"service account {of} does not exist")
+        if name == "iam" and (key not in self.documents or self._is_young(key)):
+            words = f"Permission '{request.path}' denied on resource (or it may not exist)."
+            return refusal(403, "PERMISSION_DENIED", words)
         writes = path.endswith(":setIamPolicy") or request.method == "PUT"
         if not writes:
             return policy
@@ -364,6 +388,10 @@ class Google:
         if foreign := document.get("_foreign"):
             return refusal(403, "PERMISSION_DENIED", str(foreign))
         self._progress(key)
+        if "_leaves" in document:
+            document["_leaves"] -= 1
+            if document["_leaves"] < 0:
+                del self.documents[key]
         return self._copy(key) if key in self.documents else refusal(404, "NOT_FOUND", "it is gone")
 
     def _list(self, name: str, key: str) -> dict[str, Any]:
@@ -399,8 +427,11 @@ class Google:
         path = f"{key}/{title}"
         if path in self.documents:
             return refusal(409, "ALREADY_EXISTS", f"{title} already exists")
-        if name == "container" and self.busy > 0:
-            self.busy -= 1
+        if name == "container" and self.broken:
+            return refusal(400, "FAILED_PRECONDITION", self.broken)
+        if name == "container" and (self.busy > 0 or (self.strict and self._is_busy(path))):
+            self.busy -= self.busy > 0
+            self.refused += 1
             return refusal(
                 400, "FAILED_PRECONDITION", "Operation op-7 is currently upgrading the cluster"
             )
@@ -437,6 +468,13 @@ class Google:
                         "status": "RUNNING",
                     }
         return self._begin(name, path)
+
+    def _is_busy(self, path: str) -> bool:
+        of = path.partition("/nodePools")[0]
+        return any(
+            one["_left"] > 0 and one["_target"].partition("/nodePools")[0] == of
+            for one in self.operations.values()
+        )
 
     def _delete(self, name: str, key: str) -> dict[str, Any] | web.Response:
         if key not in self.documents:
@@ -486,9 +524,8 @@ class Google:
             info = {"reason": "GCE_STOCKOUT", "metadatas": {"zonesAvailable": stockout}}
             self.operations[key]["_error"] = {
                 "code": 8,
-                "message": "GCE_STOCKOUT: no capacity in the zone",
+                "message": "Google Compute Engine: the zone has not enough resources",
                 "details": [info],
-                "status": "GCE_STOCKOUT",
             }
         return self._settle(key)
 

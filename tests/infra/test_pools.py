@@ -35,12 +35,12 @@ async def test_a_pool_is_added_once(infra: Infrastructure, google: Google, name:
 
 
 async def test_a_slice_of_several_hosts_is_all_of_its_pool(infra: Infrastructure) -> None:
-    pool = Pool(accelerator=parse("tpu-v6e-16"), least=4)
+    pool = Pool(accelerator=parse("tpu-v6e-16"), min_nodes=4)
     sent = body(infra.site, pool)
     assert sent["autoscaling"]["totalMaxNodeCount"] == pool.accelerator.hosts == 4
     assert sent["placementPolicy"] == {"type": "COMPACT", "tpuTopology": "4x4"}
     with pytest.raises(ConfigurationError, match="0 or 4"):
-        Pool(accelerator=parse("tpu-v6e-16"), least=2)
+        Pool(accelerator=parse("tpu-v6e-16"), min_nodes=2)
 
 
 async def test_gpus_get_their_driver(infra: Infrastructure) -> None:
@@ -113,7 +113,7 @@ async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, googl
     pool = await add(infra, "tpu-v6e-16:spot")
     (found,) = [one for one in await infra.list_pools() if one["name"] == pool.name]
     assert (found["topology"], found["spot"], found["max_nodes"]) == ("4x4", True, 4)
-    planned = await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), least=4))
+    planned = await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), min_nodes=4))
     assert [one.action for one in planned.plan.changes] == [Action.UPDATE]
     await infra.apply(planned)
     assert google.documents[f"{POOLS}/{pool.name}"]["autoscaling"]["totalMinNodeCount"] == 4

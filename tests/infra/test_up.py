@@ -200,14 +200,14 @@ async def test_what_passes_is_waited_for(infra: Infrastructure, google: Google, 
     await up(infra)
     assert not (await infra.plan_up()).plan.steps
     if trap == "conflicts":
-        policy = google.policies["cloudresourcemanager/v3/projects/acme-1"]
-        assert sum(one["role"] == "roles/viewer" for one in policy["bindings"]) > 0
+        bindings = [one for policy in google.policies.values() for one in policy["bindings"]]
+        assert sum(one["role"] == "roles/viewer" for one in bindings) == 3
 
 
 async def test_a_cluster_that_is_broken_is_told(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
-    cluster |= {"status": "ERROR", "conditions": [{"message": "the subnet is full"}]}
+    cluster |= {"status": "DEGRADED", "conditions": [{"message": "the subnet is full"}]}
     planned = await infra.plan_up()
     found = next(one for one in planned.plan.changes if one.kind == "cluster")
     assert found.action is Action.DIFFERS

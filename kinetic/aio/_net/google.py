@@ -41,15 +41,22 @@ class GoogleRequest:
 class OperationFailed(Exception):
     """A long-running operation ended with an error; it stays within the adapter.
 
-    ``error`` is Google's own document about it. ``code`` is its reason, such as ``GCE_STOCKOUT``.
+    ``error`` is Google's own document about it. ``codes`` are its machine-readable reasons, such
+    as ``GCE_STOCKOUT``: compute has them in its errors, container in details and conditions.
     """
 
-    def __init__(self, error: Mapping[str, Any]) -> None:
+    def __init__(self, operation: Mapping[str, Any]) -> None:
+        error: Mapping[str, Any] = operation["error"]
         errors = cast("list[dict[str, Any]]", error.get("errors") or [])
         first = errors[0] if errors else error
         super().__init__(str(first.get("message") or error.get("message") or error))
         self.error = error
-        self.code = str(first.get("code") or error.get("status") or "")
+        about: list[dict[str, Any]] = [*errors, *(error.get("details") or ())]
+        for conditions in ("clusterConditions", "nodepoolConditions"):
+            about += operation.get(conditions) or ()
+        self.codes = frozenset(
+            str(one[field]) for one in about for field in ("code", "reason") if one.get(field)
+        )
 
 
 def reasons(refusal: HttpError) -> frozenset[str]:
@@ -159,8 +166,8 @@ class GoogleClient:
         while not _has_ended(operation):
             await asyncio.sleep(next(pauses))
             operation = await self.call(_look(api, operation))
-        if error := operation.get("error"):
-            raise OperationFailed(error)
+        if operation.get("error"):
+            raise OperationFailed(operation)
         return operation
 
     def _server(self, api: str) -> str:

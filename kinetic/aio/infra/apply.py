@@ -44,6 +44,12 @@ BUSY_S = 3600.0
 RELEASED_S = 600.0
 """How long GKE may take to remove what it made in a network."""
 
+UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
+"""Google's words about a service account that is new: with 400, 403, or 404."""
+
+STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
+"""Parts of Google's reasons of a zone without capacity."""
+
 Tell = Callable[[str], None]
 
 
@@ -56,16 +62,16 @@ def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | Non
     said = refusal.said.lower()
     if is_disabled(refusal):
         return f"{request.api} is still being enabled", ENABLED_S
-    if request.api == "container" and refusal.status == 400 and "FAILED_PRECONDITION" in why:
-        return "another operation runs on the cluster", BUSY_S
+    busy = "FAILED_PRECONDITION" in why and ("operation" in said or "currently" in said)
+    if request.api == "container" and refusal.status == 400 and busy:
+        return f"another operation runs on the cluster ({refusal.said})", BUSY_S
     if "resourceNotReady" in why:
         return "a resource that it needs isn't ready", SETTLED_S
     if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
         return "something in it is still in use", RELEASED_S
-    if "setIamPolicy" in request.path or request.path.endswith("/iam"):
-        if refusal.status == 400 and "does not exist" in said:
-            return "a new account isn't known everywhere", SETTLED_S
-        if refusal.status in (403, 404) and "service account" in said:
+    if "IamPolicy" in request.path or request.path.endswith("/iam"):
+        new = refusal.status in (400, 403, 404) and any(one in said for one in UNKNOWN_ACCOUNT)
+        if new:
             return "a new account isn't known everywhere", SETTLED_S
     return None
 
@@ -82,11 +88,12 @@ def explained(what: str, refusal: HttpError) -> BackendError:
 
 def failed(what: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error."""
-    if "STOCKOUT" in failure.code or "stockout" in str(failure).lower():
+    codes = " ".join(failure.codes)
+    if any(one in f"{codes} {failure}".upper() for one in STOCKOUT):
         zones = ", ".join(_zones(failure.error))
         advice = f"Google names zones that have capacity: {zones}" if zones else "try another zone"
         return Refused(f"can't {what}: Google has no capacity now ({failure}); {advice}")
-    if "QUOTA" in failure.code:
+    if "QUOTA" in codes:
         return Refused(
             f"can't {what}: a quota is used up ({failure}); ask for more at "
             "https://console.cloud.google.com/iam-admin/quotas"
@@ -110,6 +117,8 @@ class Cloud:
         self._google = google
         self._site = site
         self._tell = tell
+        self._turn = asyncio.Lock()
+        """GKE takes one change of a cluster at a time."""
 
     async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Seen]:
         """Return what was seen of each, by key; a look that fails is seen as a problem."""
@@ -128,9 +137,10 @@ class Cloud:
         except HttpError as refusal:
             if refusal.status == 404 or is_disabled(refusal):
                 return Seen()
-            if one.kind == "service account" and refusal.status == 403:
+            if one.read.api == "iam" and refusal.status == 403 and "not exist" in refusal.said:
                 return Seen()  # IAM says so of accounts that don't exist
-            return Seen(problem=f"can't read it ({refusal.status}: {refusal.said})")
+            words = f"can't read it ({refusal.status}: {refusal.said})"
+            return Seen(problem=words, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
             return Seen(problem=str(exc) or f"no answer within {READ_S:g} s")
 
@@ -181,7 +191,8 @@ class Cloud:
                     await self._delete(one)
                     await self._create(one)
                 case (Action.WAIT, Resource()):
-                    await self._settled(one)
+                    if not await self._stays(one):
+                        await self._create(one)
                 case (Action.UPDATE, Resource()):
                     assert one.update is not None
                     await self._sent(f"update {one.key}", one.update)
@@ -223,13 +234,21 @@ class Cloud:
                 await self._delete(one)  # else it stays in ERROR, without nodes
             if _status(exc) != 409:
                 raise
-            # An earlier request whose reply was lost has made it, or somebody else has.
+            # An earlier request whose reply was lost has made it, or another client has.
+            if (await self._seen(one)).status == 403:
+                raise
             if not is_ours(self._site, one, await self._settled(one), adopted=False):
                 raise
         await self._settled(one)
 
     async def _sent(self, what: str, request: GoogleRequest) -> Document:
         """Send *request*, wait while Google refuses it for now, and follow its operation."""
+        if request.api != "container":
+            return await self._followed(what, request)
+        async with self._turn:
+            return await self._followed(what, request)
+
+    async def _followed(self, what: str, request: GoogleRequest) -> Document:
         loop = asyncio.get_running_loop()
         pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
         since: dict[str, float] = {}
@@ -252,6 +271,16 @@ class Cloud:
                 if loop.time() - since[why] > limit:
                     raise explained(what, refusal) from refusal
             await asyncio.sleep(next(pauses))
+
+    async def _stays(self, one: Resource) -> bool:
+        """Wait until *one* is ready, or gone: an earlier `down` may be removing it."""
+        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        while (document := (await self._seen(one)).document) is not None:
+            if document.get("status") != "STOPPING":
+                await self._settled(one)
+                return True
+            await asyncio.sleep(next(pauses))
+        return False
 
     async def _settled(self, one: Resource) -> Document:
         """Wait until *one* exists and is ready, and return it.

@@ -16,7 +16,7 @@ from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import Cloud, explained
-from kinetic.aio.infra.plan import Plan, additions, removals
+from kinetic.aio.infra.plan import Plan, additions, marked_last, removals
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.preflight import preflight
 from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen
@@ -26,7 +26,7 @@ from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import Target, resolve
-from kinetic.errors import NotFound, Refused
+from kinetic.errors import ConfigurationError, NotFound, Refused
 
 
 def silent(_: str) -> None:
@@ -95,7 +95,13 @@ class Infrastructure:
             ConfigurationError: Something is missing; the message lists all of it.
         """
         setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
-        checked = await preflight(self._google, self.site, pools, setup)
+        if pools and shape == "autopilot":
+            raise ConfigurationError(
+                "an Autopilot cluster has no node pools: it makes nodes for jobs by itself; leave "
+                "--accelerator or --autopilot out"
+            )
+        missing = await self._missing(pools)
+        checked = await preflight(self._google, self.site, missing, setup)
         checked.check()
         setup = replace(setup, machine=checked.machine)
         wanted = (
@@ -133,7 +139,7 @@ class Infrastructure:
         """
         cluster = await lookup.cluster(self._google, self.site)
         wanted = node_pools.wanted(self.site, pool, self._environ)
-        checked = await preflight(self._google, self.site, (pool,))
+        checked = await preflight(self._google, self.site, await self._missing((pool,)))
         checked.check()
         seen = await self._cloud.observe(wanted)
         seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
@@ -169,10 +175,7 @@ class Infrastructure:
             force_destroy: Remove buckets with all that they hold. Default: True. Without it
                 buckets stay.
         """
-        setup = Setup(site=self.site)
-        location = await lookup.location(self._google, self.site)
-        if location is not None and location != self.site.zone:
-            setup = replace(setup, shape="autopilot")
+        setup = await lookup.setup_of(self._google, self.site)
         present = (
             *setups.existing(setup, await lookup.worker_accounts(self._google, self.site)),
             *await lookup.placement_policies(self._google, self.site),
@@ -183,7 +186,16 @@ class Infrastructure:
             why = "it may hold results; --force-destroy removes it"
             keep = {f"bucket {self.site.bucket(what)}": why for what in ("jobs", "builds")}
         changes = removals(self.site, present, seen, keep=keep)
-        return Planned(plan=Plan(site=self.site, changes=changes), wanted=present, removes=True)
+        notes: tuple[str, ...] = ()
+        if stay := await lookup.volumes(self._google, self.site):
+            words = "delete their claims first, or the disks afterwards"
+            notes = (f"disks of volumes outlive the cluster and cost: {', '.join(stay)}; {words}",)
+        return Planned(
+            plan=Plan(site=self.site, changes=changes),
+            wanted=marked_last(self.site, present, seen),
+            notes=notes,
+            removes=True,
+        )
 
     async def apply(self, planned: Planned) -> None:
         """Carry out a plan. Cut off at any point, `plan_up` or `plan_down` and this continue it.
@@ -217,10 +229,7 @@ class Infrastructure:
 
     async def status(self) -> dict[str, Any]:
         """Return what exists, what it costs now, and what can't be seen."""
-        setup = Setup(site=self.site)
-        location = await lookup.location(self._google, self.site)
-        if location is not None and location != self.site.zone:
-            setup = replace(setup, shape="autopilot")
+        setup = await lookup.setup_of(self._google, self.site)
         parts = [one for one in setups.wanted(setup) if isinstance(one, Resource)]
         seen = await self._cloud.observe(parts)
         cluster = seen[f"cluster {self.site.cluster}"].document
@@ -245,6 +254,12 @@ class Infrastructure:
             ],
             "usd_per_hour": round(fixed, 4),
         }
+
+    async def _missing(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+        """Return those of *pools* that the cluster doesn't have."""
+        known = {pool: node_pools.named(self.site, pool.name) for pool in pools}
+        seen = await self._cloud.observe(known.values())
+        return tuple(pool for pool, one in known.items() if seen[one.key].document is None)
 
     async def _disabled(self, read: GoogleRequest) -> list[str]:
         try:

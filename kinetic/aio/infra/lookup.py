@@ -8,10 +8,10 @@ from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import explained
 from kinetic.aio.infra.pools import placement_policy
-from kinetic.aio.infra.resources import Resource, call
-from kinetic.aio.infra.setup import account
+from kinetic.aio.infra.resources import Document, Resource, call, query
+from kinetic.aio.infra.setup import Setup, account
 from kinetic.aio.infra.site import Site
-from kinetic.errors import ConfigurationError, NotFound
+from kinetic.errors import ConfigurationError, NotFound, Unavailable
 
 
 async def location(google: GoogleClient, site: Site) -> str | None:
@@ -28,7 +28,20 @@ async def location(google: GoogleClient, site: Site) -> str | None:
         for one in answer.get("clusters") or ()
         if one.get("name") == site.cluster
     }
-    return next((one for one in (site.zone, site.region) if one in there), None)
+    places = (site.zone, site.region)
+    if unlisted := set(places) & set(answer.get("missingZones") or ()) - there:
+        raise Unavailable(
+            f"Google can't list the clusters of {', '.join(sorted(unlisted))} now; run the "
+            "command again later",
+            retryable=True,
+        )
+    return next((one for one in places if one in there), None)
+
+
+async def setup_of(google: GoogleClient, site: Site) -> Setup:
+    """Return the setup of the site's cluster, with its shape."""
+    regional = await location(google, site) == site.region or site.zone == site.region
+    return Setup(site=site, shape="autopilot" if regional else "standard")
 
 
 async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
@@ -38,15 +51,10 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
         NotFound: The cluster doesn't exist.
         ConfigurationError: It is an Autopilot cluster, which has no node pools.
     """
-    found = await location(google, site) or site.zone
-    if found != site.zone:
-        raise ConfigurationError(
-            f"{site.cluster} is an Autopilot cluster, which has no node pools: it makes "
-            "nodes for jobs by itself"
-        )
-    path = f"projects/{site.project}/locations/{found}/clusters/{site.cluster}"
+    place = await location(google, site) or site.zone
+    path = f"projects/{site.project}/locations/{place}/clusters/{site.cluster}"
     try:
-        return await google.call(call(api="container", method="GET", path=path))
+        found = await google.call(call(api="container", method="GET", path=path))
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             raise NotFound(
@@ -54,6 +62,33 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
                 f"{site.project}; make one with `kinetic up`"
             ) from refusal
         raise explained(f"read the cluster {site.cluster}", refusal) from refusal
+    autopilot: Document = found.get("autopilot") or {}
+    if autopilot.get("enabled"):
+        raise ConfigurationError(
+            f"{site.cluster} is an Autopilot cluster, which has no node pools: it makes "
+            "nodes for jobs by itself"
+        )
+    return found
+
+
+async def volumes(google: GoogleClient, site: Site) -> list[str]:
+    """Return the names of the disks that volumes of the cluster keep, and that outlive it."""
+    listing = call(
+        api="compute",
+        method="GET",
+        path=f"projects/{site.project}/zones/{site.zone}/disks",
+        query=query(filter=f'labels.goog-k8s-cluster-name = "{site.cluster}"'),
+    )
+    found: list[str] = []
+    try:
+        async for one in google.pages(listing, "items"):
+            labels: Document = one.get("labels") or {}
+            of = labels.get("goog-k8s-cluster-name")
+            if of == site.cluster and "goog-gke-volume" in labels:
+                found.append(str(one["name"]))
+    except HttpError:
+        pass  # a note isn't worth a failure
+    return found
 
 
 async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.aio.infra.resources import (
@@ -63,13 +63,43 @@ def additions(
 ) -> tuple[Change, ...]:
     """Return what to do about each of *wanted*, so that all of them exist."""
     adopted = _is_of_public_package(seen, site)
-    return tuple(_addition(site, one, seen[one.key], adopted) for one in wanted)
+    changes = tuple(_addition(site, one, seen[one.key], adopted) for one in wanted)
+    if any(one.kind == "cluster" and one.action is Action.REPLACE for one in changes):
+        return tuple(
+            replace(one, action=Action.CREATE, reason="") if one.kind == "node pool" else one
+            for one in changes
+        )
+    return changes
 
 
 def _is_of_public_package(seen: Mapping[str, Seen], site: Site) -> bool:
-    document = seen.get(f"cluster {site.cluster}", Seen()).document or {}
-    labels: Document = document.get("resourceLabels") or {}
-    return bool(labels.get(SOLUTION) == "kinetic" and OF not in labels)
+    witnesses = (
+        f"cluster {site.cluster}",
+        f"repository {site.prefix}",
+        *(f"bucket {site.bucket(what)}" for what in ("jobs", "builds")),
+    )
+    for key in witnesses:
+        document = seen.get(key, Seen()).document or {}
+        labels: Document = document.get("resourceLabels") or document.get("labels") or {}
+        if labels.get(SOLUTION) == "kinetic" and OF not in labels:
+            return True
+    return False
+
+
+def marked_last(
+    site: Site, present: Sequence[Resource | Policy], seen: Mapping[str, Seen]
+) -> tuple[Resource | Policy, ...]:
+    """Return *present* so that what the public package doesn't mark goes before its repository.
+
+    The repository's label shows whose network that is. If it went first, a `down` that is cut off
+    and run again would keep the network.
+    """
+    if not _is_of_public_package(seen, site):
+        return tuple(present)
+    last = f"repository {site.prefix}"
+    return tuple(
+        replace(one, needs=(*one.needs, last)) if one.kind in UNMARKED else one for one in present
+    )
 
 
 def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> Change:
@@ -95,8 +125,10 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
     status = str(document.get("status") or "")
     if status in UNDER_WAY:
         return change(Action.WAIT, f"it is {status}")
-    if status == "ERROR" and one.kind == "node pool":
-        return change(Action.REPLACE, f"it has no nodes: {problem_of(document)}")
+    if status == "ERROR" and one.kind in ("cluster", "node pool"):
+        what = "is unusable, and goes with its pools and jobs"
+        what = what if one.kind == "cluster" else "has no nodes"
+        return change(Action.REPLACE, f"it {what}: {problem_of(document)}")
     if status in BROKEN:
         return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
     found = [*differences(one.want, document)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,12 @@ EXTRA_NETWORKS = frozenset(
 )
 """Machine types whose GPUs talk over networks of their own, which a plain pool lacks."""
 
+LONGEST_NAME = 39
+"""Google allows 40 characters in the name of a node pool."""
+
+SHARED = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
+"""How the reservation of another project, or a block of one, is named."""
+
 RESERVATION = "compute.googleapis.com/reservation-name"
 
 
@@ -32,12 +39,12 @@ RESERVATION = "compute.googleapis.com/reservation-name"
 class Pool:
     """A node pool to have.
 
-    ``least`` is how many nodes it always has. A slice of several hosts is all of its pool,
-    so ``least`` is 0 or the number of hosts.
+    ``min_nodes`` is how many nodes it always has. A slice of several hosts is all of its pool,
+    so ``min_nodes`` is 0 or the number of hosts.
     """
 
     accelerator: Accelerator
-    least: int = 0
+    min_nodes: int = 0
     reservation: str = ""
 
     def __post_init__(self) -> None:
@@ -55,10 +62,10 @@ class Pool:
                 f"{wanted} needs {wanted.machine}, whose GPUs have networks of their own; make "
                 "that pool as Google's documentation of GPUDirect says, and kinetic will use it"
             )
-        if wanted.multi_host and self.least not in (0, wanted.hosts):
+        if wanted.multi_host and self.min_nodes not in (0, wanted.hosts):
             raise ConfigurationError(
                 f"a pool of {wanted} is one slice of {wanted.hosts} hosts, so its minimum is 0 "
-                f"or {wanted.hosts}, not {self.least}; add another pool for another slice"
+                f"or {wanted.hosts}, not {self.min_nodes}; add another pool for another slice"
             )
 
     @property
@@ -66,8 +73,23 @@ class Pool:
         """Return the same name for the same pool, so that adding it twice makes one."""
         wanted = self.accelerator
         what = re.sub(r"[^a-z0-9]+", "-", str(wanted).removesuffix(":spot").lower()).strip("-")
-        parts = [what, "spot" * wanted.spot, self.reservation]
-        return "-".join(part for part in parts if part)[:39].rstrip("-")
+        parts = [what, "spot" * wanted.spot, self.reserved[1]]
+        name = "-".join(part for part in parts if part)
+        if len(name) <= LONGEST_NAME:
+            return name
+        digest = hashlib.sha256(f"{name} {self.reservation}".encode()).hexdigest()[:6]
+        return f"{name[: LONGEST_NAME - 7].rstrip('-')}-{digest}"
+
+    @property
+    def reserved(self) -> tuple[str, str]:
+        """Return the project of the reservation, empty for the cluster's, and its short name."""
+        found = SHARED.fullmatch(self.reservation)
+        return (found[1] or "", found[2]) if found else ("", self.reservation)
+
+    @property
+    def first_nodes(self) -> int:
+        """Return how many nodes its first job needs, or it always has if these are more."""
+        return max(self.min_nodes, self.accelerator.hosts)
 
     @property
     def policy(self) -> str:
@@ -99,7 +121,7 @@ def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource
     made = replace(
         known,
         create=replace(known.create, body={"nodePool": body(site, pool)}),
-        want={"autoscaling": {"totalMinNodeCount": pool.least}},
+        want={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
         update=call(
             api="container",
             method="POST",
@@ -120,10 +142,10 @@ def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource
 
 def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
     """Return what the nodes that the pool always has cost per hour in US dollars."""
-    if not pool.least:
+    if not pool.min_nodes:
         return 0.0
     price = price_of(pool.accelerator, site.zone, environ)
-    return None if price is None else price.usd_per_hour / pool.accelerator.hosts * pool.least
+    return None if price is None else price.usd_per_hour / pool.accelerator.hosts * pool.min_nodes
 
 
 def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
@@ -174,9 +196,9 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
             "key": RESERVATION,
             "values": [pool.reservation],
         }
-    most = accelerator.hosts if accelerator.multi_host else pool.least + ROOM
+    most = accelerator.hosts if accelerator.multi_host else pool.min_nodes + ROOM
     node = node_body(site, accelerator.machine, **config)
-    return pool_body(site, pool.name, node, least=pool.least, most=most, **more)
+    return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
 
 
 def described(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,9 +75,13 @@ class Preflight:
 async def preflight(
     google: GoogleClient, site: Site, pools: Sequence[Pool] = (), setup: Setup | None = None
 ) -> Preflight:
-    """Check all that a *setup* and *pools* need, with reads only and at the same time."""
+    """Check all that a *setup* and new *pools* need, with reads only and at the same time.
+
+    A pool that exists already has its machines, so its quota and reservation may be used up.
+    """
     found = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
+        _project,
         _permissions,
         _billing,
         _machines,
@@ -88,8 +92,8 @@ async def preflight(
             for check in checks:
                 group.start_soon(_guarded, check, google, setup, found)
         for pool in pools:
-            group.start_soon(_reservation, google, site, pool, found)
-            group.start_soon(_quota, google, site, pool, found)
+            for check_pool in (_reservation, _quota, _machine):
+                group.start_soon(check_pool, google, site, pool, found)
     found.problems.sort()
     return found
 
@@ -106,6 +110,23 @@ async def _guarded(
         if not is_disabled(refusal):
             what = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
             found.notes.append(f"couldn't {what}: {refusal.said}")
+
+
+async def _project(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+    """Check that the project isn't being deleted."""
+    project = setup.site.project
+    read = call(api="cloudresourcemanager", method="GET", path=f"projects/{project}")
+    try:
+        state = str((await google.call(read)).get("state") or "ACTIVE")
+    except HttpError as refusal:
+        if refusal.status not in (403, 404):
+            raise
+        return  # the check of permissions reports it
+    if state != "ACTIVE":
+        found.problems.append(
+            f"the project {project} is {state}; restore it at "
+            "https://console.cloud.google.com/cloud-resource-manager, or use another --project"
+        )
 
 
 async def _permissions(google: GoogleClient, setup: Setup, found: Preflight) -> None:
@@ -148,6 +169,8 @@ async def _billing(google: GoogleClient, setup: Setup, found: Preflight) -> None
 async def _machines(google: GoogleClient, setup: Setup, found: Preflight) -> None:
     """Choose a machine type for the system pods that the zone has."""
     site = setup.site
+    if setup.shape == "autopilot":
+        return
     parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
     wanted = " OR ".join(f'(name = "{one}")' for one in SYSTEM_MACHINES)
     listing = call(api="compute", method="GET", path=parent, query=query(filter=wanted))
@@ -159,7 +182,7 @@ async def _machines(google: GoogleClient, setup: Setup, found: Preflight) -> Non
         found.problems.append(f"there is no zone {site.zone}; choose another --zone")
         return
     choice = next((one for one in SYSTEM_MACHINES if one in there), None)
-    if choice is None and setup.shape == "standard":
+    if choice is None:
         found.problems.append(
             f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
             "choose another --zone, or --autopilot"
@@ -186,8 +209,8 @@ async def _reservation(google: GoogleClient, site: Site, pool: Pool, found: Pref
     """Check a pool's reservation."""
     if not pool.reservation:
         return
-    name = pool.reservation.rpartition("/")[2]
-    path = f"projects/{site.project}/zones/{site.zone}/reservations/{name}"
+    owner, name = pool.reserved
+    path = f"projects/{owner or site.project}/zones/{site.zone}/reservations/{name}"
     try:
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
@@ -207,9 +230,10 @@ async def _reservation(google: GoogleClient, site: Site, pool: Pool, found: Pref
             f"the reservation {name} is of {machine}, but {wanted} needs {wanted.machine}"
         )
     free = int(specific.get("count") or 0) - int(specific.get("inUseCount") or 0)
-    if specific and free < wanted.hosts:
+    if specific and free < pool.first_nodes:
         found.problems.append(
-            f"the reservation {name} has {free} free machines, but {wanted} needs {wanted.hosts}"
+            f"the reservation {name} has {free} free machines, but {wanted} needs "
+            f"{pool.first_nodes}"
         )
 
 
@@ -249,8 +273,44 @@ async def _quota(google: GoogleClient, site: Site, pool: Pool, found: Preflight)
         )
         return
     free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
-    if free < wanted.count:
+    needed = pool.first_nodes * wanted.chips_per_host
+    if free < needed:
         found.problems.append(
             f"the quota {metric} of {site.region} has {free:g} free, but {wanted} needs "
-            f"{wanted.count}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
+            f"{needed}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
         )
+
+
+async def _machine(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
+    """Check that the zone has a pool's machine type."""
+    machine = pool.accelerator.machine
+    path = f"projects/{site.project}/zones/{site.zone}/machineTypes/{machine}"
+    listing = call(
+        api="compute",
+        method="GET",
+        path=f"projects/{site.project}/aggregated/machineTypes",
+        query=query(filter=f'name = "{machine}"'),
+    )
+    try:
+        await google.call(call(api="compute", method="GET", path=path))
+        return
+    except HttpError as refusal:
+        if refusal.status != 404:
+            if not is_disabled(refusal):
+                found.notes.append(f"couldn't look for {machine} in {site.zone}: {refusal.said}")
+            return
+    try:
+        by_place: Document = (await google.call(listing)).get("items") or {}
+    except HttpError as refusal:
+        found.notes.append(f"couldn't look for zones that have {machine}: {refusal.said}")
+        return
+    zones = sorted(
+        place.rpartition("/")[2] for place, one in by_place.items() if one.get("machineTypes")
+    )
+    if zones:
+        found.problems.append(
+            f"{site.zone} has no {machine}, which {pool.accelerator} needs; these zones do: "
+            f"{', '.join(zones)}"
+        )
+    else:
+        found.notes.append(f"Google lists {machine} in no zone, so {site.zone} may lack it")

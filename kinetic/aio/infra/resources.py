@@ -170,10 +170,14 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of one resource: its document, None if it doesn't exist, or a ``problem``."""
+    """What was seen of one resource: its document, None if it doesn't exist, or a ``problem``.
+
+    ``status`` is the HTTP status of a refusal, or 0.
+    """
 
     document: Document | None = None
     problem: str = ""
+    status: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from kinetic.accelerators import GPUS, TPUS
 from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
 from kinetic.aio.infra.site import Site
+from kinetic.errors import ConfigurationError
 
 SERVICES = tuple(
     f"{name}.googleapis.com"
@@ -62,6 +63,13 @@ class Setup:
     shape: Shape = "standard"
     machine: str = SYSTEM_MACHINES[0]
     public_endpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shape == "standard" and self.site.zone == self.site.region:
+            raise ConfigurationError(
+                f"{self.site.zone} is a region, and a Standard cluster has a zone; name one, such "
+                f"as --zone {self.site.zone}-a, or use --autopilot"
+            )
 
     @property
     def location(self) -> str:
@@ -360,8 +368,8 @@ def _standard(setup: Setup) -> dict[str, Any]:
                 site,
                 "system",
                 node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
-                least=1,
-                most=10,
+                min_nodes=1,
+                max_nodes=10,
             )
         ],
         "workloadIdentityConfig": {"workloadPool": site.pool_of_identities},
@@ -416,17 +424,17 @@ def node_body(site: Site, machine: str, **more: Any) -> dict[str, Any]:
 
 
 def pool_body(
-    site: Site, name: str, config: dict[str, Any], *, least: int, most: int, **more: Any
+    site: Site, name: str, config: dict[str, Any], *, min_nodes: int, max_nodes: int, **more: Any
 ) -> dict[str, Any]:
-    """Return a `NodePool` that scales between *least* and *most* nodes."""
+    """Return a `NodePool` that scales between *min_nodes* and *max_nodes* nodes."""
     return {
         "name": name,
         "config": config,
-        "initialNodeCount": least,
+        "initialNodeCount": min_nodes,
         "autoscaling": {
             "enabled": True,
-            "totalMinNodeCount": least,
-            "totalMaxNodeCount": most,
+            "totalMinNodeCount": min_nodes,
+            "totalMaxNodeCount": max_nodes,
             "locationPolicy": "ANY",
         },
         "management": {"autoRepair": True, "autoUpgrade": True},

@@ -18,7 +18,9 @@ NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 """A DNS label. It goes into an IAM condition, so nothing else may pass."""
 
 LONGEST_BUCKET = 63
-ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]", re.ASCII)
+ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
+"""A zone, or the region of an Autopilot cluster."""
+
 PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION = "goog-packaged-solution"
 OF = "kinetic-cluster"
@@ -28,7 +30,10 @@ ACCOUNT = "kinetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a setup is; every name of its resources follows from these four."""
+    """Where a setup is; every name of its resources follows from these four.
+
+    ``zone`` may be the region of an Autopilot cluster.
+    """
 
     project: str
     zone: str
@@ -57,7 +62,7 @@ class Site:
     @property
     def region(self) -> str:
         """Return the region of the zone, such as ``us-central1``."""
-        return self.zone.rpartition("-")[0]
+        return "-".join(self.zone.split("-")[:2])
 
     @property
     def registry(self) -> str:

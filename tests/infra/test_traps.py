@@ -1,0 +1,190 @@
+"""Traps of Google's APIs: what passes is waited for, what doesn't ends with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Pool, Site
+from kinetic.aio.infra.resources import Action
+from kinetic.errors import ConfigurationError, Refused
+from tests.infra.google import Google
+from tests.infra.sites import opened, up
+from tests.infra.test_down import down, public_package
+
+CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
+
+
+def pool(name: str, **more: Any) -> Pool:
+    return Pool(accelerator=parse(name), **more)
+
+
+async def test_a_pool_that_uses_up_its_quota_is_there_the_next_time(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.quotas["NVIDIA_L4_GPUS"] = (1.0, 0.0)
+    wanted = pool("gpu-l4", min_nodes=1)
+    await infra.apply(await infra.plan_pool(wanted))
+    google.quotas["NVIDIA_L4_GPUS"] = (1.0, 1.0)
+    assert not (await infra.plan_pool(wanted)).plan.steps
+    assert not (await infra.plan_up(pools=(wanted,))).plan.steps
+
+
+async def test_a_quota_counts_all_nodes_of_the_pool(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    google.quotas["NVIDIA_L4_GPUS"] = (2.0, 0.0)
+    with pytest.raises(ConfigurationError, match="needs 3"):
+        await infra.plan_pool(pool("gpu-l4", min_nodes=3))
+
+
+async def test_a_reservation_of_another_project_is_read_there(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    shared = "projects/other-1/reservations/mine"
+    key = "compute/compute/v1/projects/other-1/zones/us-central1-a/reservations/mine"
+    google.documents[key] = {"specificReservation": {"count": "2", "inUseCount": "0"}}
+    wanted = pool("gpu-l4", reservation=shared)
+    await infra.apply(await infra.plan_pool(wanted))
+    made = google.documents[f"{CLUSTER}/nodePools/gpu-l4-mine"]
+    assert made["config"]["reservationAffinity"]["values"] == [shared]
+
+
+def test_long_reservations_make_different_names() -> None:
+    one, other = (pool("gpu-l4", reservation=f"{'r' * 50}{end}") for end in "ab")
+    assert one.name != other.name
+    assert len(one.name) <= 39
+
+
+async def test_a_machine_that_the_zone_lacks_names_zones_that_have_it(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.machines["us-central1-c"] = ("g2-standard-4",)
+    with pytest.raises(ConfigurationError, match="us-central1-c"):
+        await infra.plan_pool(pool("gpu-l4"))
+
+
+async def test_an_autopilot_cluster_takes_no_pools(infra: Infrastructure) -> None:
+    with pytest.raises(ConfigurationError, match="Autopilot"):
+        await infra.plan_up(shape="autopilot", pools=(pool("gpu-l4"),))
+
+
+async def test_a_region_names_an_autopilot_cluster(infra: Infrastructure, google: Google) -> None:
+    await infra.apply(await infra.plan_up(shape="autopilot"))
+    regional = Site(project="acme-1", zone="us-central1", cluster="lab")
+    async with opened(google, regional) as other:
+        assert not (await other.plan_up(shape="autopilot")).plan.steps
+        with pytest.raises(ConfigurationError, match="Autopilot"):
+            await other.list_pools()
+        with pytest.raises(ConfigurationError, match="zone"):
+            await other.plan_up()
+        await other.apply(await other.plan_down())
+    assert not google.documents
+
+
+async def test_a_cluster_in_error_is_made_again(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_pool(pool("gpu-l4")))
+    google.documents[CLUSTER] |= {"status": "ERROR", "statusMessage": "the subnet is full"}
+    planned = await infra.plan_up(pools=(pool("gpu-l4"),))
+    found = {one.kind: one for one in planned.plan.steps}
+    assert found["cluster"].action is Action.REPLACE
+    assert "the subnet is full" in found["cluster"].reason
+    await infra.apply(planned)
+    assert google.documents[CLUSTER]["status"] == "RUNNING"
+    assert f"{CLUSTER}/nodePools/gpu-l4" in google.documents
+
+
+async def test_a_cluster_that_is_going_is_made_after_it_is_gone(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.documents[CLUSTER] |= {"status": "STOPPING", "_leaves": 4}
+    await up(infra)
+    assert google.documents[CLUSTER]["status"] == "RUNNING"
+
+
+async def test_a_refusal_that_is_no_other_operation_ends_at_once(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.broken = "Workload Identity must be enabled"
+    with pytest.raises(Refused, match="Workload Identity"):
+        await infra.apply(await infra.plan_pool(pool("gpu-l4")))
+
+
+async def test_one_change_of_a_cluster_at_a_time(infra: Infrastructure, google: Google) -> None:
+    google.strict, google.looks = True, 3
+    names = ("gpu-l4", "tpu-v6e-8", "tpu-v5e-1")
+    planned = await infra.plan_up(pools=tuple(pool(one) for one in names))
+    await infra.apply(planned)
+    assert google.refused == 0
+
+
+async def test_a_new_account_of_an_old_cluster_is_waited_for(
+    infra: Infrastructure, google: Google
+) -> None:
+    public_package(google)
+    google.unknown = 3
+    await up(infra)
+    assert not (await infra.plan_up()).plan.steps
+
+
+async def test_a_bucket_of_another_project_is_told_at_once(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"] = {"_foreign": "another project"}
+    planned = await infra.plan_up()
+    with pytest.raises(Refused, match="acme-1-kn-lab-jobs"):
+        await infra.apply(planned)
+
+
+async def test_a_project_that_is_being_deleted_is_told(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.state = "DELETE_REQUESTED"
+    with pytest.raises(ConfigurationError, match="DELETE_REQUESTED"):
+        await infra.plan_up()
+
+
+async def test_volumes_that_stay_are_named(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    parent = "compute/compute/v1/projects/acme-1/zones/us-central1-a/disks"
+    labels = {"goog-k8s-cluster-name": "lab", "goog-gke-volume": ""}
+    google.documents[f"{parent}/pvc-1"] = {"name": "pvc-1", "labels": labels, "sizeGb": "100"}
+    google.documents[f"{parent}/own"] = {"name": "own", "labels": {}}
+    (note,) = (await infra.plan_down()).notes
+    assert "pvc-1" in note
+    assert "own" not in note.split()
+
+
+@pytest.mark.full
+async def test_down_of_an_adopted_cluster_goes_on_after_any_cut(google: Google, site: Site) -> None:
+    async with opened(google, site) as infra:
+        public_package(google)
+        await up(infra)
+        start = google.writes
+        await down(infra)
+        cuts = google.writes - start
+        for number in range(1, cuts + 1):
+            google.on_write = lambda number, when, what: None
+            public_package(google)
+            await up(infra)
+            start = google.writes
+            task = asyncio.ensure_future(down(infra))
+
+            def kill(at: int, moment: str, what: str) -> None:
+                if (at - start, moment) == (number, "after"):  # noqa: B023
+                    task.cancel()  # noqa: B023
+
+            google.on_write = kill
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            google.on_write = lambda number, when, what: None
+            await down(infra)
+            assert not google.documents, f"cut off after write {number}"
