@@ -74,6 +74,11 @@ def profile() -> None:
 @click.option(
     "--output-dir", metavar="TEXT", help="Folder or gs:// URL for the jobs' output directories."
 )
+@click.option(
+    "--store-claim",
+    metavar="NAME",
+    help="PersistentVolumeClaim that holds the directory of --store. Default: none.",
+)
 @click.option("--run-as-user", metavar="NUMBER", help="User ID of the pods. Default: the image's.")
 @click.option("--force", is_flag=True, help="Replace the profile if it exists.")
 @with_where
@@ -82,6 +87,7 @@ def _create(
     name: str,
     base_image_repo: str | None,
     output_dir: str | None,
+    store_claim: str | None,
     run_as_user: str | None,
     force: bool,
 ) -> None:
@@ -95,6 +101,7 @@ def _create(
     more = {
         "base_image_repo": base_image_repo,
         "output_dir": output_dir,
+        "store_claim": store_claim,
         "run_as_user": run_as_user,
     }
     made = Profile.checked(name, {**where.given(), **more})

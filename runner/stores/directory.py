@@ -381,6 +381,7 @@ class DirectoryObjects:
         return temporary
 
     def _link(self, temporary: str, target: str) -> bool:
+        made = False
         for _ in range(100):  # another process may delete the empty folder again
             try:
                 os.link(temporary, target)
@@ -390,18 +391,19 @@ class DirectoryObjects:
                     return False
             except FileNotFoundError:
                 make_folder(os.path.dirname(target))
+                made = True
                 continue
             if self._shared:
-                self._sync_folders(os.path.dirname(target))
+                self._sync_folders(os.path.dirname(target), all_above=made)
             return True
         raise OSError(f"the folder of {target} disappears each time it is created")
 
-    def _sync_folders(self, folder: str) -> None:
-        """Sync *folder* and those above it, up to the root: each may be new."""
-        while len(folder) > len(self._root):
-            _sync(folder)
+    def _sync_folders(self, folder: str, *, all_above: bool) -> None:
+        """Sync *folder*, and if it is new, those above it up to the root."""
+        _sync(folder)
+        while all_above and len(folder) > len(self._root):
             folder = os.path.dirname(folder)
-        _sync(self._root)
+            _sync(folder)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -237,6 +237,17 @@ def test_content_may_look_like_anything(
         assert objects.get("x") == (start + content, metadata)
 
 
+def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path: Path) -> None:
+    """An NFS client may repeat a request whose reply was lost: the file is its own then."""
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    for shared, again in ((False, False), (True, True)):
+        objects = DirectoryObjects(tmp_path / f"shared {shared}", shared=shared)
+        assert objects.create("a/b/c", source, consume=True)
+        assert objects.create("a/b/c", source, consume=True) is again
+        assert not objects.create("a/b/c", b"content")
+
+
 async def test_the_directory_is_private(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "s")
     await store.create("a/b", b"secret", {"k": "v"})
