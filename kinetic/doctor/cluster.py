@@ -14,6 +14,7 @@ from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.pending import KUEUE_VERSIONS
 from kinetic.aio.kubernetes.request import Forbidden
 from kinetic.aio.kubernetes.reviews import is_allowed, user_name
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights, role
@@ -269,18 +270,17 @@ class Cluster:
 
     async def _queue(self) -> Finding:
         namespace, queue = self._at.namespace, self._at.queue
-        try:
-            await self._api.call(
-                "GET",
-                f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{_quoted(namespace)}/localqueues/"
-                f"{_quoted(queue)}",
-            )
-        except NotFound:
-            return failed(
-                f"there is no queue {queue!r} in {namespace!r}, or Kueue is not installed",
-                "create a LocalQueue of this name, or unset KINETIC_QUEUE",
-            )
-        return ok(f"{queue!r} exists")
+        for version in KUEUE_VERSIONS:
+            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{_quoted(namespace)}/localqueues/"
+            try:
+                await self._api.call("GET", path + _quoted(queue))
+            except NotFound:
+                continue
+            return ok(f"{queue!r} exists")
+        return failed(
+            f"there is no queue {queue!r} in {namespace!r}, or Kueue is not installed",
+            "create a LocalQueue of this name, or unset KINETIC_QUEUE",
+        )
 
     async def _list(self, path: str, fields: str = "") -> list[dict[str, Any]]:
         query = {"fieldSelector": fields} if fields else {}

@@ -17,7 +17,9 @@ from kinetic.credentials import ensure_credentials
 from kinetic.doctor.checks import State
 from kinetic.doctor.examination import examine
 from kinetic.errors import ConfigurationError
+from tests.cluster import crds
 from tests.cluster.fixtures import Namespace
+from tests.cluster.rest import Refused
 from tests.cluster.rights import await_granted
 
 ROLES = "rbac.authorization.k8s.io/v1"
@@ -159,6 +161,38 @@ async def test_what_a_setting_names_in_vain_fails_and_skips_what_needs_it(
     because = {one.because for one in report.results}
     assert because == ({"", name} if skips else {""})
     assert not skips or report[skips].because == name
+
+
+def served(namespace: Namespace, collection: str, limit_s: float = 30.0) -> None:
+    """Wait until the API server serves a new collection."""
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            namespace.call("GET", collection)
+        except Refused:
+            assert time.monotonic() < until, f"{collection} isn't served"
+            time.sleep(0.05)
+        else:
+            return
+
+
+async def test_a_queue_of_the_newest_kueue_is_found(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    """Kueue 0.18 and later serve version v1beta2 only."""
+    plane = namespace.control_plane
+    group, kinds = "kueue.x-k8s.io", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    body = crds.definition("LocalQueue", group, "v1beta2", {"type": "object"})
+    await asyncio.to_thread(plane.call, "POST", kinds, body)
+    try:
+        collection = f"{group}/v1beta2/localqueues"
+        await asyncio.to_thread(served, namespace, collection)
+        queue = {"apiVersion": f"{group}/v1beta2", "kind": "LocalQueue", "metadata": {"name": "q"}}
+        await asyncio.to_thread(namespace.call, "POST", collection, queue)
+        report = await examine(environ=clustered | {"KINETIC_QUEUE": "q"})
+        assert report["queue"].state is State.OK, report["queue"]
+    finally:
+        await asyncio.to_thread(plane.call, "DELETE", f"{kinds}/localqueues.{group}")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GROUP = "kueue.x-k8s.io/pod-group-name"
 """The label with the name of their Workload, on pods that Kueue holds one by one."""
 
-WORKLOADS = ("v1beta2", "v1beta1")
+KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 """Versions of Kueue's API, the newest first."""
 
 NODES_S = 60.0
@@ -188,7 +188,7 @@ class Diagnostics:
         query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
         if not suspended:
             query = {"fieldSelector": f"metadata.name={group}"}
-        for version in WORKLOADS:
+        for version in KUEUE_VERSIONS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
             found = await self._allowed(path, path, query)
             if found is not None:
