@@ -62,6 +62,52 @@ async def up(infra: Infrastructure) -> Planned:
     return planned
 
 
+async def down(infra: Infrastructure, *, force_destroy: bool = True) -> Planned:
+    planned = await infra.plan_down(force_destroy=force_destroy)
+    await infra.apply(planned)
+    return planned
+
+
+def public_package(google: Google) -> None:
+    """Make what the public package's `up` makes, with its marks."""
+    labels = {"goog-packaged-solution": "kinetic"}
+    google.enabled |= {
+        f"{one}.googleapis.com"
+        for one in ("compute", "container", "storage", "artifactregistry", "iam")
+    }
+    project = "projects/acme-1"
+    at = {
+        f"artifactregistry/v1/{project}/locations/us/repositories/kn-lab": {
+            "name": "kn-lab",
+            "labels": labels,
+        },
+        "storage/storage/v1/b/acme-1-kn-lab-jobs": {"labels": labels},
+        "storage/storage/v1/b/acme-1-kn-lab-builds": {"labels": labels},
+        f"compute/compute/v1/{project}/global/networks/kn-lab": {
+            "name": "kn-lab",
+            "autoCreateSubnetworks": True,
+        },
+        f"compute/compute/v1/{project}/regions/us-central1/routers/kn-lab-router": {
+            "name": "kn-lab-router",
+            "network": f"{project}/global/networks/kn-lab",
+        },
+        f"container/v1/{project}/locations/us-central1-a/clusters/lab": {
+            "name": "lab",
+            "location": "us-central1-a",
+            "status": "RUNNING",
+            "resourceLabels": {"kinetic": "true", **labels},
+            "releaseChannel": {"channel": "STABLE"},
+            "workloadIdentityConfig": {"workloadPool": "acme-1.svc.id.goog"},
+        },
+    }
+    for what in ("nodes", "builds"):
+        email = f"kn-lab-{what}@acme-1.iam.gserviceaccount.com"
+        at[f"iam/v1/{project}/serviceAccounts/{email}"] = {
+            "displayName": f"kinetic lab {what.removesuffix('s')} SA"
+        }
+    google.documents |= at
+
+
 def made(google: Google) -> dict[str, object]:
     """Return all that exists, without what each change makes new."""
     policies = {

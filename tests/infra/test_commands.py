@@ -95,7 +95,7 @@ async def test_from_nothing_to_a_cluster_and_back(
     said = await console.run("up", *place, "--accelerator", "tpu-v6e-8", "-y")
     assert "saved the profile" in said
     account = namespace.call("GET", "serviceaccounts/kinetic")
-    assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
+    assert "kn-lab-w" in str(account["metadata"]["annotations"])
     assert "nothing to change" in await console.run("up", *place, "-y")
     shown: dict[str, Any] = json.loads(await console.run("profile", "show", "--json"))
     assert shown["store"] == f"gs://acme-1-kn-lab-jobs/{namespace.name}"

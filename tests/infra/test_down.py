@@ -8,18 +8,12 @@ from dataclasses import replace
 import pytest
 
 from kinetic.accelerators import parse
-from kinetic.aio.infra import Infrastructure, Planned, Pool, Site
+from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
 from tests.infra.google import Google
-from tests.infra.sites import made, opened, up
+from tests.infra.sites import down, made, opened, public_package, up
 
 PROJECT = "cloudresourcemanager/v3/projects/acme-1"
-
-
-async def down(infra: Infrastructure, *, force_destroy: bool = True) -> Planned:
-    planned = await infra.plan_down(force_destroy=force_destroy)
-    await infra.apply(planned)
-    return planned
 
 
 async def test_down_removes_all_that_up_made(infra: Infrastructure, google: Google) -> None:
@@ -110,46 +104,6 @@ async def test_down_cut_off_at_any_write_goes_on(google: Google, site: Site) -> 
                 google.on_write = lambda number, when, what: None
                 await down(infra)
                 assert not google.documents, f"cut off {when} write {number}"
-
-
-def public_package(google: Google) -> None:
-    """Make what the public package's `up` makes, with its marks."""
-    labels = {"goog-packaged-solution": "kinetic"}
-    google.enabled |= {
-        f"{one}.googleapis.com"
-        for one in ("compute", "container", "storage", "artifactregistry", "iam")
-    }
-    project = "projects/acme-1"
-    at = {
-        f"artifactregistry/v1/{project}/locations/us/repositories/kn-lab": {
-            "name": "kn-lab",
-            "labels": labels,
-        },
-        "storage/storage/v1/b/acme-1-kn-lab-jobs": {"labels": labels},
-        "storage/storage/v1/b/acme-1-kn-lab-builds": {"labels": labels},
-        f"compute/compute/v1/{project}/global/networks/kn-lab": {
-            "name": "kn-lab",
-            "autoCreateSubnetworks": True,
-        },
-        f"compute/compute/v1/{project}/regions/us-central1/routers/kn-lab-router": {
-            "name": "kn-lab-router",
-            "network": f"{project}/global/networks/kn-lab",
-        },
-        f"container/v1/{project}/locations/us-central1-a/clusters/lab": {
-            "name": "lab",
-            "location": "us-central1-a",
-            "status": "RUNNING",
-            "resourceLabels": {"kinetic": "true", **labels},
-            "releaseChannel": {"channel": "STABLE"},
-            "workloadIdentityConfig": {"workloadPool": "acme-1.svc.id.goog"},
-        },
-    }
-    for what in ("nodes", "builds"):
-        email = f"kn-lab-{what}@acme-1.iam.gserviceaccount.com"
-        at[f"iam/v1/{project}/serviceAccounts/{email}"] = {
-            "displayName": f"kinetic lab {what.removesuffix('s')} SA"
-        }
-    google.documents |= at
 
 
 async def test_up_adopts_a_cluster_of_the_public_package(

@@ -12,8 +12,7 @@ from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import ConfigurationError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import opened, up
-from tests.infra.test_down import down, public_package
+from tests.infra.sites import down, opened, public_package, up
 
 CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
