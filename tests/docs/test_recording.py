@@ -1,0 +1,42 @@
+"""README's recording is the SVG that docs/record_sweep.py makes from a run of the first example."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECORDING = ROOT / "docs" / "_static" / "sweep.svg"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def last_lines(recording: Path) -> list[str]:
+    """Return the texts of the last frame, without the live line."""
+    root = ElementTree.fromstring(recording.read_text(encoding="utf-8"))
+    texts = {group.get("id"): "".join(group.itertext()) for group in root.iter(f"{SVG}g")}
+    uses = list(root.iter(f"{SVG}use"))
+    first = max(n for n, use in enumerate(uses) if texts[use.attrib["href"][1:]].startswith("$ "))
+    lines = [texts[use.attrib["href"][1:]] for use in uses[first:]]
+    return [line for line in lines if line.startswith(("$", "best of"))]
+
+
+@pytest.mark.full
+def test_the_recording_shows_what_the_example_prints(tmp_path: Path) -> None:
+    made = tmp_path / "sweep.svg"
+    script = [sys.executable, "-W", "error", str(ROOT / "docs" / "record_sweep.py"), str(made)]
+    subprocess.run(script, check=True, timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert last_lines(RECORDING) == last_lines(made)
+    assert last_lines(made)[-1].startswith("best of 12: accuracy 0.9")
+
+
+def test_the_recording_is_small_and_needs_no_network() -> None:
+    text = RECORDING.read_text(encoding="utf-8")
+    assert len(text) < 100_000
+    assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "<script" not in text and "@import" not in text
