@@ -1,5 +1,7 @@
 """Names of accelerators, and what each asks of a cluster: one parser, pure.
 
+The grammar::
+
     name      = [kind] what {":" option}
     kind      = "gpu-" | "gpu:" | "tpu-" | "tpu:"
     what      = "cpu" [":" cores]                cpu, cpu:4

@@ -627,7 +627,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """How many jobs may be unfinished at once; None: no limit."""
+        """The most jobs that may be unfinished at once; None means no limit."""
         return self._aio.max_concurrent
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:

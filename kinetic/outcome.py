@@ -75,7 +75,7 @@ class Lost(_Unsuccessful):
 
 
 Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
-"""How an item ended: ``match`` it, check ``.ok``, or get the value with ``.unwrap()``."""
+"""The outcome of an item. ``match`` it, check ``.ok``, or get the value with ``.unwrap()``."""
 
 
 class Completion(NamedTuple, Generic[T, X]):

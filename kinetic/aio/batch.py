@@ -389,7 +389,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """How many jobs may be unfinished at once; None: no limit."""
+        """The most jobs that may be unfinished at once; None means no limit."""
         found = self._batch.manifest["terms"].get("max_concurrent")
         return int(found) if found is not None else None
 

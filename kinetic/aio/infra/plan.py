@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
-        """Return what stands in the way: names that others have, and what can't be read."""
+        """Return the obstacles, such as a name that others have, or a resource you can't read."""
         return tuple(one for one in self.changes if one.action in (Action.FOREIGN, Action.UNSEEN))
 
     @property

@@ -66,7 +66,7 @@ class Site:
 
     @property
     def registry(self) -> str:
-        """Return the location of images: the continent where the registry has one."""
+        """Return the location of images, which is the continent if the registry has one there."""
         continent = self.region.partition("-")[0]
         return continent if continent in CONTINENTS else self.region
 

@@ -1,0 +1,103 @@
+"""How Sphinx builds the site from these pages; see `site` in tox.ini."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+project = "kinetic"
+author = "The Kinetic authors"
+project_copyright = author
+release = importlib.metadata.version("kinetic-aio")
+
+extensions = [
+    "myst_parser",
+    "notfound.extension",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_llms_txt",
+    "sphinxext.opengraph",
+]
+
+html_theme = "furo"
+html_title = "kinetic"
+html_theme_options = {"source_directory": "docs/"}
+html_show_sphinx = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autoclass_content = "class"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = ["Cancelled"]
+python_use_unqualified_type_names = True
+suppress_warnings = ["ref.python"]  # `JobHandle` is a name of two modules, with the same methods
+
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+notfound_urls_prefix = "/"
+ogp_site_url = ""
+ogp_enable_meta_description = True
+ogp_social_cards = {"enable": False}
+
+# The site builds offline, so nothing resolves names of the standard library.
+nitpicky = True
+_ELSEWHERE = r"(asyncio|builtins|collections|logging|os|pathlib|subprocess|types|typing)\..*"
+_TYPE_VARIABLES = r"(kinetic\.(\w+\.)*)?(P|R|R_co|S|T|T_co|X)(\.args|\.kwargs)?|typing\.~P"
+_INTERNAL = (
+    r"kinetic\.(\w+\.)*_.*|kinetic\.aio\.(infra\.\w+|kubernetes\.credentials)\.\w+"
+    r"|Archive|ByteStream|Follow|Forwarder|JobRef|Place"
+)
+nitpick_ignore_regex = [("py:.*", rf"({_ELSEWHERE}|{_TYPE_VARIABLES}|{_INTERNAL})")]
+
+# Files of the repository that are pages of the site. A link to one leads to its page.
+PAGES = {
+    ROOT / "README.md": HERE / "index.md",
+    ROOT / "CHANGELOG.md": HERE / "changelog.md",
+    ROOT / "CODE_OF_CONDUCT.md": HERE / "code-of-conduct.md",
+    ROOT / "CONTRIBUTING.md": HERE / "contributing.md",
+    ROOT / "SECURITY.md": HERE / "reporting_vulnerabilities.md",
+    ROOT / "benchmarks" / "README.md": HERE / "performance.md",
+}
+_INCLUDE = re.compile(r"^```\{include\} (\S+)\n```$", re.MULTILINE)
+_LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+
+
+def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
+    """Include files of the repository, and lead links between them to pages of the site."""
+    folder = (HERE / page).parent
+
+    def linked(text: str, base: Path) -> str:
+        def link(match: re.Match[str]) -> str:
+            target = Path(os.path.normpath(base / match[1]))
+            return "](" + os.path.relpath(PAGES.get(target, target), folder).replace(os.sep, "/")
+
+        return _LINK.sub(link, text)
+
+    def included(match: re.Match[str]) -> str:
+        file = Path(os.path.normpath(folder / match[1]))
+        return linked(file.read_text(encoding="utf-8"), file.parent)
+
+    # A page either includes a file or has text; both have their own base for links.
+    whole, count = _INCLUDE.subn(included, source[0])
+    source[0] = whole if count else linked(whole, folder)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _with_links_of_the_site)
