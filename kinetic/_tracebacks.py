@@ -37,11 +37,20 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
+def hint(error: BaseException) -> str:
+    """Return the line that names the entry of *error*; empty if the error isn't kinetic's."""
+    from kinetic.errors import BatchError, KineticError  # `import kinetic.aio` loads only names
+
+    if not isinstance(error, (KineticError, BatchError)):
+        return ""
+    return f"{error.code}: `kinetic explain {error.code}` shows the cause and the fix"
+
+
 class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
     Does so for exceptions of jobs, for kinetic's errors, and for Ctrl-C. Other exceptions keep all
-    frames: they are defects, or the user's.
+    frames: they are defects, or the user's. kinetic's errors also get their `hint` as a note.
     """
 
     def __call__(self, function: F) -> F:
@@ -68,18 +77,17 @@ class _OwnFramesLeftOut:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and _shows_the_line_alone(error):
+        if error is None:
+            return
+        if _shows_the_line_alone(error):
             # Re-raising would add this frame again; setting the traceback doesn't.
             BaseException.__setattr__(error, "__traceback__", without_own_frames(trace))
+        if (words := hint(error)) and words not in getattr(error, "__notes__", ()):
+            error.add_note(words)
 
 
 def _shows_the_line_alone(error: BaseException) -> bool:
-    from kinetic.errors import (
-        BatchError,
-        KineticError,
-    )  # `import kinetic.aio` loads no more than names
-
-    if isinstance(error, (KineticError, BatchError, KeyboardInterrupt)):
+    if hint(error) or isinstance(error, KeyboardInterrupt):
         return True
     return any(str(one).startswith(REMOTE_TRACEBACK) for one in getattr(error, "__notes__", ()))
 

@@ -31,6 +31,9 @@ KineticError
 └── PortalError(RuntimeError)          sync where it would wait for itself; async outside asyncio
 
 BatchError(Exception)                  from a batch: .failures  .partial_results
+
+Each error has a ``code``, such as ``KN204``, that stays the same in later versions:
+``kinetic explain KN204`` prints the cause and the fix.
 """
 
 from __future__ import annotations
@@ -73,31 +76,53 @@ __all__ = [
     "WireError",
 ]
 
+_CODES_OF_REASONS = {
+    "setup": "KN311",
+    "out of memory": "KN312",
+    "deadline": "KN313",
+    **dict.fromkeys(("preempted", "node lost", "evicted"), "KN314"),
+    "image pull": "KN315",
+    "unschedulable": "KN316",
+    "quota": "KN317",
+    "out of disk": "KN318",
+}
+"""The codes of errors with a reason of their own; the values of `kinetic.job_status.Reason`."""
+
 
 class KineticError(Exception):
     """Base of all errors of kinetic.
 
     ``passing`` says that the same request can succeed later: after someone grants a permission,
-    logs in again, changes a policy, or makes room.
+    logs in again, changes a policy, or makes room. ``code`` names the error's entry in
+    ``kinetic explain``; it depends on the class, and for some classes on the reason.
     """
 
     passing: bool = False
+    code: str = "KN100"
 
 
 class ConfigurationError(KineticError, ValueError):
     """A setting is wrong; nothing was sent."""
 
+    code = "KN101"
+
 
 class ProfileError(ConfigurationError):
     """The profiles file can't be read, or has no such profile."""
+
+    code = "KN102"
 
 
 class SubmissionError(KineticError):
     """The job could not be submitted; nothing ran."""
 
+    code = "KN201"
+
 
 class PackError(SubmissionError, ValueError):
     """The function, an argument, or the project can't be shipped."""
+
+    code = "KN202"
 
     def __init__(self, message: str, *, culprit: str = "") -> None:
         super().__init__(message)
@@ -107,6 +132,8 @@ class PackError(SubmissionError, ValueError):
 class DataError(SubmissionError, ValueError):
     """A `Data` can't be shipped."""
 
+    code = "KN203"
+
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
@@ -114,6 +141,8 @@ class DataError(SubmissionError, ValueError):
 
 class BuildError(SubmissionError):
     """The container image could not be built."""
+
+    code = "KN204"
 
     def __init__(self, message: str, *, build_id: str = "", log_url: str = "") -> None:
         super().__init__(message)
@@ -124,14 +153,19 @@ class BuildError(SubmissionError):
 class LaunchError(SubmissionError):
     """The platform refused the job."""
 
+    code = "KN205"
+
     def __init__(self, message: str, *, reason: str = "", passing: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
         self.passing = passing
+        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
 
 
 class JobError(KineticError, RuntimeError):
     """A submitted job has no value."""
+
+    code = "KN301"
 
     def __init__(self, message: str, *, job_id: str = "") -> None:
         super().__init__(message)
@@ -141,9 +175,12 @@ class JobError(KineticError, RuntimeError):
 class JobFailed(JobError):
     """The job failed, and its exception can't be rebuilt in this process.
 
-    ``phase`` says where it failed; ``execute`` is your own code. ``remote_type`` is the exception's
-    qualified name, ``remote_traceback`` its traceback.
+    ``phase`` says where it failed; ``execute`` is your own code. ``reason`` is a value of
+    `kinetic.job_status.Reason`. ``remote_type`` is the exception's qualified name, and
+    ``remote_traceback`` its traceback.
     """
+
+    code = "KN302"
 
     def __init__(
         self,
@@ -151,11 +188,14 @@ class JobFailed(JobError):
         *,
         job_id: str = "",
         phase: str = "execute",
+        reason: str = "",
         remote_type: str = "",
         remote_traceback: str = "",
     ) -> None:
         super().__init__(message, job_id=job_id)
         self.phase = phase
+        self.reason = reason
+        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback
 
@@ -163,20 +203,27 @@ class JobFailed(JobError):
 class JobLost(JobError):
     """The job's process ended without an outcome."""
 
+    code = "KN303"
+
     def __init__(
         self, message: str, *, job_id: str = "", reason: str = "", exit_code: int | None = None
     ) -> None:
         super().__init__(message, job_id=job_id)
         self.reason = reason
         self.exit_code = exit_code
+        self.code = _CODES_OF_REASONS.get(reason, type(self).code)
 
 
 class JobCancelled(JobError):
     """The job was cancelled before it had a value."""
 
+    code = "KN304"
+
 
 class SubmitterLost(JobError):
     """The process that submitted the batch has ended before it submitted all items."""
+
+    code = "KN305"
 
 
 class InputsUnfinished(KineticError):
@@ -186,6 +233,8 @@ class InputsUnfinished(KineticError):
     ``resume(seal=True)``.
     """
 
+    code = "KN306"
+
     def __init__(self, message: str, *, stored: int = 0) -> None:
         super().__init__(message)
         self.stored = stored
@@ -194,6 +243,8 @@ class InputsUnfinished(KineticError):
 class ResultTimeout(JobError, TimeoutError):
     """The wait ended; the job goes on and its handle stays valid."""
 
+    code = "KN307"
+
 
 class BackendError(KineticError):
     """The store or the platform failed to do what was asked.
@@ -201,6 +252,8 @@ class BackendError(KineticError):
     ``retryable`` says whether a retry can help; ``retry_after`` is the pause that the server asks
     for, in seconds.
     """
+
+    code = "KN401"
 
     def __init__(
         self, message: str, *, retryable: bool = False, retry_after: float | None = None
@@ -213,27 +266,38 @@ class BackendError(KineticError):
 class ClientClosed(BackendError):
     """The client is closed, or was closed meanwhile."""
 
+    code = "KN402"
+
 
 class AuthError(BackendError):
     """You lack a permission for this."""
 
+    code = "KN403"
     passing = True
 
 
 class NotFound(BackendError, FileNotFoundError):
     """There is no such job, batch, or object."""
 
+    code = "KN404"
+
 
 class NoLog(NotFound, RuntimeError):
     """The job has no log: it has not started yet, or was removed with its log."""
+
+    code = "KN405"
 
 
 class Conflict(BackendError):
     """Another process changed it first."""
 
+    code = "KN406"
+
 
 class AlreadyThere(Conflict):
     """An object of this name exists: another process made it, or a lost reply was about it."""
+
+    code = "KN407"
 
 
 class Refused(BackendError):
@@ -241,6 +305,8 @@ class Refused(BackendError):
 
     ``answer`` is its decoded answer; for Kubernetes, a ``Status``.
     """
+
+    code = "KN408"
 
     def __init__(self, message: str, *, answer: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -250,27 +316,38 @@ class Refused(BackendError):
 class Expired(BackendError):
     """The version to continue from is too old: list again."""
 
+    code = "KN409"
+
 
 class StoreFull(BackendError):
     """There is no room in the store."""
 
+    code = "KN410"
     passing = True
 
 
 class Throttled(BackendError):
     """Too many requests; the server asks to slow down."""
 
+    code = "KN411"
+
 
 class Unavailable(BackendError):
     """The store or the platform can't answer now."""
+
+    code = "KN412"
 
 
 class WireError(KineticError):
     """A reply does not match the protocol: its version, digest, or signature differs."""
 
+    code = "KN501"
+
 
 class PortalError(KineticError, RuntimeError):
     """The sync API was called where it would wait for itself, or the async one outside asyncio."""
+
+    code = "KN502"
 
 
 class BatchError(Exception):
@@ -280,6 +357,8 @@ class BatchError(Exception):
     and None for items without one. ``submission_failures`` maps the index of an input that was
     never submitted to its exception.
     """
+
+    code: str = "KN308"
 
     def __init__(
         self,

@@ -17,10 +17,11 @@ from kinetic.cli import (
     init,
     jobs,
     machine,
+    output,
     run,
     settings,
 )
-from kinetic.cli.client import UserError
+from kinetic.cli.client import UserError, json_option
 from kinetic.cli.output import note
 
 SUCCEEDED, FAILED, USAGE, NOT_FOUND, NO_ACCESS, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -87,6 +88,35 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
 
 
+@cli.command(short_help="Explain an error code, such as KN204.")
+@click.argument("code", required=False)
+@json_option
+def explain(code: str | None, as_json: bool) -> None:
+    """Print what CODE means: what you see, the cause, and the fix.
+
+    Without CODE, list all codes.
+    """
+    import textwrap
+    from dataclasses import asdict
+
+    from kinetic._explanations import BY_CODE, ENTRIES
+
+    if code is None:
+        rows = [asdict(entry) for entry in ENTRIES]
+        output.table("codes", ("code", "title"), rows, as_json=as_json)
+        return
+    entry = BY_CODE.get(code.upper())
+    if entry is None:
+        raise click.UsageError(f"there is no code {code}; `kinetic explain` lists all")
+    if as_json:
+        output.json_line("code", asdict(entry), indent=2)
+        return
+    click.echo(f"{entry.code}: {entry.title}\n")
+    for name in ("message", "cause", "fix"):
+        words = f"{name.capitalize():<9}{getattr(entry, name)}"
+        click.echo(textwrap.fill(words, 88, subsequent_indent=" " * 9, break_on_hyphens=False))
+
+
 for command in (
     run.run,
     jobs.jobs,
@@ -143,11 +173,13 @@ def _failed(error: Exception) -> int:
         Exception: *error* is a defect of kinetic; the user sees its traceback.
     """
     from kinetic import errors
+    from kinetic._tracebacks import hint
 
     if not isinstance(error, (UserError, errors.KineticError, errors.BatchError, OSError)):
         raise error
     code = exit_code(error)
-    note(f"{error}\n(try: {HELPS[code]})" if code in HELPS else str(error))
+    lines = [str(error), f"(try: {HELPS[code]})" if code in HELPS else "", hint(error)]
+    note("\n".join(line for line in lines if line))
     return code
 
 

@@ -64,6 +64,9 @@ OF_SETTINGS = {
     "job-absent": "jobs status job-local-000000000000",
     "job-wrong": "jobs status what",
     "help": "--help",
+    "codes": "explain",
+    "code": "explain kn204",
+    "code-absent": "explain KN999",
 }
 WITHOUT_JSON = {"jobs-logs", "batches-logs", "help"}
 

@@ -222,6 +222,7 @@ def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobErro
         f"{job_id} failed ({outcome.reason}): {told}",
         job_id=job_id,
         phase=outcome.phase,
+        reason=outcome.reason,
         remote_type=remote,
         remote_traceback=text.get("traceback", ""),
     )

@@ -1,0 +1,99 @@
+"""The table of error codes agrees with the errors, their messages, and docs/troubleshooting.md.
+
+``KINETIC_GOLDEN=write pytest tests/docs/test_troubleshooting.py`` writes the page's entries anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic import errors
+from kinetic._explanations import BY_CODE, ENTRIES, GROUPS, Entry
+from kinetic._tracebacks import hint
+from kinetic.job_status import Reason
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "troubleshooting.md"
+WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
+BEGIN, END = "<!-- the entries: generated -->\n", "<!-- the end of the entries -->\n"
+
+
+def carried() -> set[str]:
+    """Return every code that an exception can carry."""
+    classes = [getattr(errors, name) for name in errors.__all__]
+    made = [errors.JobLost("", reason=reason) for reason in Reason]
+    return {one.code for one in (*classes, *made)}
+
+
+def as_markdown(entry: Entry) -> str:
+    return (
+        f"### {entry.code}: {entry.title}\n\n```text\n{entry.message}\n```\n\n"
+        f"**Cause.** {entry.cause}\n\n**Fix.** {entry.fix}\n\n"
+    )
+
+
+def generated() -> str:
+    text = ""
+    for digit, title in GROUPS.items():
+        text += f"## {title}\n\n"
+        text += "".join(as_markdown(one) for one in ENTRIES if one.code.startswith(digit))
+    return text
+
+
+def texts() -> Iterator[str]:
+    """Yield the literal texts of the code, with a mark for each value in them."""
+    for folder in (ROOT / "kinetic", ROOT / "runner"):
+        for file in folder.rglob("*.py"):
+            if file.name == "_explanations.py":
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield "\0".join(
+                        str(one.value) for one in node.values if isinstance(one, ast.Constant)
+                    )
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_every_error_has_an_entry_and_every_entry_an_error() -> None:
+    assert len(BY_CODE) == len(ENTRIES)
+    assert [one.code for one in ENTRIES] == sorted(BY_CODE)
+    assert {code for code in BY_CODE if not code.startswith("KN0")} == carried()
+
+
+@pytest.mark.full
+def test_the_messages_of_the_entries_are_those_of_the_code() -> None:
+    known = "\n".join(texts())
+    reason = re.compile(rf"\(({'|'.join(Reason)})\)")
+    written = [one for one in ENTRIES if one.code not in ("KN002", "KN100")]
+    lacking = [
+        (one.code, part)
+        for one in written
+        for part in reason.sub("(…)", one.message).split("…")
+        if part.strip(" :()") and part.strip(" :()") not in known
+    ]
+    assert not lacking
+
+
+def test_the_page_has_the_entries() -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    entries, _, after = rest.partition(END)
+    if WRITES:
+        PAGE.write_text(f"{before}{BEGIN}\n{generated()}{END}{after}")
+    else:
+        assert entries.strip() == generated().strip()
+
+
+def test_an_error_of_the_api_names_its_code() -> None:
+    import kinetic
+
+    with pytest.raises(errors.ConfigurationError) as caught:
+        kinetic.attach("what")
+    assert hint(caught.value) in caught.value.__notes__
+    assert hint(ValueError()) == ""
