@@ -138,8 +138,7 @@ async def _joined(target: Target, *, yes: bool, as_json: bool) -> Joining:
         planned = await join.plan()
         for note in planned.notes:
             output.note(note)
-        if not as_json:
-            output.lines(_lines(planned))
+        output.lines(_lines(planned), err=True)  # standard output has the YAML, or the JSON
         if planned.steps:
             question = f"Create these in {planned.cluster}?"
             await anyio.to_thread.run_sync(functools.partial(output.confirm, question, yes=yes))

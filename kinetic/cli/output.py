@@ -144,10 +144,10 @@ def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(f"{name.replace('_', ' '):<{width}}  {words}")
 
 
-def lines(text: Iterable[str]) -> None:
+def lines(text: Iterable[str], *, err: bool = False) -> None:
     """Print text of a job, such as its log; its control characters do nothing."""
     for line in text:
-        click.echo(shown(line))
+        click.echo(shown(line), err=err)
 
 
 def asks(*, yes: bool) -> bool:

@@ -25,7 +25,7 @@ from tests.cluster.fixtures import (
 from tests.conftest import private_home
 
 from .crew import Crew
-from .place import ON_UVLOOP, Platform
+from .place import IN_A_DIRECTORY, ON_UVLOOP, Platform
 
 __all__ = ["control_plane", "gcs_server", "groups", "nodes"]
 
@@ -33,18 +33,27 @@ __all__ = ["control_plane", "gcs_server", "groups", "nodes"]
 ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
 
 
+SELDOM = [pytest.mark.control_plane, pytest.mark.slow]
+WITHOUT_A_BUCKET = [
+    pytest.param(f"{one}{IN_A_DIRECTORY}", marks=SELDOM) for one in ("gke", "pathways")
+]
+
 ON_ANOTHER_LOOP = [
     pytest.param("local on uvloop", marks=pytest.mark.full),
-    pytest.param("gke on uvloop", marks=[pytest.mark.control_plane, pytest.mark.slow]),
+    pytest.param("gke on uvloop", marks=SELDOM),
 ]
 
 
-@pytest.fixture(scope="module", params=["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER])
+ALL = ["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER, *WITHOUT_A_BUCKET]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
     """Where the jobs of the module run, with the variables by which a user chooses it."""
-    title, name = request.param, request.param.removesuffix(ON_UVLOOP)
+    title = request.param
+    name = title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
     with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
         folder = tmp_path_factory.mktemp(name)
         patch.setenv("KINETIC_BACKEND", name)
@@ -72,6 +81,9 @@ def _cluster(
             patch.setenv("KINETIC_MULTIHOST", "jobset")
         for variable, value in settings(namespace, fresh_bucket(server), server).items():
             patch.setenv(variable, value)
+        if request.param.endswith(IN_A_DIRECTORY):
+            (folder / "store").mkdir()
+            patch.setenv("KINETIC_STORE", str(folder / "store"))
         kubelet.set_environment(STORAGE_EMULATOR_HOST=server)
         options = {"container_image": IMAGE, "cpu": 0.1}
         yield Platform(

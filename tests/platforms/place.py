@@ -25,13 +25,14 @@ T = TypeVar("T")
 SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
 ON_UVLOOP = " on uvloop"
+IN_A_DIRECTORY = " in a directory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """One platform of the suite; ``options`` is what a decorator must say there.
 
-    ``title`` is its name, and perhaps `ON_UVLOOP`.
+    ``title`` is its name, and perhaps `ON_UVLOOP` or `IN_A_DIRECTORY`.
     """
 
     title: str
@@ -43,7 +44,7 @@ class Platform:
     @property
     def name(self) -> str:
         """The backend."""
-        return self.title.removesuffix(ON_UVLOOP)
+        return self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
 
     @property
     def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
