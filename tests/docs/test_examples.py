@@ -124,8 +124,13 @@ def test_a_study_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         return optuna.load_study(study_name="valley", storage=storage).get_trials(states=states)
 
+    def has_begun() -> bool:
+        with contextlib.suppress(KeyError):  # the journal is there before its study
+            return journal.exists() and trials(TrialState.COMPLETE, TrialState.PRUNED) != []
+        return False
+
     first = started("optuna_search.py", "500", cwd=tmp_path)
-    until(lambda: journal.exists() and trials(TrialState.COMPLETE, TrialState.PRUNED))
+    until(has_begun)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=DEADLINE)
     assert first.returncode != 0
