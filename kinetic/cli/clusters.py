@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "…"}
 
 
+LIST_COLUMNS = (
+    *("name", "machine", "accelerator", "topology", "min_nodes", "max_nodes", "spot"),
+    *("reservation", "status", "problem"),
+)
+POOL_COLUMNS = (
+    *("name", "machine", "nodes", "used", "min_nodes", "max_nodes", "spot", "reservation"),
+    *("status", "usd_per_hour"),
+)
+
+
 def with_site(command: Command) -> Command:
     """Give *command* the options that name a cluster, as its argument ``site``."""
 
@@ -171,19 +181,26 @@ def status(site: Site, as_json: bool) -> None:
     from kinetic.aio import infra
 
     found = run_async(infra.status(site))
+    content = found.to_dict()
     if as_json:
-        output.json_line("status", found, indent=2)
+        output.json_line("status", content, indent=2)
         return
-    plain = {key: one for key, one in found.items() if key not in ("pools", "parts")}
-    plain["usd_per_hour"] = output.dollars(found["usd_per_hour"])
-    missing = [f"{one['kind']} {one['name']}" for one in found["parts"] if not one["there"]]
-    unseen = [f"{one['kind']} {one['name']}" for one in found["parts"] if one["problem"]]
-    plain["missing"] = ", ".join(one for one in missing if one not in unseen)
-    plain["not visible"] = ", ".join(unseen)
+    plain = {key: content[key] for key in ("project", "zone", "cluster", "state", "version")}
+    plain["usd_per_hour"] = output.dollars(found.usd_per_hour)
+    missing = [f"{one.kind} {one.name}" for one in found.parts if one.exists is False]
+    plain["missing"] = ", ".join(missing)
+    plain["controllers"] = ", ".join(found.controllers)
     output.facts("status", plain, as_json=False)
-    if found["pools"]:
-        click.echo()
-        _show_pools(found["pools"], as_json=False)
+    for columns, items in (
+        (POOL_COLUMNS, content["pools"]),
+        (("kind", "name", "pending", "admitted"), content["queues"]),
+        (("id", "namespace", "user", "running", "waiting"), content["work"]),
+    ):
+        if items:
+            click.echo()
+            output.table("status", columns, items, as_json=False)
+    for one in found.unseen:
+        output.note(f"can't see {one}")
 
 
 @click.group(short_help="List, add, and remove node pools.")
@@ -333,20 +350,8 @@ def _lines(planned: Planned) -> list[str]:
 
 
 def _show_pools(pools: list[dict[str, Any]], *, as_json: bool) -> None:
-    columns = (
-        "name",
-        "machine",
-        "accelerator",
-        "topology",
-        "min_nodes",
-        "max_nodes",
-        "spot",
-        "reservation",
-        "status",
-        "problem",
-    )
     empty = "no node pools; add one: kinetic pool add --accelerator NAME"
-    output.table("pool.list", columns, pools, as_json=as_json, empty=empty)
+    output.table("pool.list", LIST_COLUMNS, pools, as_json=as_json, empty=empty)
 
 
 def _save(name: str, site: Site, zone: str) -> None:

@@ -45,7 +45,7 @@ def client(google: Google) -> GoogleClient:
     return GoogleClient(google.environ, QUICK, look_s=0.001, credentials=credentials)
 
 
-def opened(google: Google, site: Site) -> Infrastructure:
+def opened(google: Google, site: Site, look_s: float = 30.0) -> Infrastructure:
     """Return the infrastructure of *site* as *google* and its stand-in of a cluster have it."""
 
     async def connect() -> Access:
@@ -53,7 +53,9 @@ def opened(google: Google, site: Site) -> Infrastructure:
             server=f"{google.url}/kubernetes/{site.cluster}", name="the cluster", passes=Passes()
         )
 
-    return Infrastructure(site, environ=google.environ, google=client(google), connect=connect)
+    return Infrastructure(
+        site, environ=google.environ, google=client(google), connect=connect, look_s=look_s
+    )
 
 
 async def up(infra: Infrastructure) -> Planned:

@@ -101,7 +101,7 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert shown["store"] == f"gs://acme-1-kn-lab-jobs/{namespace.name}"
     assert "tpu-v6e-8" in await console.run("pool", "list")
     found = json.loads(await console.run("status", "--json"))
-    assert (found["state"], found["nodes"]) == ("RUNNING", None)
+    assert (found["state"], found["work"]) == ("RUNNING", [])
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
     await console.run("down", "-y")
     assert not google.documents

@@ -56,7 +56,7 @@ async def test_an_autopilot_cluster_is_found_in_its_region(
 ) -> None:
     await infra.apply(await infra.plan_up(shape="autopilot"))
     assert not (await infra.plan_up(shape="autopilot")).plan.steps
-    assert (await infra.status())["state"] == "RUNNING"
+    assert (await infra.status()).state == "RUNNING"
     with pytest.raises(ConfigurationError, match="Autopilot"):
         await infra.list_pools()
     await infra.apply(await infra.plan_down())

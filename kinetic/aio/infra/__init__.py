@@ -13,16 +13,22 @@ from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Change
 from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.status import NodePool, Part, Queue, Status, Work
 
 __all__ = [
     "Change",
     "Infrastructure",
     "Join",
     "Joining",
+    "NodePool",
+    "Part",
     "Plan",
     "Planned",
     "Pool",
+    "Queue",
     "Site",
+    "Status",
+    "Work",
     "add_pool",
     "down",
     "init",

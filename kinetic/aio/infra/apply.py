@@ -113,7 +113,10 @@ def _zones(error: Mapping[str, Any]) -> Iterable[str]:
 class Cloud:
     """Reads and changes resources of *site*; *tell* receives a line about each step."""
 
-    def __init__(self, google: GoogleClient, site: Site, tell: Tell) -> None:
+    def __init__(
+        self, google: GoogleClient, site: Site, tell: Tell, look_s: float = READ_S
+    ) -> None:
+        self.look_s = look_s
         self._google = google
         self._site = site
         self._tell = tell
@@ -132,7 +135,7 @@ class Cloud:
 
     async def _seen(self, one: Resource | Policy) -> Seen:
         try:
-            async with asyncio.timeout(READ_S):
+            async with asyncio.timeout(self.look_s):
                 return Seen(document=await self._google.call(one.read))
         except HttpError as refusal:
             if refusal.status == 404 or is_disabled(refusal):
@@ -142,7 +145,7 @@ class Cloud:
             words = f"can't read it ({refusal.status}: {refusal.said})"
             return Seen(problem=words, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
-            return Seen(problem=str(exc) or f"no answer within {READ_S:g} s")
+            return Seen(problem=str(exc) or f"no answer within {self.look_s:g} s")
 
     async def enable(self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]) -> None:
         """Enable the APIs *names*, unless all are.

@@ -10,6 +10,7 @@ from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.setup import Shape
 from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.status import Status
 
 
 async def up(
@@ -132,7 +133,18 @@ async def list_pools(site: Site) -> list[dict[str, Any]]:
         return await infrastructure.list_pools()
 
 
-async def status(site: Site) -> dict[str, Any]:
-    """Return what exists at a site, and what it costs now in US dollars an hour."""
+async def status(site: Site) -> Status:
+    """Return what exists at a site, what runs there, and what it costs now.
+
+    It changes nothing. Each request has a limit of 30 seconds; ``unseen`` names what can't be seen.
+
+    Raises:
+        KineticError: Nothing can be seen, such as without usable credentials.
+
+    Example::
+
+        found = await infra.status(Site(project="my-project", zone="us-central1-a", cluster="lab"))
+        print(found.state, found.usd_per_hour, found.unseen)
+    """
     async with Infrastructure(site) as infrastructure:
         return await infrastructure.status()

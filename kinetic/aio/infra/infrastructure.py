@@ -15,13 +15,14 @@ from kinetic.aio.infra import lookup
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.apply import Cloud, explained
+from kinetic.aio.infra.apply import READ_S, Cloud, explained
 from kinetic.aio.infra.plan import Plan, additions, marked_last, removals
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.preflight import preflight
 from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.status import Status, survey
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
@@ -54,6 +55,7 @@ class Infrastructure:
         environ: The environment; default: that of the process.
         google: A client to use; default: one of the application-default credentials.
         connect: Opens access to the site's cluster; default: by Google's API, as jobs do.
+        look_s: The limit of each read, in seconds; default: 30.
 
     Use it as an async context manager, which closes its connections.
     """
@@ -66,6 +68,7 @@ class Infrastructure:
         environ: Mapping[str, str] | None = None,
         google: GoogleClient | None = None,
         connect: Callable[[], Awaitable[Access]] | None = None,
+        look_s: float = READ_S,
     ) -> None:
         self.site = site
         self._connect = connect or self._access
@@ -74,7 +77,7 @@ class Infrastructure:
         self._google = google or GoogleClient(
             self._environ, RetryPolicy(total_s=300.0), idle_s=150.0
         )
-        self._cloud = Cloud(self._google, site, tell)
+        self._cloud = Cloud(self._google, site, tell, look_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -227,33 +230,9 @@ class Infrastructure:
         cluster = await lookup.cluster(self._google, self.site)
         return [node_pools.described(one) for one in cluster.get("nodePools") or ()]
 
-    async def status(self) -> dict[str, Any]:
-        """Return what exists, what it costs now, and what can't be seen."""
-        setup = await lookup.setup_of(self._google, self.site)
-        parts = [one for one in setups.wanted(setup) if isinstance(one, Resource)]
-        seen = await self._cloud.observe(parts)
-        cluster = seen[f"cluster {self.site.cluster}"].document
-        pools = [node_pools.described(one) for one in (cluster or {}).get("nodePools") or ()]
-        fixed = sum(one.usd_per_hour or 0.0 for one in parts if seen[one.key].document is not None)
-        return {
-            "project": self.site.project,
-            "zone": self.site.zone,
-            "cluster": self.site.cluster,
-            "state": str(cluster.get("status")) if cluster else "absent",
-            "version": (cluster or {}).get("currentMasterVersion"),
-            "nodes": (cluster or {}).get("currentNodeCount"),
-            "pools": pools,
-            "parts": [
-                {
-                    "kind": one.kind,
-                    "name": one.name,
-                    "there": seen[one.key].document is not None,
-                    "problem": seen[one.key].problem,
-                }
-                for one in parts
-            ],
-            "usd_per_hour": round(fixed, 4),
-        }
+    async def status(self) -> Status:
+        """Return what exists, what runs, what it costs now, and what can't be seen."""
+        return await survey(self._google, self._cloud, self.site, self._connect, self._environ)
 
     async def _missing(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
         """Return those of *pools* that the cluster doesn't have."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic.accelerators import GPUS, Accelerator
+from kinetic.accelerators import GPUS, Accelerator, catalogue, parse
 from kinetic.aio.infra.resources import Resource, call
-from kinetic.aio.infra.setup import node_body, pool_body
+from kinetic.aio.infra.setup import MACHINE_USD, node_body, pool_body
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
@@ -201,6 +201,30 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
     return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
 
 
+def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str]) -> float | None:
+    """Return what one node of a pool costs per hour in US dollars; None if unknown."""
+    config: Mapping[str, Any] = document.get("config") or {}
+    placement: Mapping[str, Any] = document.get("placementPolicy") or {}
+    machine, topology = config.get("machineType"), placement.get("tpuTopology")
+    if machine in MACHINE_USD and not config.get("accelerators"):
+        return MACHINE_USD[machine]
+    gpus = {
+        one["acceleratorType"]: str(one["acceleratorCount"])
+        for one in config.get("accelerators") or ()
+    }
+    for one in catalogue():
+        fits = (
+            gpus.get(one.label) == str(one.chips_per_host)
+            if gpus
+            else topology in (None, one.topology)
+        )
+        if one.machine == machine and fits:
+            wanted = parse(str(one), spot=bool(config.get("spot")))
+            price = price_of(wanted, zone, environ)
+            return None if price is None else price.usd_per_hour / wanted.hosts
+    return None
+
+
 def described(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node pool of the cluster offers, in the words of `kinetic pool list`."""
     config: Mapping[str, Any] = document.get("config") or {}
@@ -209,8 +233,8 @@ def described(document: Mapping[str, Any]) -> dict[str, Any]:
     gpus = config.get("accelerators") or ()
     affinity: Mapping[str, Any] = config.get("reservationAffinity") or {}
     return {
-        "name": document.get("name"),
-        "machine": config.get("machineType"),
+        "name": str(document.get("name")),
+        "machine": str(config.get("machineType") or ""),
         "accelerator": ", ".join(
             f"{one['acceleratorType']} x{one['acceleratorCount']}" for one in gpus
         ),
@@ -219,7 +243,7 @@ def described(document: Mapping[str, Any]) -> dict[str, Any]:
         "max_nodes": int(scaling.get("totalMaxNodeCount") or scaling.get("maxNodeCount") or 0),
         "spot": bool(config.get("spot")),
         "reservation": ", ".join(affinity.get("values") or ()),
-        "status": document.get("status"),
+        "status": str(document.get("status") or ""),
         "problem": document.get("statusMessage")
         or "; ".join(str(one.get("message")) for one in document.get("conditions") or ()),
     }

@@ -1,0 +1,129 @@
+"""`status` shows what exists, runs, and costs, and names what it can't see."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Pool, Queue, Site
+from kinetic.errors import KineticError
+from tests.infra.google import Google
+from tests.infra.sites import opened, up
+
+PODS = "/lab/api/v1/pods"
+
+
+def items(*objects: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "1"}, "items": [*objects]}
+
+
+def pod(name: str, batch: str, phase: str, node: str = "") -> dict[str, Any]:
+    labels = {"kinetic.dev/submission": batch, "kinetic.dev/user": "ana"}
+    return {
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+def node(name: str, pool: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"cloud.google.com/gke-nodepool": pool}}}
+
+
+def queue(name: str, pending: int, admitted: int) -> dict[str, Any]:
+    status = {"pendingWorkloads": pending, "admittedWorkloads": admitted}
+    return {"metadata": {"name": name}, "status": status}
+
+
+def group(name: str, version: str) -> dict[str, Any]:
+    return {"name": name, "preferredVersion": {"version": version}}
+
+
+def filled(google: Google) -> None:
+    kueue = "/lab/apis/kueue.x-k8s.io/v1beta2"
+    groups = [group("kueue.x-k8s.io", "v1beta2"), group("leaderworkerset.x-k8s.io", "v1")]
+    google.objects |= {
+        "/lab/apis": {"groups": groups},
+        "/lab/api/v1/nodes": items(
+            node("s", "system"), node("n-1", "gpu-l4-spot"), node("n-2", "gpu-l4-spot")
+        ),
+        PODS: items(
+            pod("a-0", "batch-a", "Running", "n-1"),
+            pod("a-1", "batch-a", "Pending"),
+            pod("b-0", "batch-b", "Succeeded", "n-2"),
+        ),
+        f"{kueue}/namespaces/default/localqueues": items(queue("team", 3, 1)),
+        f"{kueue}/clusterqueues": items(queue("all", 3, 2)),
+    }
+
+
+async def test_status_shows_pools_queues_controllers_and_work(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    await infra.apply(await infra.plan_pool(Pool(accelerator=parse("gpu-l4:spot"))))
+    filled(google)
+    found = await infra.status()
+    assert found.unseen == ()
+    assert found.controllers == ("LeaderWorkerSet", "Kueue")
+    assert found.queues == (
+        Queue(kind="LocalQueue", name="team", pending=3, admitted=1),
+        Queue(kind="ClusterQueue", name="all", pending=3, admitted=2),
+    )
+    (work,) = found.work
+    assert (work.id, work.user, work.running, work.waiting) == ("batch-a", "ana", 1, 1)
+    pools = {one.name: one for one in found.pools}
+    gpus = pools["gpu-l4-spot"]
+    assert (gpus.nodes, gpus.used, gpus.spot) == (2, 1, True)
+    assert gpus.usd_per_hour is not None
+    fixed = 0.10 + 0.044 + 0.134
+    assert found.usd_per_hour == pytest.approx(fixed + gpus.usd_per_hour)
+    assert found.to_dict()["queues"][0]["name"] == "team"
+    with pytest.raises(FrozenInstanceError):
+        found.state = "x"  # type: ignore[misc]
+
+
+async def test_what_can_not_be_seen_is_named(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    filled(google)
+    del google.objects["/lab/api/v1/nodes"], google.objects[PODS]
+    google.objects["/lab/api/v1/namespaces/default/pods"] = items(pod("a", "batch-a", "Running"))
+    google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]["_foreign"] = "not yours"
+    found = await infra.status()
+    words = "\n".join(found.unseen)
+    for word in ("bucket acme-1-kn-lab-jobs", "nodes: ", "jobs of all namespaces", "pool system"):
+        assert word in words
+    assert [one.exists for one in found.parts if one.name == "acme-1-kn-lab-jobs"] == [None]
+    assert [(one.nodes, one.used, one.usd_per_hour) for one in found.pools] == [(None,) * 3]
+    assert [one.id for one in found.work] == ["batch-a"]
+
+
+async def test_a_request_without_answer_has_a_limit(google: Google, site: Site) -> None:
+    async with opened(google, site, look_s=0.2) as infra:
+        await up(infra)
+        filled(google)
+        google.silent = {"/lab/apis"}
+        found = await infra.status()
+    assert found.controllers == ()
+    assert "controllers: no answer within 0.2 s" in found.unseen
+    assert found.work
+
+
+async def test_a_site_without_anything_is_absent(infra: Infrastructure, google: Google) -> None:
+    found = await infra.status()
+    assert (found.state, found.usd_per_hour, found.pools) == ("absent", 0.0, ())
+
+
+async def test_a_status_of_nothing_is_a_failure(google: Google, site: Site) -> None:
+    google.unlisted = True
+    google.enabled |= {f"{one}.googleapis.com" for one in ("container", "storage", "compute")}
+    async with opened(google, site) as infra:
+        found = await infra.status()
+        assert "place of the cluster" in found.unseen[0]
+    google.url = "http://127.0.0.1:1"
+    async with opened(google, site) as infra:
+        with pytest.raises(KineticError):
+            await infra.status()
