@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.options import MapSettings
+from kinetic.options import MapSettings, Options
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| `(kinetic[\w.]*)` \| (.*) \|$", re.MULTILINE)
@@ -34,12 +34,15 @@ def test_all_names_of_the_packages_and_all_errors_are_in_the_reference() -> None
         assert {*importlib.import_module(module).__all__} == {*LISTED[module]}, module
 
 
-def test_the_options_of_a_batch_are_in_the_reference_with_their_defaults() -> None:
+@pytest.mark.parametrize(("call", "options"), [("run", Options), ("run_async_map", MapSettings)])
+def test_the_options_of_a_call_are_in_the_reference_with_their_defaults(
+    call: str, options: type[Options | MapSettings]
+) -> None:
     text = (DOCS / "reference/batches.md").read_text()
-    table = text.partition("| option of `run_async_map` |")[2].partition("\n\n")[0]
+    table = text.partition(f"| option of `{call}` |")[2].partition("\n\n")[0]
     rows = [row.strip("| ").split(" | ")[:2] for row in table.splitlines()[2:]]
     found = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
-    fields = dataclasses.fields(MapSettings)
+    fields = [one for one in dataclasses.fields(options) if one.init]
     assert list(found) == [one.name for one in fields]
     plain = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
     given = {one.name: repr(one.default) for one in fields if one.default is not None}
