@@ -531,7 +531,7 @@ async def test_the_last_lines_of_a_job_take_no_memory_however_long_they_are() ->
         job = await client.submit(same, 1)
         tracemalloc.start()
         try:
-            with pytest.raises(errors.JobLost, match=r"01990199$"):
+            with pytest.raises(errors.JobLost, match=r"(?m)01990199$"):
                 await job.result(timeout=1000)
             _, most = tracemalloc.get_traced_memory()
         finally:
