@@ -191,8 +191,8 @@ ENTRIES = (
         "KN311",
         "The job failed before your function began",
         "failed (setup): …",
-        "Its dependencies can't be installed, its Data can't be read, its Python differs from"
-        " yours, or a module can't be imported while kinetic loads the function.",
+        "Its dependencies can't be installed, its Data can't be read, or its Python differs "
+        "from yours. Or it lacks a module that the function needs when kinetic loads it.",
         "Read the message. Use an image with the same minor version of Python, and list all "
         "packages in the dependency file.",
     ),
@@ -214,7 +214,7 @@ ENTRIES = (
     Entry(
         "KN314",
         "The machine of the job was taken away",
-        "ended without an outcome (preempted): …",
+        "ended without an outcome (node lost): …",
         "The node was preempted, drained, or lost, more often than kinetic replaces it: three"
         " times.",
         "Submit it again. Save checkpoints to KINETIC_OUTPUT_PATH, and don't use spot "
