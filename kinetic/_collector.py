@@ -2,7 +2,7 @@
 
 These are code, functions, requirements, and `Data` of a store, and their unpacked copies on this
 machine. Everything that may still be read stays: what an uncollected batch or an unfinished job
-refers to, and what was used so recently that a submission under way may count on it.
+refers to, and what was used so recently that a submission in progress may rely on it.
 """
 
 from __future__ import annotations

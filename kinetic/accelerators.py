@@ -1,4 +1,4 @@
-"""Names of accelerators, and what each asks of a cluster: one parser, pure.
+"""Parse the names of accelerators, and derive what each requests from a cluster. No I/O.
 
 The grammar::
 
@@ -16,17 +16,17 @@ and the labels GKE gives its nodes (``nvidia-l4``, ``tpu-v6e-slice``).
 Ambiguous names mean:
 
 * A number counts GPUs, or TPU *chips*. Cloud TPU's own API counts TensorCores
-  for v3, v4 and v5p, so its ``v4-8`` is ``v4-4`` here. One of its names has no
-  other meaning and is understood: ``v3-8`` is four chips (no v3 slice has eight).
+  for v3, v4 and v5p, so its ``v4-8`` is ``v4-4`` here. ``v3-8`` is the exception: it
+  means four chips, as in Cloud TPU, because no v3 slice has eight.
 * A model without a number is one GPU, or the smallest machine that has it
-  (``b200`` is eight); a generation without a number is its usual slice:
-  ``v6e`` and ``v5p`` are eight chips, the others four.
-* ``gpu`` is one L4, ``tpu`` is ``v5litepod-4``. A number alone is a fixed
-  choice: GPUs first (H100, sixteen are A100), then TPUs (8 is ``v6e-8``).
+  (``b200`` is eight). A TPU generation without a number is its default slice:
+  eight chips for ``v6e`` and ``v5p``, four for the others.
+* ``gpu`` is one L4, ``tpu`` is ``v5litepod-4``. A number alone means that many H100s
+  (16 means A100s). If no GPU machine has that many, it means TPU chips.
 * ``a100`` is the model with 40 GB; ``v5e`` is ``v5litepod``; ``h100-mega`` is
-  another machine than ``h100``, with a faster network.
-* Of several shapes with as many chips, a number means the usual one
-  (``v5p-512`` is 8x8x8); name the shape for another.
+  a different machine from ``h100``, with a faster network.
+* If several shapes have that many chips, a number means the default shape
+  (``v5p-512`` is 8x8x8); to get another, name the shape.
 * ``cpu:4`` asks for four cores; ``cpu`` leaves it to ``cpu=`` and the platform.
   ``cpu:hosts=3`` is three machines without accelerators, which start together.
 
@@ -512,7 +512,7 @@ def _tpu(kind: str, rest: str) -> Accelerator | None:
 
 
 def _sized(tpu: Tpu, size: str) -> Accelerator:
-    """Return the slice of that many chips, or of that shape."""
+    """Return the slice whose number of chips, or whose shape, is *size*."""
     if "x" in size:
         found = next(iter(tpu.shaped(size)), None)
     else:
@@ -521,7 +521,7 @@ def _sized(tpu: Tpu, size: str) -> Accelerator:
         chips = _listed(str(one) for one in sorted({one.chips for one in tpu.slices}))
         shapes = _listed(dict.fromkeys(one.topology for one in _by_size(tpu)))
         raise ConfigurationError(
-            f"TPU {tpu.name} has no slice {size}; there are {chips} chips, as {shapes}"
+            f"TPU {tpu.name} has no slice {size}; sizes: {chips} chips; shapes: {shapes}"
         )
     return _of_slice(tpu, found)
 

@@ -1,4 +1,4 @@
-"""Batches under the name that keras-kinetic starts them by: `map`."""
+"""`map`, keras-kinetic's name for starting a batch."""
 
 from __future__ import annotations
 

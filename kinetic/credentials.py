@@ -1,4 +1,4 @@
-"""Whether this machine's credentials reach a cluster; nothing on the machine is changed."""
+"""Check whether this machine's credentials reach a cluster, without changing the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The single steps of debugging a job; `JobHandle.debug_attach` does them all.
+"""The steps of attaching a debugger to a job; `JobHandle.debug_attach` does all of them.
 
 ::
 
@@ -47,7 +47,7 @@ def wait_for_debug_server(
 
     Raises:
         ConfigurationError: The job has no debugger (``debug=True``).
-        ResultTimeout: *timeout* is over (a ``TimeoutError``).
+        ResultTimeout: *timeout* has passed (a ``TimeoutError``).
         JobError: The job has ended (a ``RuntimeError``).
     """
     from kinetic import aio

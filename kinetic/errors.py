@@ -9,12 +9,12 @@ KineticError
 │   ├── BuildError                     .build_id  .log_url
 │   └── LaunchError                    .reason  .passing: the platform refused it
 ├── JobError(RuntimeError)             .job_id: a submitted job has no value
-│   ├── JobFailed                      it raised, and the exception can't be rebuilt here
+│   ├── JobFailed                      it raised an exception that can't be rebuilt here
 │   ├── JobLost                        it died without an outcome: .reason  .exit_code
 │   ├── JobCancelled                   it was cancelled
 │   ├── SubmitterLost                  its batch's submitter has ended
 │   └── ResultTimeout(TimeoutError)    the job goes on; only the wait ended
-├── InputsUnfinished                   a batch whose inputs ended with their process: .stored
+├── InputsUnfinished                   the process with a batch's inputs has ended: .stored
 ├── BackendError                       store or platform answered badly: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
 │   ├── AuthError                      not allowed
@@ -27,8 +27,8 @@ KineticError
 │   ├── Expired                        the requested version is too old
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
-├── WireError                          runner and client disagree: version, digest or signature
-└── PortalError(RuntimeError)          sync where it would wait for itself; async outside asyncio
+├── WireError                          version, digest, or signature doesn't match
+└── PortalError(RuntimeError)          a sync call that would deadlock; async outside asyncio
 
 BatchError(Exception)                  from a batch: .failures  .partial_results
 

@@ -1,4 +1,4 @@
-"""The decorator: a function that runs somewhere else when it is called."""
+"""The decorator, which makes a function run in a job when it's called."""
 
 from __future__ import annotations
 

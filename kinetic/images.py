@@ -1,7 +1,7 @@
 """Write files for images that you build: ``python -m kinetic.images``.
 
-``runner FOLDER`` writes the runner, to be copied to ``/app`` of an image of your own.
-``base tpu FOLDER`` writes what a base image, for ``container_image="prebuilt"``, is built from.
+``runner FOLDER`` writes the runner. Copy it to ``/app`` of your image.
+``base tpu FOLDER`` writes the build context of a base image for ``container_image="prebuilt"``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The states of a job that a user sees, and why it is in one."""
+"""The states of a job that users see, and the reasons for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sync API: each function and method waits for its asyncio twin in `kinetic.aio`."""
+"""The sync API: each function and method waits for the same one in `kinetic.aio`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class JobHandle(JobRecord, Generic[T]):
             timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
         """
         return PORTAL.call(self._aio.wait, timeout)
 
@@ -196,7 +196,7 @@ class JobHandle(JobRecord, Generic[T]):
             timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
             OSError: The file can't be written; what was there stays.
         """
@@ -234,7 +234,7 @@ class JobHandle(JobRecord, Generic[T]):
             on_status_change: A function to call with each new status. Its exceptions are logged.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
             JobFailed: The job failed, and its exception can't be rebuilt here.
@@ -505,10 +505,10 @@ class BatchHandle(Generic[T, X]):
         """Wait until every item has its outcome.
 
         Args:
-            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the batch continues. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
         """
         with self._waiting():
@@ -527,7 +527,7 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
@@ -552,7 +552,7 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
@@ -598,14 +598,14 @@ class BatchHandle(Generic[T, X]):
         """Wait for all items and return their values.
 
         Args:
-            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
             cleanup: Remove each job from the platform.
             return_exceptions: Put the exception where an item has no value.
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::

@@ -1,6 +1,6 @@
-"""What runs beside the user's function: in the pod, or in a process of this machine.
+"""The runner: runs the user's function in a pod, or in a process of this machine.
 
-May import nothing of kinetic. To the client it is the package ``kinetic._runner``, of which
-it imports `protocol`, and the local platform what it shares with jobs; in a job the same
-files are the package ``kinetic_runner``.
+May import nothing of kinetic. In the client it is the package ``kinetic._runner``: the client
+imports `protocol`, and the local platform also imports what it shares with jobs. In a job, the
+same files are the package ``kinetic_runner``.
 """

@@ -1,6 +1,6 @@
-"""The pauses of every loop in the runner that waits for something outside its process.
+"""The pauses between polls, for every loop in the runner that waits for another process.
 
-The images of jobs needn't have tenacity, which paces the client's loops.
+The client's loops use tenacity, but a job's image may lack it.
 """
 
 from __future__ import annotations

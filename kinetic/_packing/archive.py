@@ -1,4 +1,4 @@
-"""Make the archive of a project: a zip file that depends on the tree and on nothing else.
+"""Make the archive of a project: a zip file that depends only on the project's files.
 
 The same files give the same bytes wherever and whenever they are packed, with the same Python and
 zlib. The archive has permissions and empty directories, but neither times nor owners.

@@ -1,8 +1,8 @@
 """Pickle the function and its arguments; each pickle has a digest.
 
 An error names the part that can't be pickled. If a module of the project has such a part, such as
-a lock, the job imports the module from the archive instead. A warning reports that, because values
-changed in memory don't travel then.
+a lock, the job imports the module from the archive instead. A warning reports that, because the job
+then doesn't get values that were changed in memory.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def dump_function(
     directory *spool*, if given.
 
     Raises:
-        PackError: It can't be pickled; ``culprit`` names what it captures.
-        DataError: It captures a `Data` in a set or as a key.
+        PackError: *function* can't be pickled; ``culprit`` names the captured value.
+        DataError: *function* captures a `Data` in a set or as a key.
     """
     name = getattr(function, "__qualname__", None) or repr(function)
 
@@ -291,10 +291,10 @@ def dump_function(
     pickled = pickling.dump(function, spool, own=_modules_of(function))
     if pickled.size > FUNCTION_BYTES:
         logging.warning(
-            "The function %s has %s when pickled.%s Pass large values as arguments or as Data.",
+            "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
             name,
             tree.amount(pickled.size),
-            pickling.largest(parts(), " It takes along"),
+            pickling.largest(parts(), " It captures"),
         )
     return pickled
 

@@ -5,8 +5,8 @@ Symbolic links:
 - A link to something inside the project ships as a copy of its target.
 - A link out of the project doesn't ship; a warning names it. Pass files from elsewhere as `Data`,
   or set a root that contains them.
-- A link to a directory that contains it doesn't ship, nor does the fifth link of a chain of
-  directories; a warning names it.
+- A link to a directory that contains it doesn't ship, nor does the fifth link in a chain of
+  directory links; a warning names it.
 - A broken link doesn't ship; a warning names it.
 
 Empty directories ship. Sockets, pipes, and devices don't.

@@ -1,4 +1,4 @@
-"""Compute the statistics of a batch that its report draws; pure functions."""
+"""Compute the statistics that a batch's report shows; pure functions."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
             steps[state][since] += 1
             steps[state][POINTS] -= 1
             since = POINTS
-        state = item.state  # its last change shows how it ended
+        state = item.state  # from the last change on, draw the item's final state
         steps[state][since] += 1
     points: list[Point] = []
     running = [0] * len(State)

@@ -1,4 +1,4 @@
-"""Write the file of a report, whole or not at all."""
+"""Write a report's file atomically."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Render a batch as one HTML page that needs no server and no network.
 
 Names, inputs, and messages are text on the page. They travel as JSON without any character that
-HTML interprets, and the page's script makes text nodes of them. The page's own policy lets only
-that script run.
+HTML interprets, and the page's script turns them into text nodes. The page's content security
+policy allows only that script.
 
-The page stays below `limit` bytes: it leaves out what matters least, and says so.
+The page stays below `limit` bytes: it omits the least important parts, and says so.
 """
 
 from __future__ import annotations

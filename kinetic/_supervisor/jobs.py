@@ -1,7 +1,7 @@
-"""The table of jobs: queued, running, ended, gone. It decides; the supervisor carries out.
+"""The table of jobs, each queued, running, ended, or gone. It decides; the supervisor does the I/O.
 
-Each method changes the table and returns actions in this order: write to the
-journal, act, tell the clients that watch.
+Each method changes the table and returns the supervisor's actions in this order: write to the
+journal, act on processes, notify the clients that watch.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Slots:
         else:
             what, free, there = "slot", self._free_cpus, self.cpus
             wanted = need.cpus
-        wish = f"a {what}" if wanted == 1 else f"{wanted} {what}s"
-        return f"waiting for {wish}: {there - free} of {there} busy"
+        wanted_slots = f"a {what}" if wanted == 1 else f"{wanted} {what}s"
+        return f"waiting for {wanted_slots}: {there - free} of {there} busy"
 
     def has_gpus(self, need: Need) -> bool:
         """Return whether the GPUs that *need* asks for are free."""
@@ -80,7 +80,7 @@ class Slots:
 KEPT_S = 24 * 3600.0
 """How long the supervisor remembers an ended job; the log stays until the job is deleted."""
 
-KEPT = 4096
+ENDED_JOBS_KEPT = 4096
 """How many ended jobs to remember; above that, forget the one that ended first.
 
 This is safe: the store has the outcome of a job, and a second job of the same name finds the
@@ -419,7 +419,7 @@ class Table:
             return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
         self._ended[job.name] = job
         actions: list[Action] = [Record(ended_line(job)), Tell(job)]
-        if len(self._ended) > KEPT:
+        if len(self._ended) > ENDED_JOBS_KEPT:
             actions += self._forget(next(iter(self._ended.values())))
         return actions
 

@@ -1,8 +1,8 @@
-"""The journal: a file of events of jobs that the next supervisor reads.
+"""The journal: a file of job events, from which the next supervisor restores the table of jobs.
 
-Each line is a JSON object, appended by a single write, so a kill leaves whole lines. Nothing is
-synced: a power cut may lose the last lines, and it ends the processes in them. The journal never
-contains a job's environment or key.
+Each line is a JSON object, appended by a single write, so a killed supervisor leaves no partial
+line. Nothing is synced: a power cut may lose the last lines, but it also ends their processes.
+The journal never contains a job's environment or key.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def read(path: Path) -> list[Line]:
         try:
             line: Any = json.loads(raw)
         except ValueError:
-            continue  # a power cut tore it
+            continue  # a power cut left a partial line
         if isinstance(line, dict):
             lines.append(line)  # pyright: ignore[reportUnknownArgumentType]
     return lines

@@ -1,4 +1,4 @@
-"""The warm parents of a supervisor, and the folders of its jobs."""
+"""A supervisor's warm parents (fork servers), and the folders of its jobs."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ class Parent:
         if not data:
             return None
         self._in += data
-        whole = len(self._in) - len(self._in) % fork_server.WORD.size
+        whole = len(self._in) - len(self._in) % fork_server.REPLY.size
         told: list[Ended | Refused] = []
-        for what, serial, pid, number in fork_server.WORD.iter_unpack(bytes(self._in[:whole])):
+        for what, serial, pid, number in fork_server.REPLY.iter_unpack(bytes(self._in[:whole])):
             if what == fork_server.EXITED:
                 self._exited(serial, pid, number)
             elif what == fork_server.FORKED:

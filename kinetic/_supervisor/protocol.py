@@ -1,7 +1,7 @@
-"""The protocol between clients and the supervisor: messages, frames, and the files of both.
+"""The protocol between clients and the supervisor: messages, frames, and the files both use.
 
 A client sends ``hello`` first. Each request has an ``id``, and answers come in any order. A
-client that watches gets the changes of jobs without asking.
+client that watches gets each change of a job as an event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serve clients: their requests, and their watches over the table of jobs."""
+"""Serve clients: answer their requests, and send them the job changes that they watch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Server:
         """Handle one message of a client.
 
         Raises:
-            ChannelError: The message makes no sense; close the connection.
+            ChannelError: The message is invalid; close the connection.
         """
         header, body = message
         answer = self._requests.get(str(header.get("op")))

@@ -1,7 +1,7 @@
 """The loop of the supervisor: waits for clients, warm parents, signals and the clock.
 
-Each turn of the loop writes its decisions to the journal before it sends them, so no client
-hears of an event that the next supervisor would not know.
+Each turn of the loop writes its decisions to the journal before it sends them. So a client never
+sees an event that the next supervisor can't read.
 """
 
 from __future__ import annotations

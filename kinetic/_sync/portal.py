@@ -1,4 +1,4 @@
-"""The bridge from threads to an event loop: the whole sync API calls through it."""
+"""The bridge from threads to an event loop; every call of the sync API uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asyncio API: the same names as the sync one, as coroutines.
+"""The asyncio API: coroutines with the same names as the sync functions.
 
 The functions of this module share one client per event loop, which closes with the loop. Use
 `Client` to control its lifetime.

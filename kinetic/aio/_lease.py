@@ -1,11 +1,11 @@
-"""The lease of a batch: the object in the store that names the one process that submits it.
+"""The lease of a batch: an object in the store that names the one process that submits the batch.
 
 The holder renews it. An observer never compares clocks with the holder: it measures how long the
 lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the holder's
 machine an observer also sees its process end.
 
 A lease is the only object that is ever overwritten. A holder that has lost the lease may no longer
-start attempts; it loses no other right.
+start attempts; it may still do everything else.
 """
 
 from __future__ import annotations

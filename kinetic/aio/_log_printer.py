@@ -1,4 +1,4 @@
-"""Print the lines of a log as they come, and no faster than standard output is read."""
+"""Print a log's lines as they arrive, but no faster than standard output accepts them."""
 
 from __future__ import annotations
 

@@ -266,10 +266,10 @@ class BatchHandle(Generic[T, X]):
         """Wait until every item has its outcome.
 
         Args:
-            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the batch continues. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Cancelled: ends the wait; the batch goes on.
@@ -292,7 +292,7 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
@@ -328,9 +328,9 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
-            InputsUnfinished: All stored items ended, and the iterator of the rest is lost.
+            InputsUnfinished: All stored items ended; the process with the other inputs is gone.
             BackendError: The store does not answer; iterate again for the rest.
 
         Closed or cancelled: the batch goes on.
@@ -488,7 +488,7 @@ class BatchHandle(Generic[T, X]):
         """Wait for all items and return their values.
 
         Args:
-            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
             cleanup: Remove each job from the platform. If every item has its value, also remove
                 their inputs, outcomes, and logs from the store: this handle keeps the values, other
@@ -499,14 +499,14 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
-            InputsUnfinished: All stored items ended, and the iterator of the rest is lost.
+            InputsUnfinished: All stored items ended; the process with the other inputs is gone.
             NotFound: The batch was cleaned up, or another process has collected its results.
             Exception: The iterator of the inputs raised it; a note says how to continue.
 
-        Cancelled: the batch goes on. During the removal, this handle keeps the values: call it
-            again.
+        Cancelled: the batch continues. If its objects were already being removed, this handle still
+            has the values: call `results` again.
 
         Example::
 
@@ -714,8 +714,8 @@ class BatchHandle(Generic[T, X]):
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.
 
-        Without its objects there is no batch: the handle's methods then raise `NotFound`, except
-        `cancel`, `submitted`, and this, which do nothing.
+        Once its objects are removed, the batch no longer exists: the handle's methods raise
+        `NotFound`, except `cancel`, `submitted`, and `cleanup`, which do nothing.
 
         Args:
             k8s: Remove its jobs from the platform.

@@ -123,17 +123,17 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Undo submissions under way, stop following jobs, and close every connection.
+        """Undo submissions in progress, stop following jobs, and close every connection.
 
         A second call does nothing, and neither does one in a forked child: the connections are
-        the parent's. Cancelled: the undoing and the closing still take up to 30 s each.
+        the parent's. Cancelled: undoing and closing still finish, each within 30 s.
         """
         self.closed = True
         if os.getpid() != self._process:
             return
         sessions, self._sessions = self._sessions, {}
         try:
-            await release(self._under_way.end(), what="undoing submissions under way")
+            await release(self._under_way.end(), what="undoing submissions in progress")
         finally:
             await release(_close([*sessions.values()]), what="closing the client")
 

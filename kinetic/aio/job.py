@@ -262,7 +262,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ConfigurationError: *timeout* isn't a number of at least 0, or None.
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobCancelled: The job was cancelled.
             JobLost: The job died without an outcome.
             JobFailed: The job failed, and its exception can't be rebuilt here.
@@ -299,7 +299,7 @@ class JobHandle(JobRecord, Generic[T]):
             timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             KineticError: kinetic can't find out how the job ended.
 
         Cancelled: ends the wait; the job goes on.
@@ -353,7 +353,7 @@ class JobHandle(JobRecord, Generic[T]):
             timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
             OSError: The file can't be written; what was there stays.
 

@@ -1,4 +1,4 @@
-"""Check a bucket, or the directory that takes its place: whether jobs can use it."""
+"""Check whether jobs can use a bucket, or the directory that takes its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a table of checks: all at once, each after the checks that it needs."""
+"""Run a table of checks concurrently, each after the checks that it depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in memory, for tests; they pass the same contract suite as the real ones.
+"""In-memory adapters for tests; they pass the same contract suite as the real ones.
 
 May import the ports, the values and the runner; nothing of the engine or of another adapter.
 """

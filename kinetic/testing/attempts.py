@@ -1,4 +1,4 @@
-"""Do what the runner does in a job, without a process: claim, check, run, commit."""
+"""Run an attempt like the runner, but without a process: claim, check, run, commit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The warm parent: forks one process per job, and does little else.
+"""The warm parent (fork server): forks one process per job, and does little else.
 
-The kernel copies every page that it writes to between two forks, so its supervisor keeps all
-facts about jobs. Three tasks must be here. It reaps its children, so that a signal never hits a
-process that reuses an ID. It inherits the orphans of its jobs. When the supervisor closes the
-socket, it kills all of them and ends.
+After a fork, each memory page that this process writes to is copied. So it keeps little state: the
+supervisor keeps the facts about jobs. Only three other tasks are done here. It reaps its children,
+so that a signal never hits a process that reuses an ID. It adopts the orphans of its jobs. When the
+supervisor closes the socket, it kills all of these processes and exits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMAND = struct.Struct("<cII")
 """A command of the supervisor: FORK (serial, length of the message that follows; see
 `child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan."""
 
-WORD = struct.Struct("<cIIi")
+REPLY = struct.Struct("<cIIi")
 """A report to the supervisor: READY, REFUSED (serial, 0, errno), FORKED (serial, process ID, 0),
 or EXITED (serial or 0 for an orphan, process ID, exit code or negative signal)."""
 
@@ -62,39 +62,39 @@ def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
     poll = select.poll()
     poll.register(talk, select.POLLIN)
     poll.register(wake, select.POLLIN)
-    buffer, told = bytearray(), bytearray(WORD.pack(READY, 0, 0, 0))
+    buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
-        if told and told[0] != FORKED[0]:  # FORKED alone can wait for the next report
-            _send(talk, told)
+        if replies and replies[0] != FORKED[0]:  # FORKED alone can wait for the next report
+            _send(talk, replies)
         for fd, _ in poll.poll():
             if fd == talk:
                 data = os.read(talk, 65536)
                 if not data:
                     raise _Gone
                 buffer += data
-                _obey(buffer, serials, pids, told)
+                _execute_commands(buffer, serials, pids, replies)
             else:
                 try:  # noqa: SIM105 - `suppress` would touch more of the memory
                     os.read(wake, 4096)
                 except BlockingIOError:
                     pass
-                said = _reap(serials, pids)
-                if said:
-                    told += said
-                    _send(talk, told)
+                reports = _reap(serials, pids)
+                if reports:
+                    replies += reports
+                    _send(talk, replies)
 
 
-def _send(talk: int, told: bytearray) -> None:
-    while told:
-        del told[: os.write(talk, told)]
+def _send(talk: int, replies: bytearray) -> None:
+    while replies:
+        del replies[: os.write(talk, replies)]
 
 
-def _obey(
+def _execute_commands(
     buffer: bytearray,
     serials: dict[int, int],
     pids: dict[int, int],
-    told: bytearray,
+    replies: bytearray,
 ) -> None:
     """Execute the complete commands in *buffer*."""
     while len(buffer) >= COMMAND.size:
@@ -105,18 +105,18 @@ def _obey(
         message = bytes(buffer[COMMAND.size : end])
         del buffer[:end]
         if what == FORK:
-            mine = os.getpid()
+            parent_pid = os.getpid()
             local, secrets, order = message.split(b"\n", 2)
             child.adopt(secrets)
             try:
                 pid = os.fork()
             except OSError as exc:
-                told[:0] = WORD.pack(REFUSED, one, 0, exc.errno or 0)
+                replies[:0] = REPLY.pack(REFUSED, one, 0, exc.errno or 0)
                 continue
             if pid == 0:
-                child.become(local, secrets, order, mine)
+                child.become(local, secrets, order, parent_pid)
             serials[pid], pids[one] = one, pid
-            told += WORD.pack(FORKED, one, pid, 0)
+            replies += REPLY.pack(FORKED, one, pid, 0)
         elif what == SIGNAL and one in pids:
             os.kill(pids[one], two)
         elif what == SLAY and one not in serials:
@@ -125,7 +125,7 @@ def _obey(
 
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
     """Reap ended children; return the reports about them."""
-    said = b""
+    reports = b""
     look = getattr(os, "waitid", None)  # macOS has it from Python 3.13 on
     while True:
         try:
@@ -133,21 +133,21 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
                 # A zombie keeps its ID, so the process group is still the job's.
                 seen = look(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if seen is None:
-                    return said
+                    return reports
                 if seen.si_pid in serials:
                     _end_group(seen.si_pid)
                 pid, status = os.waitpid(seen.si_pid, 0)
             else:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return said
+                    return reports
                 if pid in serials:
                     _end_group(pid)
         except ChildProcessError:
-            return said
+            return reports
         serial = serials.pop(pid, 0)
         pids.pop(serial, None)
-        said += WORD.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
+        reports += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
 
 
 def _slay(pid: int) -> None:

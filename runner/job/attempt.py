@@ -1,7 +1,8 @@
 """One attempt, step by step: claim, check, run, commit.
 
-An attempt creates its claim first and checks for a stop afterwards. So of a start and a stop, at
-least one sees the other. One request creates the outcome: it is the commit, and final.
+An attempt creates its claim first and checks for a stop afterwards. So if a
+start and a stop race, at least one sees the other. One request creates the outcome; it's the
+commit, and nothing can change it afterwards.
 """
 
 from __future__ import annotations

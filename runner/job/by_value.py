@@ -1,7 +1,7 @@
 """Let `multiprocessing` in a job send functions and classes that no other process can import.
 
-Those of the user's script and project travel into the job by value. `multiprocessing` pickles
-functions and classes by name, and would find none of them in its workers.
+kinetic sends the functions and classes of the user's script and project to the job by value.
+`multiprocessing` pickles them by name, and its workers couldn't import them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A debugger in the job, to which a user attaches before the function is called.
 
-It listens on the loopback of the job's machine or pod, on a port that the system chooses. An
-object beside the claim has the port. If several hosts run one call, all of them wait until a
-debugger has attached to one.
+It listens on the loopback of the job's machine or pod, on a port that the system chooses. It
+writes the port to an object beside the claim. If several hosts run one call, all of them wait
+until a debugger has attached to one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data that a job gets from where it lies: buckets and datasets of others, not the store's."""
+"""Download Data that isn't in kinetic's store: files in other buckets, and datasets."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A view is a copy, or an overlay where the content is large; what a job writes
 there stays in the job. ``fuse`` content is shown read-only where mounts are
 possible, because on one machine there is nothing to fetch on demand; elsewhere
-it is a copy like the others. In a container of the job's own, whoever made it
-has mounted such content before.
+it is a copy like the others. In a pod's container, the cluster has mounted such
+content before the job starts.
 """
 
 from __future__ import annotations

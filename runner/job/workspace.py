@@ -1,7 +1,7 @@
 """The directory a job runs in: a private copy of the project's tree.
 
-kinetic unpacks an archive once per machine. Then every job gets a private view of that tree, in
-which it may write.
+kinetic unpacks an archive once per machine. Then every job gets a private, writable view of that
+tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An attempt in a pod: close the attempts of earlier pods, write the receipt, close a dead job."""
+"""An attempt in a pod: end the attempts of earlier pods, write the receipt, end a dead job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job in a pod: the container's first process, which looks after the job's own process.
+"""A job in a pod: the container's first process, which supervises the job's process.
 
 It stays small and does what must not depend on the user's code; see `guard.Guard`. The job
-is its child, and commits its own outcome. If the child dies before, this process commits how.
+is its child, and commits its own outcome. If the child dies first, this process commits a failure.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``frame 0 | frame 1 | … | footer (JSON) | length of the footer (4 bytes) | magic``
 
-The footer comes last, when the sizes are known. So a large pickle is streamed to a file, and
-memory never holds it twice.
+The footer comes last, when the sizes are known. So a large pickle can be streamed to a file, and
+is never in memory twice.
 """
 
 from __future__ import annotations

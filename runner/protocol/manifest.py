@@ -1,8 +1,8 @@
 """The contents of one Data: its files by digest, and their names in the store.
 
-Everything here is pure and shared: the client writes a manifest after the last
-of the files it names, so that its presence means that all are there; a runner
-can check a manifest against the Data's hash before it trusts a line of it.
+No I/O here; client and runner share it. The client writes a manifest after all files that it
+names, so a manifest in the store means that its files are there. A runner checks a manifest
+against the Data's hash before it uses any of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The outcome of an attempt: a value, or an error as text.
 
 Both are the body of an outcome, one `frames` container. The text of an error
-lies in the container's fields, outside any pickle, so that it can be read
-where the exception cannot be rebuilt.
+is in the container's fields, outside any pickle, so that a client can read it
+even if it can't rebuild the exception.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The pickler writes through a Python-level file, and the unpickler reads through
 one. Python can switch threads at each of these calls, about every 64 KiB, so an
-event loop goes on while a worker thread pickles. A C pickler that writes to memory
+event loop keeps running while a worker thread pickles. A C pickler that writes to memory
 holds the GIL until it has finished.
 """
 

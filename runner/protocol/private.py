@@ -1,4 +1,4 @@
-"""Files and folders that are this user's alone, whatever the umask says."""
+"""Create files and folders that only this user can access, whatever the umask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures: making or moving an object of a submission takes the submission's key."""
+"""Signatures: only a holder of a submission's key can create or move its objects."""
 
 from __future__ import annotations
 

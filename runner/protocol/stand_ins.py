@@ -1,6 +1,6 @@
-"""A job's replacements for objects of the client: decorated functions, `Data`, source files.
+"""What a job uses in place of the client's decorated functions, `Data`, and source files.
 
-Pickles of calls name them.
+Pickled calls refer to these by name.
 """
 
 from __future__ import annotations

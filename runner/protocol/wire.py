@@ -1,6 +1,6 @@
 """The contract between client and runner: names of objects, their content, and one rule.
 
-Everything here is pure. `item_state` alone decides the state of an item from the objects of its
+No I/O here. `item_state` alone decides the state of an item from the objects of its
 batch; runner, submitter, and observers share it.
 """
 

@@ -1,1 +1,1 @@
-"""The stores as a job sees them: a directory, or a bucket. May import the protocol."""
+"""A job's access to its store, a directory or a bucket. May import the protocol."""

@@ -1,4 +1,4 @@
-"""The objects of a store in a bucket of Google Cloud Storage, as a job in the cloud uses them.
+"""Read and write a store's objects in a Cloud Storage bucket, from a job in the cloud.
 
 google-cloud-storage transfers, retries, and checks contents. This module adds names,
 preconditions, and errors that say what to do. A write requires that no such object exists, and

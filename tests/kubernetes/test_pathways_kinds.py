@@ -65,7 +65,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def cluster(server: FaultServer, kind: str) -> AsyncIterator[PathwaysCluster]:
     """A client of this kind, of a cluster that has only the other."""
     server.always = Sets(OTHER[kind])
-    rhythm = Rhythm(longest_pause_s=0.02, longest_wish_s=0.02)
+    rhythm = Rhythm(longest_pause_s=0.02, longest_retry_after_s=0.02)
     made = PathwaysCluster(Api(anonymous(server)), AT, kind=kind, rhythm=rhythm)
     yield made
     await made.aclose()

@@ -1,7 +1,7 @@
 """Google's control APIs over REST: one client for all of them, one way to follow operations.
 
-google-cloud-compute has no async client and weighs 69 MiB, IAM has no REST transport, and
-buckets have no async client. So requests are plain dicts, by the published discovery documents.
+google-cloud-compute has no async client and needs 69 MiB, IAM's client has no REST transport, and
+buckets have no async client. So requests are plain dicts that follow the APIs' discovery documents.
 """
 
 from __future__ import annotations

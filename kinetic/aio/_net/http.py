@@ -122,14 +122,14 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
     if not value:
         return None
     try:
-        wish = float(value)
+        wait_s = float(value)
     except ValueError:
         try:
             until = email.utils.parsedate_to_datetime(value).timestamp()
         except ValueError:
             return None
-        wish = until - (time.time() if now is None else now)
-    return max(0.0, wish) if math.isfinite(wish) else None
+        wait_s = until - (time.time() if now is None else now)
+    return max(0.0, wait_s) if math.isfinite(wait_s) else None
 
 
 PROBE_S = 15
@@ -316,8 +316,8 @@ class HttpClient:
                 piece := await answer.content.read(ERROR_BYTES - len(said))
             ):
                 said += piece
-            wish = retry_after(answer.headers.get("Retry-After"))
-            raise HttpError(answer.status, said.decode(errors="replace"), wish)
+            wait_s = retry_after(answer.headers.get("Retry-After"))
+            raise HttpError(answer.status, said.decode(errors="replace"), wait_s)
         finally:
             cut(answer)
 
@@ -341,8 +341,8 @@ class HttpClient:
         except (KineticError, HttpError):
             raise
         except aiohttp.ClientResponseError as exc:
-            wish = retry_after(exc.headers.get("Retry-After") if exc.headers else None)
-            raise HttpError(exc.status, exc.message, wish) from exc
+            wait_s = retry_after(exc.headers.get("Retry-After") if exc.headers else None)
+            raise HttpError(exc.status, exc.message, wait_s) from exc
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(
                 f"{what}: the certificate of {server} is not {whose} ({exc.certificate_error}); "

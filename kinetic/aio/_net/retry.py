@@ -198,10 +198,10 @@ class _Patience:
         if done > self._reached:
             self._reached, self._since = done, self._clock()
             state.attempt_number = 1
-        wish = getattr(_failure(state), "retry_after", None)
-        if wish is None:
+        wait_s = getattr(_failure(state), "retry_after", None)
+        if wait_s is None:
             return self._pause(state)
-        return float(wish) + random.uniform(0, self._policy.first_s)
+        return float(wait_s) + random.uniform(0, self._policy.first_s)
 
     def stop(self, state: RetryCallState) -> bool:
         """Return whether the next attempt would come after the end of patience."""

@@ -1,7 +1,7 @@
 """Cache credentials and renew them before they expire; get access tokens of Google's APIs.
 
 gcloud-aio turns every kind of application-default credentials into a token. This module adds errors
-that say what to do, and doesn't retry a wrong password five times, as gcloud-aio would.
+that say what to do. It also doesn't retry refused credentials five times, as gcloud-aio does.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Credentials(TokenCache[str]):
         try:
             answer = await token.refresh(timeout=REFRESH_S)
         except Exception as exc:
-            raise _explained(exc, token) from exc
+            raise _as_backend_error(exc, token) from exc
         return lasting(answer.value, asked, asked + answer.expires_in)
 
     def _open(self) -> Token:
@@ -240,14 +240,14 @@ class Credentials(TokenCache[str]):
         return token
 
 
-def _explained(failure: Exception, token: Token) -> BackendError:
+def _as_backend_error(failure: Exception, token: Token) -> BackendError:
     import aiohttp
 
     if isinstance(failure, aiohttp.ClientResponseError):
         passing = failure.status == 429 or failure.status >= 500
         if passing:
             return Unavailable(
-                f"the server of access tokens answered {failure.status}; try again later",
+                f"the access token server answered {failure.status}; try again later",
                 retryable=True,
             )
         said = " ".join(failure.message.split())[:300]

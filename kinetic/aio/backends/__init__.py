@@ -1,4 +1,4 @@
-"""Compositions of adapters, one module a backend; `kinetic.aio.platforms` names them.
+"""Compositions of adapters, one module per backend; `kinetic.aio.platforms` lists them.
 
 May import every adapter; nothing may import it.
 """

@@ -1,4 +1,4 @@
-"""This machine: a directory, the interpreter that runs now, and a supervisor of the user's."""
+"""Compose the backend ``local``: a directory, this interpreter, and the user's supervisor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests to one bucket through gcloud-aio-storage, and what they have in common.
+"""Send requests to one bucket through gcloud-aio-storage.
 
 The library builds the requests. This module bounds how many run at once, retries them, renews a
-token that Google refuses, and turns what the server answers into kinetic's errors.
+token that Google refuses, and turns the server's refusals into kinetic's errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The store of the cloud platforms: a bucket of Google Cloud Storage, or a folder of one."""
+"""The store of the cloud platforms: a Cloud Storage bucket, or a folder in one."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class GcsStore:
         *,
         known: Collection[int],
     ) -> int:
-        """Return the status of a refusal in *known*, or 0 after success."""
+        """Return 0 on success, or the HTTP status of a refusal if it is in *known*."""
         try:
             await self._http.do(verb, name, work, known=known)
         except HttpError as refusal:

@@ -1,4 +1,4 @@
-"""Upload and download objects, whole or not at all.
+"""Upload and download objects atomically.
 
 Every write carries a precondition, so it can be repeated, and a random nonce in the object's
 metadata. If a reply is lost, the nonce tells the writer whether the object is its own.
@@ -234,8 +234,8 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
                 raise _TooLong
             pieces.append(piece)
 
-        # Together, because the API sends metadata and content in one answer each. Both run to
-        # their end, because cancelling a request costs its connection.
+        # Send both requests at once, because the API has no single answer with metadata and
+        # content. Let both finish, because cancelling a request closes its connection.
         about, read = await asyncio.gather(
             http.described(name),
             _download(http, name, take, start=start),
@@ -316,10 +316,10 @@ async def _download(
         )
         async with stream as answer:
             try:
-                there = int(answer.headers.get("X-Goog-Generation", 0))
-                if generation and there not in (0, generation):
+                current = int(answer.headers.get("X-Goog-Generation", 0))
+                if generation and current not in (0, generation):
                     raise _replaced(http, name)
-                generation = generation or there
+                generation = generation or current
                 async for piece in answer.content.iter_any():
                     await take(piece)
                     offset += len(piece)

@@ -1,4 +1,4 @@
-"""The images of a Kubernetes cluster: bundled, prebuilt, or one of the user's own."""
+"""The images of a Kubernetes cluster: bundled, prebuilt, or supplied by the user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a project's images are, and whether a registry has one.
+"""Name the repository of a project's images, and check whether a registry has an image.
 
-One GET of the manifest answers that in every registry. Cloud Build's list of builds isn't enough:
-it still lists images that were deleted, and its client imports gRPC.
+One GET of the manifest is enough in every registry. Cloud Build's list of builds isn't enough: it
+still lists images that were deleted, and its client imports gRPC.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class Registry:
         except HttpError as answer:
             if answer.status == 404:
                 return False
-            raise self._explained(answer, uri) from None
+            raise self._as_backend_error(answer, uri) from None
         return True
 
-    def _explained(self, answer: HttpError, uri: str) -> BackendError:
+    def _as_backend_error(self, answer: HttpError, uri: str) -> BackendError:
         words = f"({answer.status}: {answer.said})"
         if answer.status in (401, 403):
             return AuthError(

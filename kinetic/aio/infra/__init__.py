@@ -1,9 +1,9 @@
-"""Infrastructure on Google Cloud: desired, observed, plan, apply. The cloud is the state.
+"""Infrastructure on Google Cloud: desired, observed, plan, apply. All state is in the cloud.
 
-`site` has names, `setup` and `pools` say what is wanted, `apply` observes and changes, `plan`
-compares without I/O, `preflight` checks before the first write. `infrastructure` joins them, and
-`commands` has the coroutines behind the commands. `join` joins a cluster that exists. May import
-the adapters and their compositions.
+`site` defines names, `setup` and `pools` describe what is wanted, `apply` observes and changes,
+`plan` compares without I/O, and `preflight` checks before the first write. `infrastructure`
+combines them, and `commands` has the coroutines behind the commands. `join` prepares an existing
+cluster. May import the adapters and their compositions.
 """
 
 from kinetic.aio.infra.commands import add_pool, down, list_pools, remove_pool, status, up

@@ -1,7 +1,7 @@
-"""Observe a setup and carry out a plan. Every step can be cut off and done again.
+"""Observe a setup and carry out a plan. Every step can be interrupted and repeated.
 
-Before each write stands a look, names are fixed, and Google's APIs refuse a second resource of the
-same name: so a repeated step meets what an earlier one made. No state is kept anywhere else.
+Each step reads before it writes, names are fixed, and Google's APIs refuse a second resource of the
+same name. So a repeated step finds what an earlier one created. No other state is kept.
 """
 
 from __future__ import annotations

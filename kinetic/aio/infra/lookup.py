@@ -1,4 +1,4 @@
-"""Find what belongs to a site without knowing all of its name: its cluster, and policies."""
+"""Find a site's cluster and policies when only part of their names is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a namespace of the cluster needs before its first job, by server-side apply."""
+"""Create what a namespace needs before its first job, by server-side apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: what to change so that a setup is as wanted; pure functions of what was seen."""
+"""Plan the changes that turn the observed state of a setup into the wanted one. No I/O."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Plan:
 def additions(
     site: Site, wanted: Iterable[Resource | Policy], seen: Mapping[str, Seen]
 ) -> tuple[Change, ...]:
-    """Return what to do about each of *wanted*, so that all of them exist."""
-    adopted = _is_of_public_package(seen, site)
+    """Return one change per resource in *wanted*, so that all of them exist."""
+    adopted = _made_by_keras_kinetic(seen, site)
     changes = tuple(_addition(site, one, seen[one.key], adopted) for one in wanted)
     if any(one.kind == "cluster" and one.action is Action.REPLACE for one in changes):
         return tuple(
@@ -72,7 +72,7 @@ def additions(
     return changes
 
 
-def _is_of_public_package(seen: Mapping[str, Seen], site: Site) -> bool:
+def _made_by_keras_kinetic(seen: Mapping[str, Seen], site: Site) -> bool:
     witnesses = (
         f"cluster {site.cluster}",
         f"repository {site.prefix}",
@@ -94,7 +94,7 @@ def marked_last(
     The repository's label shows whose network that is. If it went first, a `down` that is cut off
     and run again would keep the network.
     """
-    if not _is_of_public_package(seen, site):
+    if not _made_by_keras_kinetic(seen, site):
         return tuple(present)
     last = f"repository {site.prefix}"
     return tuple(
@@ -166,7 +166,7 @@ def removals(
 
     *keep* maps the keys of what has to stay to the reason.
     """
-    adopted = _is_of_public_package(seen, site)
+    adopted = _made_by_keras_kinetic(seen, site)
     return tuple(
         change
         for one in present

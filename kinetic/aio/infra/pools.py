@@ -1,4 +1,4 @@
-"""Node pools: the one that an accelerator needs, and what a pool of the cluster offers."""
+"""Node pools: describe the pool an accelerator needs, and read what an existing pool offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before the first write: everything that is missing, at once, with its remedy."""
+"""Check a setup's preconditions before the first write, and report each problem with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values between the stages: a resource that is wanted, what was seen of it, and a change."""
+"""The values that stages exchange: a wanted resource, its observed state, and a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a setup consists of: each resource that `kinetic up` makes, by pure functions."""
+"""Describe each resource that `kinetic up` creates. No I/O."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def cluster(setup: Setup) -> Resource:
     machine = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
     want = {
-        "workloadIdentityConfig": {"workloadPool": site.pool_of_identities},
+        "workloadIdentityConfig": {"workloadPool": site.identity_pool},
         "releaseChannel": {"channel": "REGULAR"},
     }
     return _resource(
@@ -372,7 +372,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
                 max_nodes=10,
             )
         ],
-        "workloadIdentityConfig": {"workloadPool": site.pool_of_identities},
+        "workloadIdentityConfig": {"workloadPool": site.identity_pool},
         "networkConfig": {
             "defaultEnablePrivateNodes": True,
             "datapathProvider": "ADVANCED_DATAPATH",
@@ -549,7 +549,7 @@ def _identity(site: Site) -> Policy:
         bindings=(
             Binding(
                 role="roles/iam.workloadIdentityUser",
-                member=f"serviceAccount:{site.pool_of_identities}[{site.namespace}/kinetic]",
+                member=f"serviceAccount:{site.identity_pool}[{site.namespace}/kinetic]",
             ),
         ),
         needs=(f"service account {email}", f"cluster {site.cluster}"),

@@ -106,7 +106,7 @@ class Site:
         return f"gs://{self.bucket('jobs')}/{self.namespace}"
 
     @property
-    def pool_of_identities(self) -> str:
+    def identity_pool(self) -> str:
         """Return the workload identity pool of the project's clusters."""
         return f"{self.project}.svc.id.goog"
 

@@ -1,4 +1,4 @@
-"""Ways to a cluster: a context of a kubeconfig, the pod's own cluster, or GKE."""
+"""Find a cluster: through a kubeconfig context, the pod's own cluster, or GKE."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
 
 
 async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterCredentials]:
-    """Read the credentials of a context again; its server must be the one that it named *first*."""
+    """Read the credentials of the context *first* again; its server must be the same as before."""
     asked = time.time()
     context = await anyio.to_thread.run_sync(read_context, first.name, environ)
     user = context.user
@@ -442,7 +442,7 @@ async def _described(
     )
 
     def explain(answer: HttpError, _: Request, __: str) -> BackendError:
-        return _explained(answer, target)
+        return _as_backend_error(answer, target)
 
     api = Api(access, Limits(idle_s=IDLE_S, retry=policy), explain=explain)
     names = ("projects", target.project, "locations", target.zone, "clusters", target.cluster)
@@ -470,7 +470,7 @@ async def _no_such(api: Api, path: str, target: Target) -> ConfigurationError:
     )
 
 
-def _explained(answer: HttpError, target: Target) -> BackendError:
+def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
     said, what = answer.said, f"cannot look up {_name(target)}"
     match answer.status:
         case 404:

@@ -1,4 +1,4 @@
-"""Where a cluster's API server is, and the credentials for it."""
+"""A cluster's API server: its address, and the credentials for it."""
 
 from __future__ import annotations
 

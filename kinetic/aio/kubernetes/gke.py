@@ -70,7 +70,7 @@ async def create_job(
             async with _undone(api, paths, owner if new else None):
                 await secrets.give(job, secret, owner)
     except Refused as exc:
-        raise _explained(exc, job.name) from exc
+        raise _as_backend_error(exc, job.name) from exc
 
 
 async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
@@ -137,7 +137,7 @@ async def _created(
         await asyncio.sleep(next(pauses))
 
 
-def _explained(refused: Refused, name: str) -> Exception:
+def _as_backend_error(refused: Refused, name: str) -> Exception:
     """Return the error for a refusal: an exceeded quota may pass, a policy doesn't."""
     found = refused_request(refused.answer)
     words = f"{name} was refused: {found.text}" if refused.answer else str(refused)

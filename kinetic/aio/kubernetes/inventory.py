@@ -1,4 +1,4 @@
-"""What a cluster has: how many nodes for each accelerator, and which layout of it."""
+"""Count a cluster's nodes for each accelerator, and find which layout of it they have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of a job: of its pod, of the pods that replace it, or of several at once.
+"""Read the output of a job: from its pod, from the pods that replace it, or from several at once.
 
 A line passes two stages here. `container_log` reads one container and resumes a broken
 connection. `job_log` chooses the pods of an attempt.

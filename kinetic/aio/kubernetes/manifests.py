@@ -1,4 +1,4 @@
-"""Manifests and selectors of the Kubernetes objects that carry a job. Pure.
+"""Build the manifests and selectors of a job's Kubernetes objects. No I/O.
 
 The Job is an Indexed Job with one index, because only such a Job tells its pods how
 many failed before them. The runner adds these counts, ``KINETIC_FAILURES`` and

@@ -1,9 +1,9 @@
-"""Judge a job on several hosts by the state of its set and pods. Pure.
+"""Decide the state of a job on several hosts from its set and pods. No I/O.
 
 The first host's pod decides: it claims, and its value counts. A failure of another host
 becomes the reason. Neither kind of set says how the function ended, and the pods of a
-LeaderWorkerSet don't even end, or are started again when they do. So the first end of each
-pod's container counts.
+LeaderWorkerSet may not end, or are started again when they do. So this module uses the first end
+of each pod's container.
 """
 
 from __future__ import annotations

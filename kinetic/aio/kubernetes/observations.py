@@ -1,4 +1,4 @@
-"""From the diagnosis of a Job to the port's observations, one for each of its attempts. Pure."""
+"""Turn the diagnosis of a Job into observations, one for each of its attempts. No I/O."""
 
 from __future__ import annotations
 

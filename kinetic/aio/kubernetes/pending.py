@@ -1,4 +1,4 @@
-"""Jobs that wait: ask the cluster why, report it, and end those that can never start."""
+"""Find out why jobs wait, report it, and end those that can never start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List a collection, watch it from that version, and list it again if the watch can't go on."""
+"""List a collection, watch it from that version, and list it again if the watch can't continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rhythm:
     how long the server keeps one watch open. ``relist_s`` is how often everything is
     listed again, in case an event was lost. After a watch that ended within
     ``brief_s`` and brought nothing, the pause grows. The pause that the server asks for
-    counts up to ``longest_wish_s``: nothing is seen during a pause.
+    counts up to ``longest_retry_after_s``: nothing is seen during a pause.
     """
 
     page: int = PAGE
@@ -48,7 +48,7 @@ class Rhythm:
     brief_s: float = 5.0
     first_pause_s: float = 0.2
     longest_pause_s: float = 4.0
-    longest_wish_s: float = 30.0
+    longest_retry_after_s: float = 30.0
 
     def pauses(self) -> Iterator[float]:
         """Yield growing pauses, half of each random."""
@@ -133,7 +133,7 @@ async def _pages(api: Api, path: str, selector: str, page: int) -> Listed:
 async def reflect(
     api: Api, path: str, selector: str, rhythm: Rhythm
 ) -> AsyncGenerator[Listed | Changed]:
-    """Yield what exists, then every change, forever; a further `Listed` replaces all before.
+    """Yield what exists, then every change, forever; each `Listed` replaces everything before it.
 
     A watch resumes where it stopped. It lists everything again when the server no longer
     remembers that version, after an error in the watch, and every ``rhythm.relist_s``.
@@ -145,7 +145,7 @@ async def reflect(
     version, due = "", 0.0
     failures, pauses = 0, rhythm.pauses()
     while True:
-        begun, progress, wish, why = clock(), False, 0.0, "the server ended it at once"
+        begun, progress, wait_s, why = clock(), False, 0.0, "the server ended it at once"
         try:
             if not version or begun >= due:
                 found = await listing(api, path, selector, rhythm.page)
@@ -162,13 +162,13 @@ async def reflect(
         except Expired as exc:
             version, why = "", str(exc)
         except (Unavailable, Throttled) as exc:
-            why, wish = str(exc), min(exc.retry_after or 0.0, rhythm.longest_wish_s)
+            why, wait_s = str(exc), min(exc.retry_after or 0.0, rhythm.longest_retry_after_s)
         if progress or clock() - begun >= rhythm.brief_s:
             failures, pauses = 0, rhythm.pauses()
         failures += 1
         if failures == WARN_AFTER:
             logging.warning("watching %s was interrupted: %s; retrying", path, why)
-        await asyncio.sleep(max(wish, next(pauses)))
+        await asyncio.sleep(max(wait_s, next(pauses)))
 
 
 async def _events(

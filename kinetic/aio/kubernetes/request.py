@@ -107,7 +107,7 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
             return Throttled(
                 f"{what}: the API server accepts no more requests now ({said}); try again later",
                 retryable=True,
-                retry_after=_wish(answer),
+                retry_after=_retry_after_s(answer),
             )
         case status if status in MALFORMED:
             return Refused(f"{what}: {said}", answer=answer.body)
@@ -116,7 +116,7 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
                 f"{what}: the API server answered {status} ({said}); try again "
                 "later, or check the cluster's control plane",
                 retryable=True,
-                retry_after=_wish(answer),
+                retry_after=_retry_after_s(answer),
             )
         case status:
             return BackendError(
@@ -125,10 +125,10 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
             )
 
 
-def _wish(answer: HttpError) -> float | None:
+def _retry_after_s(answer: HttpError) -> float | None:
     """Return the pause that the server asks for, in seconds, if it does."""
     if answer.retry_after is not None:
         return answer.retry_after
     details: Any = answer.body.get("details")
-    wish = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
-    return float(wish) if isinstance(wish, int | float) and wish > 0 else None
+    wait_s = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
+    return float(wait_s) if isinstance(wait_s, int | float) and wait_s > 0 else None

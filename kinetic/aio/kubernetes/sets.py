@@ -1,4 +1,4 @@
-"""The kinds of sets that carry a job on several hosts, and their manifests. Pure."""
+"""The kinds of pod sets that run a job on several hosts, and their manifests. No I/O."""
 
 from __future__ import annotations
 

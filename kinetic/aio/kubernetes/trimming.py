@@ -1,4 +1,4 @@
-"""Keep of a Job or a pod only what kinetic reads: thousands of them are in memory at once."""
+"""Reduce a Job or a pod to what kinetic reads, because thousands are in memory at once."""
 
 from __future__ import annotations
 

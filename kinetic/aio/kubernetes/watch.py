@@ -1,4 +1,4 @@
-"""Find or watch the jobs of a selector: one list, or one watch, of jobs and of pods."""
+"""Find or watch the jobs that match a selector, with one list or watch of jobs and one of pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine as a cluster: jobs are processes that a supervisor of the user's runs."""
+"""This machine as a cluster: the user's supervisor runs each job as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the API server did not create an object: quotas, policies, missing objects."""
+"""Find why the API server didn't create an object: quotas, policies, missing objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes, and the one sentence that `tell` makes of a job's state."""
+"""Causes, and the function `tell`, which puts a job's state into one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a pod ended: its own program, a limit, or the platform."""
+"""Find why a pod ended: its program, a limit, or the platform."""
 
 from __future__ import annotations
 

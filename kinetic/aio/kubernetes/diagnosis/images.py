@@ -1,4 +1,4 @@
-"""Why an image cannot be pulled, by the messages of kubelet and container runtime."""
+"""Find why an image can't be pulled, from messages of the kubelet and the container runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a job, by everything that was seen of it."""
+"""Decide the state of a job from everything that was observed of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes beside what a pod requests: labels, taints, resources."""
+"""Compare a pod's requests with nodes: labels, taints, resources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Why a pod has no node: its requests beside the nodes, and what the autoscaler does.
+"""Find why a pod has no node: compare its requests with the nodes, and check the autoscaler.
 
-The scheduler's message counts each node under its first refusal only and names no taint, so
-this compares the pod with the nodes.
+The scheduler's message isn't enough: it counts each node under its first mismatch only, and names
+no taint.
 """
 
 from __future__ import annotations

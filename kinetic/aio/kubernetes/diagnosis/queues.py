@@ -1,4 +1,4 @@
-"""Why Kueue holds a job: its Workload says so, the Job only says "suspended"."""
+"""Find why Kueue holds a job. Its Workload has the reason; the Job only says "suspended"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a node does not start a pod's containers: volumes, sandbox, configuration, first process."""
+"""Find why a node doesn't start a pod's containers: volumes, sandbox, configuration, process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
 def _unprepared(pod: Pod) -> Cause | None:
-    """Return what keeps the node from creating containers, by the events on the pod."""
+    """Find in the pod's events what keeps the node from creating its containers."""
     left: list[tuple[str, str]] = []
     for event in pod.events():
         left = [] if event.get("reason") in _PROGRESS else left
