@@ -108,14 +108,14 @@ def __getattr__(name: str) -> object:
     return value
 
 
-# keras-kinetic has a folder of this name, too, and files in it that take the place of ours. To look
-# for one that only it has takes microseconds.
+# keras-kinetic installs a folder of the same name, and its files replace ours. Checking for a file
+# that only keras-kinetic has takes microseconds.
 if _os.path.exists(_os.path.join(__path__[0], "core", "core.py")):
     import warnings
 
     warnings.warn(
         f"keras-kinetic is installed in {__path__[0]}, too, and files of both are mixed there; "
-        "mend it by: pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio",
+        "to fix it, run: pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio",
         stacklevel=2,
     )
 

@@ -30,14 +30,14 @@ DAY_S = 24 * 3600.0
 
 STORE_KEPT_S = DAY_S
 """Minimum age of unused content: a submission uses content of the last 12 hours without renewing
-it, and has as long to store its manifest."""
+it, and has another 12 hours to store its manifest."""
 
 CACHE_KEPT_S = 3600.0
 """Minimum age of unpacked contents: a process may be about to lock them."""
 
 SHARED = ("code", "functions", "requirements", "data")
 FOOTER_BYTES = 64 * 1024
-"""How much of the end of inputs to read for the names in their footer."""
+"""How many bytes at the end of an inputs object to read, for the names in its footer."""
 
 _NAMED = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
 _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
@@ -145,7 +145,7 @@ class Objects(Protocol):
         ...
 
     def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call *work*, which asks this store, with each of *items*; concurrently if that helps."""
+        """Call *work*, which uses this store, with each of *items*; concurrently if that helps."""
         ...
 
 
@@ -269,7 +269,7 @@ class _Store:
         """Delete the remains of batches whose process died; yield what was deleted.
 
         These are the objects of items of a collected batch, and objects that arrived after a
-        cleanup: then there is neither a manifest nor an entry, which is listed last.
+        cleanup: then there is neither a manifest nor an entry in the listing's last part.
         """
         by_id: defaultdict[str, list[Listed]] = defaultdict(list)
         for one in batches:
@@ -327,7 +327,7 @@ class _Store:
 OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
 """The objects of a batch that belong to its items, in the order of their removal.
 
-Inputs go first: a late process that finds none ends.
+Inputs go first, so that a process that starts late finds none and ends.
 """
 
 ITEMS = TypeVar("ITEMS", bound=Listed)

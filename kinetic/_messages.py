@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_NAME = 80
-"""Limit of words to compare: a longer one resembles no name, and the cost grows with its square."""
+"""Maximum length of a word to compare: the cost grows with the square of the length."""
 
 
 def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
     """Return at most *limit* of the *known* names, the one most like *word* first.
 
-    *cutoff* is how alike they must be, from 0 to 1.
+    *cutoff* is the minimum similarity, from 0 to 1.
     """
     import difflib  # only an error needs it
 
@@ -37,7 +37,7 @@ def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
 
 
 _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
-"""Colors and the like: the only sequences that change nothing but how text looks."""
+"""Style sequences such as colors; they change only how text looks."""
 
 _COMMAND = re.compile(
     r"""(?!\x1b\[[0-9;:]*m)(?:                   # anything but a style

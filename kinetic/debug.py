@@ -42,7 +42,7 @@ def wait_for_debug_server(
 
     Args:
         handle: A job with ``debug=True``.
-        timeout: Seconds to wait; the job goes on after them.
+        timeout: Seconds to wait; after that, the job keeps running.
         poll_interval: Accepted for compatibility; has no effect.
 
     Raises:

@@ -13,9 +13,9 @@ KineticError
 │   ├── JobLost                        it died without an outcome: .reason  .exit_code
 │   ├── JobCancelled                   it was cancelled
 │   ├── SubmitterLost                  its batch's submitter has ended
-│   └── ResultTimeout(TimeoutError)    the job goes on; only the wait ended
+│   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
 ├── InputsUnfinished                   the process with a batch's inputs has ended: .stored
-├── BackendError                       store or platform answered badly: .retryable  .retry_after
+├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
 │   ├── AuthError                      not allowed
 │   ├── StoreFull                      no room in the store
@@ -241,7 +241,7 @@ class InputsUnfinished(KineticError):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The wait ended; the job goes on and its handle stays valid."""
+    """The wait ended; the job keeps running and its handle stays valid."""
 
     code = "KN307"
 

@@ -82,9 +82,9 @@ def _shows_the_users_line(cls: C) -> C:
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
-    A handle doesn't own its job: Ctrl-C ends the wait, and the job goes on. ``await handle`` waits
-    for the result in any event loop. Handles of the same job are equal, and you can pickle them.
-    You get one from ``f.run_async(...)``, `attach`, or `list_jobs`.
+    A handle doesn't own its job: Ctrl-C ends the wait, and the job keeps running. ``await handle``
+    waits for the result in any event loop. Handles of the same job are equal, and you can pickle
+    them. You get one from ``f.run_async(...)``, `attach`, or `list_jobs`.
 
     Args:
         job_id: Names the job; `attach` finds it by this from any process.
@@ -153,21 +153,21 @@ class JobHandle(JobRecord, Generic[T]):
         return handle
 
     def status(self) -> JobStatus:
-        """Return the status now, as the store and the platform tell it.
+        """Read the current status from the store and the platform.
 
         ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
         """
         return PORTAL.call(self._aio.status)
 
     def reason(self) -> str:
-        """Say in words why the job is in its state; empty when there is nothing to say."""
+        """Explain why the job is in its state; empty if there is no explanation."""
         return PORTAL.call(self._aio.reason)
 
     def wait(self, timeout: float | None = None) -> JobStatus:
         """Wait until the job ends, and return its status; its value stays in the store.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -193,7 +193,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             path: The file to write.
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -225,7 +225,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Wait for the job and return its value.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
             cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
                 a debug job. A failed job stays.
             cleanup_timeout: Seconds that the removal may take.
@@ -240,7 +240,7 @@ class JobHandle(JobRecord, Generic[T]):
             JobFailed: The job failed, and its exception can't be rebuilt here.
             Exception: The exception that the function raised, with the remote traceback as a note.
 
-        Ctrl-C ends the wait; the job goes on.
+        Ctrl-C ends the wait; the job keeps running.
 
         Example::
 
@@ -524,7 +524,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             poll_interval: Accepted for compatibility; has no effect.
-            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -549,7 +549,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             ordered: Yield in the order of the inputs. Default: in the order in which items end.
-            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -639,7 +639,7 @@ class BatchHandle(Generic[T, X]):
         return self._aio.longest_running(count)
 
     def reason(self) -> str:
-        """Say in words why the batch is in its state; empty when there is nothing to say."""
+        """Explain why the batch is in its state; empty if there is no explanation."""
         return PORTAL.call(self._aio.reason)
 
     def failures(self) -> list[JobHandle[T]]:
@@ -708,7 +708,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             inputs: The inputs after the `stored` ones, if an iterator died with its process.
-            seal: There are no more inputs than those stored.
+            seal: There are no more inputs than the stored ones.
             force: Don't wait up to 45 s for a sign of life of the old submitter.
 
         Raises:

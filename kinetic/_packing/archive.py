@@ -50,7 +50,7 @@ IN_USE = 3600.0
 """How long (seconds) after its last use an archive stays: a process may be uploading it."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a file system without space for us."""
+"""The errors of a file system without space for kinetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class ArchiveCache:
         for path in self.directory.glob(f"{fingerprint}.*.zip"):
             with contextlib.suppress(OSError, ValueError):
                 _, digest, size, files, _ = path.name.split(".")
-                if path.stat().st_size != int(size):  # a power cut can cut a file
+                if path.stat().st_size != int(size):  # a power cut can truncate a file
                     continue
                 with contextlib.suppress(OSError):  # a read-only disk keeps no time of use
                     os.utime(path)
@@ -165,7 +165,7 @@ WORTH = 0.9
 """A file is deflated if its sample shrinks to this fraction; pictures and weights do not."""
 
 LEVEL = 1
-PERMISSIONS = 0o777  # set-id bits do not travel
+PERMISSIONS = 0o777  # the archive has no set-id bits
 LARGE_BYTES = 1 << 31
 """From this size on, the sizes that follow a file in the archive take 8 bytes each."""
 

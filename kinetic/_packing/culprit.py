@@ -86,7 +86,7 @@ def _joined(outer: str, label: str) -> str:
 def _first_failing(
     parts: Sequence[Part], failure: Callable[[Any], Exception | None], deadline: float
 ) -> tuple[Part, Exception] | None:
-    """Search by halves, so that a list of a million values is not pickled a million times."""
+    """Bisect the parts, so that a list of a million values isn't pickled a million times."""
     parts = list(parts)
     while len(parts) > 1 and time.monotonic() < deadline:
         half = len(parts) // 2

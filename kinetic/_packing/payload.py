@@ -58,7 +58,7 @@ class Pickled:
 
 
 class SpoolError(Exception):
-    """The spool failed, not the pickling."""
+    """Writing the spool file failed, not the pickling."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -333,7 +333,7 @@ def dump_arguments(
         limit = tree.megabytes(environ, SIZE_VARIABLE, 50)
         if pickled.size > limit * tree.MEGABYTE:
             logging.warning(
-                "The arguments of %s have %s, more than %s=%g.%s Files travel better as Data: "
+                "The arguments of %s are %s, more than %s=%g.%s Files travel better as Data: "
                 "they are uploaded once.",
                 what,
                 tree.amount(pickled.size),

@@ -56,7 +56,7 @@ class Fate(enum.Enum):
 
 
 class Fates:
-    """The fate of each module, for one project."""
+    """Decide how each module of one project gets to the job."""
 
     def __init__(self, project: Project) -> None:
         self._below = str(project.root or project.entry_dir)
@@ -64,7 +64,7 @@ class Fates:
         self._known: dict[str, Fate] = {}
 
     def of(self, name: str) -> Fate:
-        """Return the fate of the module *name*."""
+        """Return how the module *name* gets to the job."""
         if (fate := self._known.get(name)) is None:
             fate = self._known[name] = self._decide(name)
         return fate
@@ -191,7 +191,7 @@ class DataTable:
 
 
 def refuse_hidden(parts: Sequence[Part], what: str) -> None:
-    """Refuse a `Data` in a set or as a key, because its path differs in each job.
+    """Refuse a `Data` in a set or as a dict key, because its path differs in each job.
 
     Raises:
         DataError: There is one; the message has its place.
@@ -305,7 +305,7 @@ class CallPickler(pickles.Pickler):
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _fate(self, name: object) -> Fate:
-        """Return the fate of a module; put one that travels by value on cloudpickle's list."""
+        """Return how a module gets to the job; register one pickled by value with cloudpickle."""
         if not isinstance(name, str):
             return Fate.USUAL
         fate = self._fates.of(name)
@@ -420,7 +420,7 @@ class _Skeleton(_StandIn):
 
 
 def _is_of_kinetic(value: Any) -> bool:
-    """Return whether *value* is of kinetic, which a job needs only if its code uses it."""
+    """Return whether *value* belongs to kinetic, which a job needs only if its code uses it."""
     if isinstance(value, types.ModuleType):
         name: Any = value.__name__  # a module may call itself anything
     elif isinstance(value, (types.FunctionType, type)):

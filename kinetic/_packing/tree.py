@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 class Tree:
     """The files and directories that ship, ordered by the bytes of their names, parents first.
 
-    ``left`` has a phrase about each entry that was left out and may be missed; ``private`` has
+    ``left`` has a phrase about each excluded entry that the job may need; ``private`` has
     the names of credentials that were left out.
     """
 
@@ -337,7 +337,7 @@ def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path
 
 
 def listed(what: str, items: Sequence[str], most: int = 10) -> str:
-    """Return *what*, then the first *most* of *items*, as one sentence."""
+    """Return a sentence that begins with *what* and lists the first *most* of *items*."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{what} {', '.join(items[:most])}{more}."
 

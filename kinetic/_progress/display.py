@@ -28,7 +28,7 @@ LAST_S = 1.0
 """How long the interpreter, at its end, waits until the last lines are drawn."""
 
 _Order = tuple[Entry | None, Callable[[], object] | None]
-"""An entry to begin; or, with a function to call afterwards, one to end or none."""
+"""A queued entry to begin or to end, and a function to call afterwards."""
 
 
 class Display:
@@ -142,7 +142,7 @@ class _Drawer:
             return None, None
 
     def _safely(self, do: Callable[[Surface], None]) -> None:
-        """Draw; after a failure show nothing more, because the work must go on."""
+        """Draw; after a failure draw nothing more, because progress must not stop the work."""
         if self._broken:
             return
         try:

@@ -69,7 +69,7 @@ class Entry:
     """A batch or a step: its owner sets ``value``, and the drawing thread reads it.
 
     The entry gets a line from the time ``due`` on; ``drawn`` says whether it had one. ``stays``
-    keeps the last line of a batch that goes on. ``context`` is its owner's, so that a
+    keeps the last line of a batch that continues. ``context`` is its owner's, so that a
     notebook shows the entry below the owner's cell.
     """
 

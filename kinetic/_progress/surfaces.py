@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PATIENCE_S = 0.5
-"""How long another thread's text waits for our lines to be drawn."""
+"""How long text of another thread may wait while kinetic draws its lines."""
 
 _PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": '"', "”": '"'})
 
@@ -127,7 +127,7 @@ class Screen:
     def _at_a_line(self) -> str:
         """Return what moves the cursor to the start of a line, if its place isn't known yet.
 
-        As many blanks as the terminal is wide wrap only if the cursor isn't at the start.
+        A terminal's width of blanks wraps only if the cursor isn't at the start.
         """
         if self._unended is not None:
             return ""

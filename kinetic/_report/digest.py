@@ -156,7 +156,7 @@ def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[
 
 
 def _thinned(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Keep at most about 2 * `POINTS` changes: the lowest and the highest of each stretch."""
+    """Keep at most about 2 * `POINTS` changes: the minimum and maximum of each interval."""
     if len(changes) <= 2 * POINTS:
         return tuple(changes)
     step = changes[-1][0] / POINTS or 1.0

@@ -81,7 +81,7 @@ def _part(name: str) -> str:
 
 
 def _filled(page: str, parts: dict[str, str]) -> str:
-    """Fill the places of *page* in one pass, so that no part can name another."""
+    """Fill the placeholders of *page* in one pass, which ignores placeholders in inserted text."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
 
 
@@ -114,12 +114,12 @@ class _Room:
         return True
 
     def take_all(self, value: Any) -> Any:
-        """Reserve the bytes of *value*, which the page can't do without."""
+        """Reserve the bytes of *value*, which the page must have."""
         self.left -= len(_json(value)) + 20
         return value
 
     def part(self, share: float) -> _Room:
-        """Split off at most a *share* of all; `give_back` returns what it doesn't use."""
+        """Split off at most the fraction *share* of the total; `give_back` returns the rest."""
         part = _Room(int(min(self.left, self._size * share)))
         self.left -= part.left
         return part

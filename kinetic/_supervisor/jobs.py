@@ -89,11 +89,11 @@ claim of the first.
 
 
 TOLD_S = 3.0
-"""After how many seconds to say what a queued job waits for."""
+"""How many seconds a job is queued before the supervisor reports what it waits for."""
 
 NAMED = 3
 TOLD_AT_ONCE = 100
-"""For how many queued jobs to say it; the others wait for the same slots."""
+"""How many queued jobs to report this for; the others wait for the same slots."""
 
 
 class State(enum.StrEnum):
@@ -147,7 +147,7 @@ class Job:
     ended: float = 0.0
 
     def view(self) -> dict[str, Any]:
-        """Return what a client hears of the job."""
+        """Return the description of the job that clients get."""
         return {
             "name": self.name,
             "phase": self.state.value,
@@ -199,7 +199,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the clients that watch that the job has changed."""
+    """Notify watching clients that the job has changed."""
 
     job: Job
 
@@ -313,7 +313,7 @@ class Table:
         return actions
 
     def leaving(self, executor: str) -> Job | None:
-        """Note that the process *executor* only has to end; return its job, None if unknown."""
+        """Note that process *executor* has stored its outcome; return its job, None if unknown."""
         job = self._running.get(executor)
         if job is not None:
             job.leaving = True
@@ -352,7 +352,7 @@ class Table:
 
     def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
-        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was to end anyway
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was being stopped anyway
             return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
@@ -503,7 +503,7 @@ class Table:
         return [name for name in dropped if name not in self.jobs]
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the lines of a journal that says what is known now, and nothing else."""
+        """Yield the lines of a journal that contains only the current state."""
         for job in self.jobs.values():
             yield {"was": "created", "name": job.name, "labels": job.labels, "at": job.created}
             if job.executor:
@@ -544,7 +544,7 @@ def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
         case Stop.DELETED:
             return Reason.CANCELLED, "deleted while it was running"
         case Stop.SHUTDOWN:
-            return Reason.LOST, "its supervisor was told to end, and the job with it"
+            return Reason.LOST, "its supervisor was asked to stop, and stopped the job"
         case None:
             pass
     if status > 0:

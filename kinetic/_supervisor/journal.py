@@ -70,7 +70,7 @@ class Journal:
         self._owed.append(_dumps(line).encode() + b"\n")
 
     def pay(self) -> None:
-        """Write the lines that were only noted.
+        """Write the lines that were kept while the disk was full.
 
         Raises:
             OSError: The write failed; the lines are kept.

@@ -29,7 +29,7 @@ PATIENCE_S = 5.0
 """How long a job's end waits for killed processes, which may hang in the kernel."""
 
 SHORT_S = 0.05
-"""Minimum pause between two looks whether a job's function has been called."""
+"""Minimum pause between two checks whether a job's function has been called."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -148,7 +148,7 @@ class Parent:
             del self._out[:sent]
 
     def hear(self) -> list[Ended | Refused] | None:
-        """Return the news of jobs; None if the parent has ended."""
+        """Return the changes of jobs; None if the parent has ended."""
         try:
             data = self._sock.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -176,7 +176,7 @@ class Parent:
         return told
 
     def settle(self) -> Iterator[Ended]:
-        """Kill the processes that ended jobs left; yield the jobs that have none."""
+        """Kill leftover processes of ended jobs; yield the jobs that have none left."""
         if not self._ending:
             return
         left = self._slay_orphans()
@@ -226,7 +226,7 @@ class Parent:
     def _owners(self, pid: int) -> frozenset[str] | None:
         """Return the executors that a process may belong to.
 
-        A process with a mark belongs to one executor. Without a mark, it may belong to each job
+        A process with a mark belongs to one executor. Without a mark, it may belong to any job
         that runs now. None means that it is a fork that is about to become a job.
         """
         directory, executor = mark_of(pid)
@@ -306,12 +306,12 @@ SPARE_S = 10.0
 
 
 REMOVED_AT_ONCE = 64
-"""Most files and folders that the supervisor removes by itself."""
+"""Maximum number of files and folders that the supervisor removes itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """A folder, and when it was kept, by the monotonic clock."""
+    """A spare folder, and when it became one, by the monotonic clock."""
 
     path: str
     at: float

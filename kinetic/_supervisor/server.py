@@ -135,7 +135,7 @@ class Server:
         answer(self, connection, header, body)
 
     def notify(self, job: Job) -> None:
-        """Tell the clients that watch *job* that it has changed."""
+        """Notify the clients that watch *job* that it has changed."""
         for connection in self.connections:
             if connection.labels is not None and job.carries(connection.labels):
                 connection.changes[job] = None  # the message has the state at the time it is sent
@@ -174,7 +174,7 @@ class Server:
         except OrderError as exc:
             reply |= {"error": str(exc), "kind": "order"}
         except Ending:
-            reply |= {"error": "the supervisor was told to end", "kind": "ending"}
+            reply |= {"error": "the supervisor was asked to stop", "kind": "ending"}
         except OSError as exc:
             reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
         self._reply(connection, reply)
@@ -205,7 +205,7 @@ class Server:
             self._enders.setdefault(job.name, []).append((connection, header["id"]))
 
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Note that the process which sends this only has to end; it gets no answer."""
+        """Note that the sending process has stored its outcome; it gets no answer."""
         job = self._table.leaving(header["executor"])
         if job is not None:
             self.notify(job)

@@ -137,7 +137,7 @@ TIMERS = 4096
 """After this many new timers, drop those of ended jobs, which might be due only in days."""
 
 START_AGAIN_S = 1.0
-"""Pause before the next start after a lack of descriptors, disk space, or memory."""
+"""Pause before the next start, after descriptors, disk space, or memory ran out."""
 
 PASSING = frozenset(
     {
@@ -145,7 +145,7 @@ PASSING = frozenset(
         errno.ENOSPC,
     }
 )  # fmt: skip
-"""Errors at the start of a job that may go away."""
+"""Errors at a job's start that may be temporary."""
 
 
 def say(text: str) -> None:
@@ -309,7 +309,7 @@ class Supervisor:
     def _on_signals(self, wake: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in wake.recv(4096) and not self._ending:
-                self._end("its supervisor was told to end")
+                self._end("its supervisor was asked to stop")
         self._reap()
 
     def _reap(self) -> None:
@@ -320,7 +320,7 @@ class Supervisor:
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         if self._ending:
-            return Reason.LOST, "its supervisor was told to end, and ended the job"
+            return Reason.LOST, "its supervisor was asked to stop, and stopped the job"
         if parent.ready or (parent.status or 0) < 0:
             return Reason.LOST, f"its parent process ({parent.pid}) died, and the job with it"
         words = self._parents.last_words(parent)
@@ -332,7 +332,7 @@ class Supervisor:
         while (due := self._timers.due(now)) is not None:
             what, job = due
             left = self._parents.time_left(job, now) if what is Due.DEADLINE else 0.0
-            if left > 0:  # its time counts from the call of its function
+            if left > 0:  # its timeout counts from the call of its function
                 self._timers.set(now + left, what, job)
             else:
                 self._perform(self._table.due(what, job, time.time()))
@@ -390,7 +390,7 @@ class Supervisor:
             except ProcessLookupError:
                 self._orphan(job)
                 return
-            except OSError as exc:  # the job goes on, like one with a handle
+            except OSError as exc:  # the job keeps running, like one with a handle
                 say(f"{job.name} won't end with process {client}: {exc}")
                 return
             self._select(owner, lambda: self._on_owner_gone(client))
@@ -618,11 +618,12 @@ def _meaning(job: Job, status: int, places: Places) -> str:
         return ""
     if status == wire.EXIT_SETUP:
         return (
-            f"kinetic couldn't prepare the job in {places.work}; see its log, and the disk's space"
+            f"kinetic couldn't prepare the job in {places.work}; see its log and the free disk "
+            "space"
         )
     store = job.header.store
     if status == wire.EXIT_UNCOMMITTED:
-        return f"kinetic couldn't write to the store {store}; see its log, and the disk's space"
+        return f"kinetic couldn't write to the store {store}; see its log and the free disk space"
     return f"the store {store} has nothing to run for it; it was removed, or cleaned up"
 
 

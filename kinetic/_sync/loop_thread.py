@@ -106,9 +106,9 @@ class Outcome(Generic[T]):
 class LoopThread:
     """One event loop with its thread, and the calls that wait for it.
 
-    ``waiting`` are the calls under way, ``forsaken`` those whose caller has stopped waiting.
-    ``ending`` says that the loop takes no more calls. ``news`` gets one item when the patient hooks
-    have run, and one when the loop is closed.
+    ``waiting`` are the calls in progress, ``forsaken`` the calls whose caller has stopped waiting.
+    ``ending`` means that the loop takes no more calls. ``news`` gets one item when the patient
+    hooks have run, and one when the loop is closed.
     """
 
     loop: _Loop
@@ -129,7 +129,7 @@ class LoopThread:
     def start(self) -> None:
         """Start the loop and wait until it runs.
 
-        Interrupted: it ends by itself as soon as it has started.
+        Interrupted: the loop ends by itself as soon as it has started.
         """
         try:
             _thread.start_new_thread(self._start, ())
@@ -218,7 +218,7 @@ class LoopThread:
 
 
 class _Loop(_EventLoop):
-    """A loop that does nothing in a forked child, which shares the selector with its parent."""
+    """An event loop that does nothing in a forked child: parent and child share the selector."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()

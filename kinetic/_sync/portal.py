@@ -86,7 +86,7 @@ class Portal:
     def crossing(self, *, patient: bool = True) -> Crossing:
         """Prepare one call, for a caller that passes callbacks.
 
-        If not *patient*, the first interrupt stops waiting; the call goes on while this process
+        If not *patient*, the first interrupt stops waiting; the call continues while this process
         lives.
         """
         return Crossing(self, self._grace, patient)
@@ -158,7 +158,7 @@ class Portal:
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
-            "await its twin in kinetic.aio instead",
+            "await the function of the same name in kinetic.aio instead",
             RuntimeWarning,
             stacklevel=own_frames(),
         )
@@ -185,7 +185,7 @@ class Crossing:
     def here(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
         """Return a function that makes the waiting thread call *function*; None stays None.
 
-        Logs the exceptions of *function*; the call goes on.
+        Logs the exceptions of *function*; the call continues.
         """
         if function is None:
             return None
@@ -285,7 +285,7 @@ class Crossing:
             try:
                 work()
             except Exception:
-                logging.exception("a callback failed; the call goes on")
+                logging.exception("a callback failed; the call continues")
 
     def _leave(self, outcome: Outcome[Any]) -> None:
         """After an interrupt, cancel and wait for the clean-up; after a second one, don't wait."""

@@ -276,7 +276,7 @@ async def image_of(function: Callable[..., Any]) -> Plan:
         A frozen `kinetic.images.Plan`: the image's name, category, and what it is built from.
 
     Raises:
-        ConfigurationError: The image has no proper name, or ``prebuilt`` no place.
+        ConfigurationError: The image's name is invalid, or ``prebuilt`` has no repository.
         PackError: The dependencies can't be read, or exist on this machine only.
 
     Cancelled: the thread finishes first; nothing is left behind.

@@ -21,10 +21,10 @@ LAST_BYTES = 1 << 20
 """Limit of what `last` returns: a job can write a line of any length."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
-"""Pauses between looks for the log of an attempt that is about to start."""
+"""Pauses between checks for the log of an attempt that is about to start."""
 
 LOOK_S = 30.0
-"""How often to look whether an attempt has ended while its log is read, without news of it."""
+"""How often to check whether an attempt has ended while its log is read and no change arrives."""
 
 QUIET_S = 15.0
 """How long to wait for a line of an attempt that has ended but whose log stays open."""
@@ -156,7 +156,7 @@ class _Reader:
 async def _until_past(at: JobRef, number: int, every: float) -> bool:
     """Wait until attempt *number* has ended; return whether there is a later one.
 
-    Looks *every* seconds. Returns False if nothing more of the item can be found out.
+    Checks *every* seconds. Returns False if this process can find out nothing more about it.
     """
     item = at.submission.item(at.index)
     while not _is_past(item, number):

@@ -36,7 +36,7 @@ EXPIRY_S = 45.0
 """How long a lease must stay unchanged before an observer takes it as expired."""
 
 LOOK_S = 5.0
-"""How often an observer looks at a lease."""
+"""How often an observer reads a lease."""
 
 RETRY_S = 2.0
 """How soon a holder retries a failed renewal."""
@@ -50,8 +50,8 @@ UNKNOWN = ProcessIdentity("an unknown machine", "", 0, "")
 class Lease:
     """The content of the object.
 
-    ``beat`` counts the writes of the holder. ``fence`` grows with each holder. ``nonce`` is random,
-    and tells one holding from every other. ``control_seen`` is how many requests the holder had
+    ``beat`` counts the writes of the holder. ``fence`` grows with each holder. ``nonce`` is random
+    and identifies one period of holding. ``control_seen`` is how many requests the holder had
     read when it released the lease.
     """
 
@@ -113,7 +113,7 @@ def _batch(scope: str) -> str:
 
 
 class HeldLease:
-    """The right to submit a batch, until this process releases it or another takes it."""
+    """The lease as its holder has it: the right to submit, until it's released or taken over."""
 
     def __init__(
         self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
@@ -131,12 +131,12 @@ class HeldLease:
 
     @property
     def fence(self) -> int:
-        """The number of this holding; each later one has a greater number."""
+        """The fence of this holding; each later one has a greater number."""
         return self._lease.fence
 
     @property
     def may_start(self) -> bool:
-        """Whether an attempt may start now; ask right before each."""
+        """Whether an attempt may start now; check it right before each start."""
         young = self._clock() - self._sent < START_S
         return young and self._lease.held and not self._behind and self.lost is None
 
@@ -228,7 +228,7 @@ class HeldLease:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
             f"batch {batch} is submitted by {lease.who} now (fence {lease.fence}, here "
-            f"{self.fence}); its jobs go on: wait for it there, or attach to it here",
+            f"{self.fence}); its jobs keep running: wait for it there, or attach to it here",
             job_id=batch,
         )
 
@@ -263,7 +263,7 @@ async def acquire(
     Raises:
         Conflict: Its holder is alive.
         NotFound: The batch was removed.
-        WireError: Something that isn't an object is in the lease's place.
+        WireError: There is something other than an object under the lease's name.
     """
     observer = _Observer(store, scope, clock)
     await observer.look()
@@ -331,15 +331,15 @@ class _Observer:
 
     @property
     def expired(self) -> bool:
-        """Whether the lease has not changed for so long that its holder counts as dead."""
+        """Whether the lease was unchanged for `EXPIRY_S`, so that its holder counts as dead."""
         return self._clock() - self._since >= EXPIRY_S
 
 
 async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> HeldLease | None:
-    """Write a lease of this process over the one that was *seen*; None if another was faster.
+    """Replace the lease that was *seen* by one of this process; None if another was faster.
 
     Raises:
-        WireError: Something that isn't an object is in its place.
+        WireError: There is something other than an object under its name.
     """
     lease = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex())
     name, sent = _name(scope), clock()

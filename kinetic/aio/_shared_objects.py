@@ -41,7 +41,7 @@ def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
 async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     """Make sure that the store has content-addressed *name*; return whether it was uploaded.
 
-    A look costs less than an upload. An object of another size is damaged, as by a power cut, and
+    A check costs less than an upload. An object of another size is damaged, as by a power cut, and
     is replaced. Cancelled: the object is there whole, or not at all.
     """
     there = await store.look(name)

@@ -12,7 +12,7 @@ from kinetic.aio.ports import Store
 FOLDER = "doctor/"
 
 OLD_S = 3600.0
-"""Age from which on an object of a check is a leftover of a killed process."""
+"""Minimum age at which an object of a check counts as left by a killed process."""
 
 REMOVAL_S = 10.0
 """Maximum time to remove the object after a failure or a cancellation."""

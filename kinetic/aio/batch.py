@@ -169,7 +169,7 @@ class BatchHandle(Generic[T, X]):
             with contextlib.suppress(BackendError):
                 await coordinator.is_replaced()
             if coordinator.lease.lost is not None:
-                logging.warning("the batch goes on: %s", coordinator.lease.lost)
+                logging.warning("the batch continues: %s", coordinator.lease.lost)
                 return
         await self.cancel()
 
@@ -272,7 +272,7 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
-        Cancelled: ends the wait; the batch goes on.
+        Cancelled: ends the wait; the batch continues.
         """
         async with self._consuming(timeout, windowed=False) as (consumer, deadline):
             async with asyncio.timeout_at(deadline):
@@ -289,7 +289,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             poll_interval: Accepted for compatibility; has no effect.
-            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -325,7 +325,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             ordered: Yield in the order of the inputs. Default: in the order in which items end.
-            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
+            timeout: Seconds for the whole loop; after that, the batch continues. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -333,7 +333,7 @@ class BatchHandle(Generic[T, X]):
             InputsUnfinished: All stored items ended; the process with the other inputs is gone.
             BackendError: The store does not answer; iterate again for the rest.
 
-        Closed or cancelled: the batch goes on.
+        Closed or cancelled: the batch continues.
 
         Example::
 
@@ -533,7 +533,7 @@ class BatchHandle(Generic[T, X]):
         return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
 
     async def _tidy(self, found: dict[int, Outcome[T]], deadline: float | None) -> None:
-        """Remove what the caller no longer needs after *found*; log what can't be removed."""
+        """Remove the objects that the caller no longer needs; log those that can't be removed."""
         values = {i: one.value for i, one in found.items() if isinstance(one, Succeeded)}
         whole = len(values) == len(found) == self._batch.total and self._batch.sealed
         try:
@@ -594,7 +594,7 @@ class BatchHandle(Generic[T, X]):
         return self._batch.estimate()
 
     async def reason(self) -> str:
-        """Say in words why the batch is in its state; empty when there is nothing to say.
+        """Explain why the batch is in its state; empty if there is no explanation.
 
         That is why it was stopped, its first failure, or what it waits for. Unpickles nothing.
         """
@@ -692,7 +692,7 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             inputs: The inputs after the `stored` ones, if an iterator died with its process.
-            seal: There are no more inputs than those stored.
+            seal: There are no more inputs than the stored ones.
             force: Don't wait up to 45 s for a sign of life of the old submitter; if it is alive, it
                 stops submitting when it notices.
 
@@ -726,9 +726,9 @@ class BatchHandle(Generic[T, X]):
         await self._batch.remove(jobs=k8s, objects=gcs)
 
     async def let_run(self) -> int:
-        """Prepare the end of the interpreter: let the batch submit all it has; internal.
+        """At the interpreter's exit, submit all inputs that the batch has taken; internal.
 
-        Pulls no more inputs and waits for no reader. Returns how many inputs are yet to be
+        Takes no more inputs and doesn't wait for readers. Returns how many inputs are yet to be
         submitted.
         """
         batch = self._batch
@@ -740,8 +740,8 @@ class BatchHandle(Generic[T, X]):
         await batch.seal()
         if cut and batch.stored:
             logging.warning(
-                "batch %s: this process ends before the iterator of its inputs did, and takes no "
-                "more from it: the %d that are stored are all; wait() at the end takes the rest",
+                "batch %s: this process ends, so it takes no more inputs from their iterator; the "
+                "batch has only the %d stored ones. To take all, call wait() before the end",
                 batch.group_id,
                 batch.stored,
             )

@@ -61,7 +61,7 @@ class Client:
     """Submit functions from one event loop, and find jobs and batches.
 
     ``async with Client() as client:`` closes it at the end: jobs and detached batches go on, and
-    submissions under way are undone. You can open any number of clients, in one loop or several.
+    submissions in progress are undone. You can open any number of clients, in one loop or several.
 
     Args:
         backend, project, zone, cluster, namespace: Where to run functions that don't say so
@@ -480,7 +480,7 @@ class Client:
             AuthError: You may not list or delete objects of the bucket.
             BackendError: The store does not answer.
 
-        Cancelled: the removal under way ends first.
+        Cancelled: the removal in progress ends first.
         """
         from kinetic import _collector
         from kinetic.aio._shared_objects import Blocking

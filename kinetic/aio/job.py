@@ -54,7 +54,7 @@ T = TypeVar("T")
 _UNSET = object()
 
 NOT_ON_PLATFORM = (
-    "the platform has nothing of it: it is being submitted, or was deleted (certain one minute "
+    "the platform doesn't have it: it is being submitted, or was deleted (certain one minute "
     "after its submission)"
 )
 
@@ -62,7 +62,7 @@ LEAVING_S = 5
 """How many seconds a job's processes may take to end after its outcome is stored."""
 
 DRAIN_S = 1.0
-"""How long the log may bring nothing while the process of an ended job still runs."""
+"""How long the log may stay silent while the process of an ended job still runs."""
 
 SILENCE_S = 10.0
 """How long to wait for the next line of an ended job's log before giving up on it; seconds."""
@@ -72,8 +72,8 @@ SILENCE_S = 10.0
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
-    A handle doesn't own its job: if you cancel a task that waits for it, the job goes on. Handles
-    of the same job are equal. You get one from `Client.submit`, `Client.attach`, or
+    A handle doesn't own its job: if you cancel a task that waits for it, the job keeps running.
+    Handles of the same job are equal. You get one from `Client.submit`, `Client.attach`, or
     `Client.list_jobs`.
 
     Args:
@@ -155,7 +155,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self.result().__await__()
 
     def bound(self, at: JobRef | Follow) -> Self:
-        """Tie the handle to where its job is followed, or to a function that finds it; internal."""
+        """Bind the handle to the session of its job, or to a function that finds it; internal."""
         if callable(at):
             self._find = at
         else:
@@ -191,7 +191,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self._looked
 
     async def status(self) -> JobStatus:
-        """Return the status now, as the store and the platform tell it.
+        """Read the current status from the store and the platform.
 
         ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
         """
@@ -215,7 +215,7 @@ class JobHandle(JobRecord, Generic[T]):
         return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
-        """Say in words why the job is in its state; empty when there is nothing to say.
+        """Explain why the job is in its state; empty if there is no explanation.
 
         Asks the platform why a waiting job waits. Unpickles nothing.
         """
@@ -252,7 +252,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Wait for the job and return its value.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
             cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
                 a debug job. A failed job stays, and so does one whose output could not be printed.
             cleanup_timeout: Seconds that the removal may take.
@@ -268,7 +268,7 @@ class JobHandle(JobRecord, Generic[T]):
             JobFailed: The job failed, and its exception can't be rebuilt here.
             Exception: The exception that the function raised, with the remote traceback as a note.
 
-        Cancelled: ends the wait; the job goes on.
+        Cancelled: ends the wait; the job keeps running.
 
         Example::
 
@@ -289,20 +289,20 @@ class JobHandle(JobRecord, Generic[T]):
                 return cast("T", await self._take(at, item, cleanup_timeout if cleans else None))
             except NotFound:
                 if self._value is _UNSET:
-                    raise  # else another call was first, and has cleaned up
+                    raise  # else another call has read the value, and has cleaned up
         return cast("T", self._value)
 
     async def wait(self, timeout: float | None = None) -> JobStatus:
         """Wait until the job ends, and return its status; its value stays in the store.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             KineticError: kinetic can't find out how the job ended.
 
-        Cancelled: ends the wait; the job goes on.
+        Cancelled: ends the wait; the job keeps running.
         """
         check(timeout=timeout)
         at = await self._follow()
@@ -350,7 +350,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             path: The file to write.
-            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            timeout: Seconds to wait; after that, the job keeps running. None: no limit.
 
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
@@ -433,7 +433,7 @@ class JobHandle(JobRecord, Generic[T]):
                 )
 
     async def _is_leaving(self, at: JobRef) -> bool:
-        """Whether the platform says that the job's process has only to end."""
+        """Whether the platform reports that the job has stored its outcome and only has to exit."""
         with suppress(BackendError):
             found = await at.session.platform.cluster.find(names=self._attempt_names(at))
             return any(one.leaving and one.phase is Phase.RUNNING for one in found)
@@ -742,7 +742,7 @@ class JobHandle(JobRecord, Generic[T]):
             JobError: The job has ended.
             AuthError: You lack a permission.
 
-        Cancelled: nothing is forwarded; the job goes on.
+        Cancelled: nothing is forwarded; the job keeps running.
         """
         self._require_debugger()
         engine.debugging.require_port(local_port)

@@ -346,5 +346,5 @@ class Cluster(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close the connections; jobs go on. A call under way raises a `BackendError`."""
+        """Close the connections; jobs keep running. A call in progress raises a `BackendError`."""
         ...

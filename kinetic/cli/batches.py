@@ -144,7 +144,7 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
 @json_option
 @with_batch
 async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> None:
-    """Show a batch's progress until it ends. Press q to leave; the batch goes on.
+    """Show a batch's progress until it ends. Press q to leave; the batch continues.
 
     Without a terminal, prints a line every 5 seconds if something changed; with --json, one object
     per line. Exits with 1 if the batch ends and an item failed.

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     metavar="DOLLARS",
     help="Estimated cost in US dollars above which no more items start. Requires --map.",
 )
-@click.option("--detach", is_flag=True, help="Print the job's ID and exit; the job goes on.")
+@click.option("--detach", is_flag=True, help="Print the job's ID and exit; the job keeps running.")
 @json_option
 @with_where
 def run(

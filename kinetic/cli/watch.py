@@ -73,7 +73,7 @@ def screen(view: View, width: int, height: int) -> list[Text]:
         lines.append(Text("last failures", "bold red"))
         lines += (Text(f"  item {index:<8} {words}") for index, words in view.failures)
     if not now.finished:
-        lines = [*lines[: max(1, height - 1)], Text("q leaves; the batch goes on", "dim")]
+        lines = [*lines[: max(1, height - 1)], Text("q leaves; the batch continues", "dim")]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]

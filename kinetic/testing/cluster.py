@@ -242,7 +242,7 @@ class MemoryCluster:
         self.requests["finish"] += 1
 
     async def aclose(self) -> None:
-        """Do nothing; jobs go on."""
+        """Do nothing; jobs keep running."""
 
     # --- for tests ---
 

@@ -144,7 +144,7 @@ class Mirror:
         while not self._over.wait(LOOK_S):
             try:
                 self.look()
-            except Exception as exc:  # the job goes on; `finish` reports missing files
+            except Exception as exc:  # the job keeps running; `finish` reports missing files
                 _say(f"can't scan {self._folder}: {exc}")
 
     def _send_all(self) -> None:

@@ -285,7 +285,7 @@ class Guard:
         except BlockingIOError:
             pass
         except OSError:
-            waiting.clear()  # its reader is closed; the job goes on
+            waiting.clear()  # its reader is closed; the job keeps running
 
     def _flush(self) -> None:
         for out, waiting in self._waiting.items():

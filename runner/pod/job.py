@@ -314,7 +314,7 @@ class _Job:
     def run(self) -> int:
         """Carry out the attempt, and return the exit code.
 
-        If it is asked to stop before the claim, it ends. A claim that was under way may exist
+        If it is asked to stop before the claim, it ends. A claim that was in progress may exist
         then; a later pod closes it.
         """
         try:

@@ -548,7 +548,7 @@ async def test_a_batch_that_was_taken_over_is_not_ended_by_who_had_it(gates: Gat
         for index in range(4):
             gates.open(index)
         assert await taken.results() == [0, 1, 4, 9]
-    assert any("the batch goes on" in one.getMessage() for one in caplog.records)
+    assert any("the batch continues" in one.getMessage() for one in caplog.records)
 
 
 async def test_a_handle_that_resumed_a_batch_ends_it_and_one_that_observes_does_not(

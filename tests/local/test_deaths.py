@@ -142,7 +142,7 @@ async def test_ending_the_supervisor_ends_jobs_politely(
         break
     pid = signal_supervisor(home, signal.SIGTERM)
     seen = await until(cluster, "asked", Phase.ENDED)
-    assert (seen.reason, "told to end" in seen.message) == (Reason.LOST, True)
+    assert (seen.reason, "asked to stop" in seen.message) == (Reason.LOST, True)
     assert (tmp_path / "asked").exists()
     await eventually(lambda: not alive(pid))
     assert (await cluster.find(names=["asked"]))[0].message == seen.message

@@ -108,7 +108,7 @@ class GoogleClient:
         )
 
     async def aclose(self) -> None:
-        """Close the connections; requests under way fail."""
+        """Close the connections; requests in progress fail."""
         await self.credentials.aclose()
         await self._http.aclose()
 
@@ -157,7 +157,7 @@ class GoogleClient:
     async def done(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Follow a long-running operation of any of Google's three shapes to its end.
 
-        Cancelled: the operation goes on.
+        Cancelled: the operation continues.
 
         Raises:
             OperationFailed: It ended with an error.

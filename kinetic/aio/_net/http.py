@@ -77,7 +77,7 @@ class HttpError(Exception):
 def google_refusal(answer: HttpError, what: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *what* couldn't be done; a 403 is about the rate of requests.
+    *what* names the failed operation. Pass a 403 only if it's about the rate of requests.
     """
     match answer.status:
         case 401:
@@ -176,7 +176,7 @@ class Sockets:
         self._answers.add(answer)
 
     def hang_up(self) -> None:
-        """End all answers under way; call this before the sessions are closed."""
+        """End all answers in progress; call this before the sessions are closed."""
         for answer in tuple(self._answers):
             cut(answer)
 
@@ -373,7 +373,7 @@ class HttpClient:
             raise ClientClosed(f"{what}: {self._owner} was closed meanwhile") from failure
 
     async def aclose(self) -> None:
-        """Close all connections; requests under way fail."""
+        """Close all connections; requests in progress fail."""
         self._closed = True
         self._sockets.hang_up()
         for session in self._sessions.values():

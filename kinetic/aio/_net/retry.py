@@ -115,8 +115,8 @@ async def retry(
 ) -> T:
     """Await ``call()`` until it succeeds; retry the failures that *is_passing* accepts.
 
-    Patience starts with the first failure and restarts whenever *progress*, a count of
-    what is done, has grown. If a failure has ``retry_after``, the pause in seconds that the
+    The time limit starts with the first failure and restarts whenever *progress*, a counter, has
+    grown. If a failure has ``retry_after``, the pause in seconds that the
     server asks for, that pause replaces the random one.
 
     Raises:
@@ -146,9 +146,9 @@ async def _retried(
     patience: _Patience,
     is_passing: Callable[[Exception], bool],
 ) -> T:
-    """Hand a call over to tenacity, whose first attempt has failed with *first*.
+    """Retry, with tenacity, a call whose first attempt has failed with *first*.
 
-    tenacity takes no part in calls that succeed at once. Importing it takes 20 ms, and each
+    Calls that succeed at once don't use tenacity. Importing it takes 20 ms, and each
     of its calls 40 µs, which a local job would pay several times.
     """
     from tenacity import AsyncRetrying, retry_if_exception
@@ -221,7 +221,7 @@ def _failure(state: RetryCallState) -> Exception:
 
 
 def is_definite(error: BackendError) -> bool:
-    """Return whether asking again would bring the same answer."""
+    """Return whether a retry would get the same answer."""
     return isinstance(error, (AuthError, ClientClosed, NotFound, Conflict, Refused, StoreFull))
 
 
@@ -231,7 +231,7 @@ def is_answer(error: KineticError) -> bool:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether a reader should ask again: an answer, or space, may come soon."""
+    """Return whether a reader should retry: an answer, or space, may come soon."""
     if isinstance(error, StoreFull):
         return True
     return isinstance(error, BackendError) and not is_definite(error)
@@ -241,10 +241,10 @@ FOREVER = RetryPolicy(total_s=math.inf)
 
 
 async def retry_forever(ask: Callable[[], Awaitable[T]], what: str) -> T:
-    """Await ``ask()`` until it answers; log messages call it *what*.
+    """Await ``ask()`` and retry until it gets an answer; log messages call the request *what*.
 
     Raises:
-        BackendError: The answer is definite.
+        BackendError: The store's answer is final.
     """
 
     def passes(failure: Exception) -> bool:
@@ -261,7 +261,7 @@ async def create(
     If a reply is lost, a nonce in the metadata tells this call's object from another writer's.
 
     Raises:
-        BackendError: The answer is definite.
+        BackendError: The store's answer is final.
     """
     marked = {**(metadata or {}), "nonce": os.urandom(8).hex()}
 

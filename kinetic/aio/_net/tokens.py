@@ -27,14 +27,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY, LATE = 0.2, 0.05
-"""Renew credentials when these fractions of their life are left; requests wait for the late one."""
+"""Renew credentials when these fractions of their lifetime are left; requests wait only for the
+late renewal."""
 
 PAUSE_S = 10.0
 """Seconds between early renewals that fail."""
 
 
 class Revoked(AuthError):
-    """The issuer refuses to issue credentials; asking again would bring the same answer."""
+    """The issuer refuses to issue credentials; a retry would get the same answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ class TokenCache(Generic[T]):
             self._fresh = None
 
     async def aclose(self) -> None:
-        """Cancel a renewal under way."""
+        """Cancel a renewal in progress."""
         self._closed = True
         if self._renewing is not None:
             self._renewing.cancel()
@@ -157,7 +158,7 @@ class TokenCache(Generic[T]):
         except (AuthError, ConfigurationError) as exc:
             if not self._had or isinstance(exc, Revoked):
                 raise
-            # Without a network, a plugin that worked before fails in the same way.
+            # Without a network, a plugin that worked before fails like one without credentials.
             raise Unavailable(f"{exc} (it worked before)", retryable=True) from exc
         self._had = True
         return fresh.value
@@ -208,7 +209,7 @@ class Credentials(TokenCache[str]):
                 return "the metadata server of this machine"
 
     async def aclose(self) -> None:
-        """Cancel a renewal under way, and close its connections."""
+        """Cancel a renewal in progress, and close its connections."""
         await super().aclose()
         await self._http.aclose()
 

@@ -120,9 +120,9 @@ def store_url(target: configuration.Target) -> str:
     if target.store is None:
         if target.project is None:
             raise ConfigurationError(
-                f"the context {target.kube_context!r} says where jobs run, not where to keep their "
-                "values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET or to a "
-                "directory that all nodes mount, or configure a project"
+                f"the context {target.kube_context!r} says where jobs run, not where to store "
+                "their values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET or "
+                "to a directory that all nodes mount, or configure a project"
             )
         return _bucket(target, "jobs")
     if target.store.startswith("gs://"):
@@ -131,7 +131,7 @@ def store_url(target: configuration.Target) -> str:
         return directory_urls.url_of(str(directory), shared=True)
     if "://" in target.store or "/" in target.store:
         raise ConfigurationError(
-            f"jobs on a cluster cannot keep their values in {target.store!r}: set KINETIC_STORE, "
+            f"jobs on a cluster can't store their results in {target.store!r}: set KINETIC_STORE, "
             "or the store= of the client, to gs://BUCKET, gs://BUCKET/FOLDER, or the absolute path "
             "of a directory that all nodes mount"
         )

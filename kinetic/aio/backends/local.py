@@ -22,8 +22,8 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """The platform of *target*; nothing runs yet.
 
     Raises:
-        ConfigurationError: Its store is no directory.
-        AuthError: Others may write where it keeps its files and keys; nothing was read.
+        ConfigurationError: Its store isn't a directory.
+        AuthError: Other users can write to its folder of files and keys; nothing was read.
         BackendError: The directory cannot be used.
     """
     if target.store and "://" in target.store:

@@ -1,6 +1,6 @@
 """Send requests to one bucket through gcloud-aio-storage.
 
-The library builds the requests. This module bounds how many run at once, retries them, renews a
+The library builds the requests. This module limits how many run at once, retries them, renews a
 token that Google refuses, and turns the server's refusals into kinetic's errors.
 """
 
@@ -95,7 +95,7 @@ class Location(Place):
 class Limits:
     """How much a store does at once and how long it waits; in seconds and bytes.
 
-    A connection that stays silent for ``idle_s`` counts as dead, in either direction.
+    A connection without data in either direction for ``idle_s`` counts as dead.
     Content of at most ``piece_bytes`` is uploaded in one request. At most ``transfers``
     larger ones run at once.
     """
@@ -142,9 +142,9 @@ class Http:
     def storage(self) -> Storage:
         """The library's client, on our connections. It changes the dicts that you pass.
 
-        `Credentials` replaces the library's cache of tokens, which retries a wrong password five
-        times and passes one caller's cancellation on to all who wait. `HttpError` takes the place
-        of aiohttp's error, so the library doesn't retry uploads on its own.
+        `Credentials` replaces the library's token cache, which retries refused credentials five
+        times, and which cancels all waiting callers when one of them is cancelled. `HttpError`
+        replaces aiohttp's error, so that the library itself doesn't retry uploads.
         """
         if self._storage is None:
             session: Any = self._http.session(self.limits.connections, refusals=True)
@@ -167,7 +167,7 @@ class Http:
         progress: Callable[[], int] | None = None,
         large: bool = False,
     ) -> T:
-        """Await ``work()``, and retry it where that may help. A *large* transfer waits its turn.
+        """Await ``work()``, and retry temporary failures. A *large* transfer waits for its turn.
 
         Raises:
             HttpError: The server answered with a status in *known*.
@@ -216,7 +216,7 @@ class Http:
         return await self.do(Verb.GET, name, work)
 
     async def aclose(self) -> None:
-        """Close all connections; requests under way fail."""
+        """Close all connections; requests in progress fail."""
         await self._http.aclose()
         await self._credentials.aclose()
 

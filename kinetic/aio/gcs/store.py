@@ -227,7 +227,7 @@ class GcsStore:
         return 0
 
     async def aclose(self) -> None:
-        """Close the connections; requests under way fail."""
+        """Close the connections; requests in progress fail."""
         await self._http.aclose()
 
 

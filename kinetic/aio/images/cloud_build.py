@@ -270,7 +270,7 @@ class Builder:
         except BuildError:
             raise  # Cloud Build refused it, or it is over
         except BaseException:
-            # It may take a call that is under way, and one with retries for each step.
+            # It may take a call that is in progress, and one with retries for each step.
             grace = 2 * (CALL_S + self._policy.total_s)
             await release(self._cancel(ids, mark), what=f"cancelling the build {mark}", grace=grace)
             raise
@@ -292,7 +292,7 @@ class Builder:
             try:
                 return await asyncio.shield(ordering)
             except asyncio.CancelledError:
-                # The call goes on: its reply names the build to cancel.
+                # The call continues: its reply names the build to cancel.
                 await release(_ended(ordering), what="ordering a build", grace=2 * CALL_S)
                 raise
 

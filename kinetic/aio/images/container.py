@@ -31,7 +31,7 @@ COMMAND = ("python3",)
 """The command that starts Python in every image."""
 
 BELIEVED_S = 600.0
-"""How long, in seconds, kinetic doesn't look again for an image or object that it has found."""
+"""How long, in seconds, kinetic doesn't check again for an image or object that it has found."""
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
 BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
@@ -80,8 +80,8 @@ class ContainerImages:
 
         Raises:
             PackError: The dependencies can't be read, or exist on this machine only.
-            ConfigurationError: The image has no proper name, a base image isn't published, or a
-                bundled one has no project to build it in.
+            ConfigurationError: The image's name is invalid, a base image isn't published, or no
+                project is configured to build a bundled one in.
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
@@ -196,7 +196,7 @@ class ContainerImages:
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
     async def _once(self, name: str, make: Callable[[], Awaitable[object]]) -> None:
-        """Await *make*, unless it made *name* sure in the last `BELIEVED_S` seconds."""
+        """Await *make*, unless it confirmed *name* in the last `BELIEVED_S` seconds."""
         if time.monotonic() - self._seen.get(name, -BELIEVED_S) >= BELIEVED_S:
             await make()
             self._seen[name] = time.monotonic()

@@ -33,7 +33,7 @@ READY = "kinetic-ready"
 """The file that marks a complete environment."""
 
 LOOK_S = 0.1
-"""How often to try the lock of an environment that another process makes."""
+"""How often to try the lock of an environment that another process is creating."""
 
 SHOWN = 20
 """How many of uv's last lines an error shows."""
@@ -61,7 +61,7 @@ class CurrentInterpreter:
     async def resolve(self, request: ImageRequest) -> Image:
         """Return this interpreter; for "prebuilt", one with the project's dependencies and kinetic.
 
-        Nothing else is installed there: what a cluster's base image would bring, JAX included,
+        Nothing else is installed there. Packages that a cluster's base image contains, such as JAX,
         must be among the dependencies.
 
         Raises:
@@ -98,7 +98,7 @@ class CurrentInterpreter:
 
     async def _make(self, place: Path, files: Mapping[str, bytes]) -> None:
         uv = find_uv(self._environ)
-        logging.info("Making an environment with the project's dependencies: %s", place)
+        logging.info("Creating an environment with the project's dependencies: %s", place)
         with (
             step("installing the dependencies") as installing,
             tempfile.TemporaryDirectory(prefix="kinetic-") as folder,
@@ -134,8 +134,8 @@ class CurrentInterpreter:
         if code != 0:
             shown = "\n".join(f"  {line}" for line in lines)
             raise BuildError(
-                f"the environment was not made: `uv {command[1]}` ended with {code}:\n{shown}\n"
-                "correct the project's dependencies, or check the network"
+                f"the environment wasn't created: `uv {command[1]}` ended with {code}:\n{shown}\n"
+                "fix the project's dependencies, or check the network"
             )
 
     async def aclose(self) -> None:

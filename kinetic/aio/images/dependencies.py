@@ -21,7 +21,7 @@ from kinetic.aio.ports import ImageRequest
 from kinetic.errors import PackError
 
 ACCELERATOR_PACKAGES = frozenset({"jax", "jaxlib", "libtpu", "libtpu-nightly"})
-"""Packages that the image brings, in the version of its accelerator."""
+"""Packages that the image contains, in the version for its accelerator."""
 
 KEEP = "kn:keep"
 """A comment with this word keeps a line with one of `ACCELERATOR_PACKAGES`."""
@@ -155,7 +155,7 @@ def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
 
 
 def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:
-    """Return what goes into an image of *text*, in the format of a requirements file; pure.
+    """Return the part of the requirements *text* that goes into an image. No I/O.
 
     Raises:
         PackError: A line names what exists on this machine only.

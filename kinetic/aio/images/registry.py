@@ -91,8 +91,8 @@ class Registry:
     async def has(self, uri: str) -> bool:
         """Return whether the registry has the image *uri*, by one request.
 
-        False is certain. Any answer that isn't understood raises, because to take it for a no
-        would start a needless build.
+        False is certain. An unexpected answer raises an error, because treating it as False would
+        start a needless build.
 
         Raises:
             AuthError: The registry doesn't let you look.

@@ -27,10 +27,10 @@ from kinetic.aio.infra.site import Site
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
 AT_ONCE = 16
-"""How many resources are looked at at a time."""
+"""How many resources to read at a time."""
 
 READ_S = 30.0
-"""How long one look may take."""
+"""Timeout of reading one resource."""
 
 SETTLED_S = 120.0
 """How long a new service account may stay unknown to other services."""
@@ -39,16 +39,16 @@ ENABLED_S = 900.0
 """How long a service may refuse requests after it was enabled."""
 
 BUSY_S = 3600.0
-"""How long another operation may keep a cluster busy: upgrades take the better part of an hour."""
+"""How long another operation may keep a cluster busy; an upgrade takes up to an hour."""
 
 RELEASED_S = 600.0
-"""How long GKE may take to remove what it made in a network."""
+"""How long GKE may take to remove what it created in a network."""
 
 UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
-"""Google's words about a service account that is new: with 400, 403, or 404."""
+"""Phrases in Google's errors about a new service account; the status is 400, 403, or 404."""
 
 STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
-"""Parts of Google's reasons of a zone without capacity."""
+"""Phrases in Google's reasons when a zone lacks capacity."""
 
 Tell = Callable[[str], None]
 
@@ -124,7 +124,7 @@ class Cloud:
         """GKE takes one change of a cluster at a time."""
 
     async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Seen]:
-        """Return what was seen of each, by key; a look that fails is seen as a problem."""
+        """Return the observed state of each, by key; a failed request is recorded as a problem."""
         seen: dict[str, Seen] = {}
 
         async def look(one: Resource | Policy) -> None:
@@ -175,10 +175,10 @@ class Cloud:
         return [one for one in names if one not in on]
 
     async def apply(self, changes: Sequence[Change], wanted: Sequence[Resource | Policy]) -> None:
-        """Create and update what *changes* say, each after what it needs, at the same time.
+        """Create and update resources by *changes*, concurrently, each after those that it needs.
 
-        If one fails, what needs it is left out, and the others go on. Cancelled: requests that
-        were sent have their effect; run it again to continue.
+        If one fails, those that need it are skipped, and the others continue. Cancelled: requests
+        that were sent take effect; run it again to continue.
 
         Raises:
             KineticError: The first failure; its notes have the others.
@@ -209,7 +209,7 @@ class Cloud:
         await _in_order(wanted, {one.key: one.needs for one in wanted}, step)
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove what *changes* say, each after what needs it; see `apply`."""
+        """Remove resources by *changes*, each after those that need it; see `apply`."""
         actions = {f"{one.kind} {one.name}": one.action for one in changes}
         going = [one for one in present if actions.get(one.key) is Action.REMOVE]
         users: dict[str, list[str]] = {one.key: [] for one in going}

@@ -40,7 +40,7 @@ async def up(
         Refused: A name is taken, or Google refuses a step.
         AuthError: Credentials or rights are missing.
 
-    Cancelled: what was begun stays; run it again to continue, or `down` to remove it.
+    Cancelled: what was created stays; run it again to continue, or `down` to remove it.
 
     Example::
 
@@ -63,11 +63,11 @@ async def down(
     preview: bool = False,
     tell: Callable[[str], None] = silent,
 ) -> Plan:
-    """Remove what `up` made: everything that has our names and our mark, and only that.
+    """Remove what `up` created: only resources that have kinetic's names and labels.
 
     Args:
         site: Project, zone, and cluster.
-        force_destroy: Remove the buckets with all that they hold; default: True.
+        force_destroy: Remove the buckets with their contents; default: True.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
@@ -97,7 +97,7 @@ async def add_pool(
         ConfigurationError: A quota or a reservation is too small.
         Refused: Google refuses it; a stock-out names zones that have capacity.
 
-    Cancelled: the pool may or may not be made; run it again, or remove it by its name.
+    Cancelled: the pool may exist; run it again, or remove it by its name.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planned = await infrastructure.plan_pool(pool)
@@ -114,7 +114,7 @@ async def remove_pool(
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
 
-    Cancelled: the removal may go on; run it again to wait for its end.
+    Cancelled: the removal may continue; run it again to wait for its end.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planned = await infrastructure.plan_pool_removal(name)

@@ -36,7 +36,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan and what carries it out: `Infrastructure.apply` takes it."""
+    """A plan with the functions that carry it out; pass it to `Infrastructure.apply`."""
 
     plan: Plan
     wanted: tuple[Resource | Policy, ...]
@@ -51,7 +51,7 @@ class Infrastructure:
 
     Args:
         site: Project, zone, cluster, and namespace.
-        tell: Receives one line about each step; default: nothing is said.
+        tell: Receives one line about each step; default: no output.
         environ: The environment; default: that of the process.
         google: A client to use; default: one of the application-default credentials.
         connect: Opens access to the site's cluster; default: by Google's API, as jobs do.
@@ -175,8 +175,8 @@ class Infrastructure:
         """Plan what `down` removes, and what it keeps. Nothing is written.
 
         Args:
-            force_destroy: Remove buckets with all that they hold. Default: True. Without it
-                buckets stay.
+            force_destroy: Remove buckets with their contents. Default: True. False keeps
+                the buckets.
         """
         setup = await lookup.setup_of(self._google, self.site)
         present = (
@@ -201,7 +201,7 @@ class Infrastructure:
         )
 
     async def apply(self, planned: Planned) -> None:
-        """Carry out a plan. Cut off at any point, `plan_up` or `plan_down` and this continue it.
+        """Carry out a plan. If it's interrupted, run `plan_up` or `plan_down` and `apply` again.
 
         Raises:
             KineticError: A step failed; the notes have other failures.

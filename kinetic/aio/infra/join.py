@@ -46,7 +46,7 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """What `init` found, and what it does or has done about each object.
+    """The result of `init`: what it found, and its action on each object.
 
     ``user`` is your name in the cluster. ``manifest`` is YAML of the objects that an administrator
     has to apply; empty if there are none.
@@ -193,7 +193,7 @@ class Join:
         )
 
     async def everything(self) -> str:
-        """Return YAML of all that `plan` looks for, with the right of this user to submit jobs."""
+        """Return YAML of all objects that `plan` checks, with this user's right to submit jobs."""
         return as_yaml(manifests(self._target.namespace, user=await user_name(self._api)))
 
     async def apply(self, planned: Joining) -> Joining:
@@ -259,7 +259,7 @@ class Join:
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
     async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
-        """Return what to do about each of *objects*; *complete*: you may submit jobs already."""
+        """Return the action on each of *objects*; *complete*: you can already submit jobs."""
         seen = [await self._seen(one) for one in objects]
         changes: list[Change] = []
         for one, there in zip(objects, seen, strict=True):
@@ -270,7 +270,7 @@ class Join:
         return changes
 
     async def _seen(self, one: Manifest) -> Change | None:
-        """Return what to do about *one*; None if you may not read it."""
+        """Return the action on *one*; None if you may not read it."""
         try:
             return await compare(self._api, one)
         except Forbidden:
@@ -284,16 +284,16 @@ class Join:
 
 
 def decided(one: Manifest, there: Change | None, *, may: bool, complete: bool) -> Change:
-    """Return what to do about *one*.
+    """Return the action on *one*.
 
     Args:
         one: The object.
         there: The result of its comparison; None if you may not read it.
         may: You may create or update it.
-        complete: You may do all that submitting jobs takes.
+        complete: You have all permissions that submitting jobs needs.
     """
     if there is None and complete:
-        reason = "you may not read it; a job will show whether it is there"
+        reason = "you may not read it; only a job can show whether it exists"
         return replace(one.change, action=Action.UNSEEN, reason=reason)
     wanted = there or one.change
     if wanted.action is Action.KEEP or may:

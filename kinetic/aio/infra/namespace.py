@@ -80,13 +80,13 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
 async def compared(
     api: Api, wanted: tuple[Manifest, ...]
 ) -> AsyncGenerator[tuple[Manifest, Change]]:
-    """Yield each object with what to do about it."""
+    """Yield each object with the action on it."""
     for one in wanted:
         yield one, await compare(api, one)
 
 
 async def compare(api: Api, one: Manifest) -> Change:
-    """Return what to do about *one*.
+    """Return the action on *one*.
 
     Raises:
         Forbidden: You may not read it.

@@ -20,7 +20,7 @@ from kinetic.aio.infra.site import OF, SOLUTION, Site
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
 UNMARKED = ("network", "subnetwork", "router")
-"""Kinds that the public package doesn't mark."""
+"""Kinds of resources that keras-kinetic doesn't label."""
 
 WRITES = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Action.REMOVE)
 
@@ -34,12 +34,12 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Change, ...]:
-        """Return the changes that change something."""
+        """Return the changes that have an effect."""
         return tuple(one for one in self.changes if one.action in WRITES)
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
-        """Return the obstacles, such as a name that others have, or a resource you can't read."""
+        """Return what blocks the plan: names that others use, and what can't be read."""
         return tuple(one for one in self.changes if one.action in (Action.FOREIGN, Action.UNSEEN))
 
     @property
@@ -89,10 +89,10 @@ def _made_by_keras_kinetic(seen: Mapping[str, Seen], site: Site) -> bool:
 def marked_last(
     site: Site, present: Sequence[Resource | Policy], seen: Mapping[str, Seen]
 ) -> tuple[Resource | Policy, ...]:
-    """Return *present* so that what the public package doesn't mark goes before its repository.
+    """Order *present* so that kinds without keras-kinetic's labels go before its repository.
 
-    The repository's label shows whose network that is. If it went first, a `down` that is cut off
-    and run again would keep the network.
+    The repository's label shows that the network is keras-kinetic's. If the repository went first,
+    an interrupted `down` would keep the network when it runs again.
     """
     if not _made_by_keras_kinetic(seen, site):
         return tuple(present)
@@ -138,7 +138,7 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
 
 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
-    """Return whether *document* bears our mark; in a cluster of ours all pools are ours."""
+    """Return whether *document* has kinetic's labels; in such a cluster all pools count."""
     if one.kind == "node pool" or site.owns(document):
         return True
     marked = document.get("description") or document.get("labels")
@@ -162,7 +162,7 @@ def removals(
     *,
     keep: Mapping[str, str],
 ) -> tuple[Change, ...]:
-    """Return what to do about each of *present*, so that nothing of ours is left.
+    """Return one change per resource in *present*, so that nothing of kinetic's is left.
 
     *keep* maps the keys of what has to stay to the reason.
     """
@@ -200,7 +200,7 @@ def _removal(
         ]
         return change(Action.REMOVE, "the bindings of our accounts") if gone else None
     if not is_ours(site, one, document, adopted):
-        return change(Action.KEEP, "it has our name but not our mark")
+        return change(Action.KEEP, "it has kinetic's name but not its labels")
     if reason := keep.get(one.key):
         return change(Action.KEEP, reason)
     return change(Action.REMOVE)

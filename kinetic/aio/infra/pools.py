@@ -16,7 +16,7 @@ from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
 ROOM = 10
-"""How many nodes more than its minimum a pool of single hosts may have."""
+"""How many nodes above its minimum a pool of single hosts may have."""
 
 PODS_PER_TPU_NODE = "15"
 """GKE reserves addresses for each possible pod; a TPU host runs few."""
@@ -24,7 +24,7 @@ PODS_PER_TPU_NODE = "15"
 EXTRA_NETWORKS = frozenset(
     {"a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}
 )
-"""Machine types whose GPUs talk over networks of their own, which a plain pool lacks."""
+"""Machine types whose GPUs need additional networks, which a plain pool lacks."""
 
 LONGEST_NAME = 39
 """Google allows 40 characters in the name of a node pool."""
@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def first_nodes(self) -> int:
-        """Return how many nodes its first job needs, or it always has if these are more."""
+        """Return the number of nodes for its first job, or its minimum if that is greater."""
         return max(self.min_nodes, self.accelerator.hosts)
 
     @property

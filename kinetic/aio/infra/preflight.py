@@ -52,9 +52,9 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 
 @dataclass(slots=True)
 class Preflight:
-    """What was found: ``problems`` stop `up`, ``notes`` don't.
+    """The results of the checks: ``problems`` stop `up`, ``notes`` don't.
 
-    ``machine`` is the type for the cluster's own pods, of those that the zone has.
+    ``machine`` is the machine type for system pods, one that the zone has.
     """
 
     problems: list[str] = field(default_factory=list[str])
@@ -75,7 +75,7 @@ class Preflight:
 async def preflight(
     google: GoogleClient, site: Site, pools: Sequence[Pool] = (), setup: Setup | None = None
 ) -> Preflight:
-    """Check all that a *setup* and new *pools* need, with reads only and at the same time.
+    """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
     A pool that exists already has its machines, so its quota and reservation may be used up.
     """

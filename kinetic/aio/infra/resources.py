@@ -48,7 +48,7 @@ def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One thing that a setup consists of, with the requests that read, make, and remove it.
+    """One resource of a setup, with the requests that read, create, and remove it.
 
     ``want`` has the fields that a present one must have; ``update`` sends them, and None means
     that the API can't change them. ``needs`` names what must exist first. ``usd_per_hour`` is what
@@ -67,7 +67,7 @@ class Resource:
 
     @property
     def key(self) -> str:
-        """Return what others name it by in ``needs``."""
+        """Return the key by which other resources name it in ``needs``."""
         return f"{self.kind} {self.name}"
 
 
@@ -104,7 +104,7 @@ class Policy:
 
     @property
     def key(self) -> str:
-        """Return what others name it by in ``needs``."""
+        """Return the key by which other resources name it in ``needs``."""
         return f"{self.kind} {self.name}"
 
     def missing(self, policy: Document) -> tuple[Binding, ...]:
@@ -170,7 +170,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of one resource: its document, None if it doesn't exist, or a ``problem``.
+    """The observed state of one resource: its document, None if it doesn't exist, or a ``problem``.
 
     ``status`` is the HTTP status of a refusal, or 0.
     """

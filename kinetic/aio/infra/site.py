@@ -1,4 +1,4 @@
-"""The project, zone, and cluster of a setup, the names that follow from them, and its mark."""
+"""The project, zone, and cluster of a setup, the names derived from them, and its labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACCOUNT = "kinetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a setup is; every name of its resources follows from these four.
+    """Where a setup is; the names of its resources are derived from these four fields.
 
     ``zone`` may be the region of an Autopilot cluster.
     """
@@ -112,19 +112,19 @@ class Site:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels that mark what has labels."""
+        """Return the labels that mark kinetic's resources."""
         return {"kinetic": "true", SOLUTION: "kinetic", OF: self.cluster}
 
     @property
     def description(self) -> str:
-        """Return the description that marks what has no labels."""
+        """Return the description that marks kinetic's resources of kinds without labels."""
         return f"kinetic cluster={self.cluster}"
 
     def owns(self, document: Mapping[str, Any]) -> bool:
-        """Return whether *document*, a resource with one of our names, bears our mark.
+        """Return whether *document*, a resource with one of kinetic's names, has kinetic's labels.
 
-        The public package's marks count as well: its labels don't name the cluster, its
-        service accounts have a display name. Its networks and routers bear no mark at all.
+        keras-kinetic's marks count as well: its labels don't name the cluster, and its service
+        accounts have a display name. It doesn't mark networks and routers.
         """
         labels: Mapping[str, Any] = document.get("resourceLabels") or document.get("labels") or {}
         if labels:

@@ -203,7 +203,7 @@ class Api:
         return await self._retry(opened, ask)
 
     async def aclose(self) -> None:
-        """Close all connections; requests under way fail."""
+        """Close all connections; requests in progress fail."""
         await self._http.aclose()
         await self._access.passes.aclose()
 

@@ -161,7 +161,7 @@ class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
     *at* says where and how to place jobs; the default namespace is that of *api*. Nothing is
-    sent before the first call. Closing the cluster closes *api*; jobs go on.
+    sent before the first call. Closing the cluster closes *api*; jobs keep running.
 
     The submitter retries a job. Kubernetes only replaces a pod that it disrupted.
     """
@@ -317,6 +317,6 @@ class GkeCluster:
         await self._secrets.finish(name, fence)
 
     async def aclose(self) -> None:
-        """Close the connections; jobs go on."""
+        """Close the connections; jobs keep running."""
         await self._secrets.aclose()
         await self._api.aclose()

@@ -156,7 +156,7 @@ class Secrets:
             return  # another client deleted or marked it meanwhile
 
     async def _until_made(self, name: str) -> None:
-        """Wait for a creation under way, which would follow the deletion."""
+        """Wait for a creation in progress, which would follow the deletion."""
         _, making = self._made.pop(object_name(name, longest=LABEL), (0, None))
         if making is not None:
             await asyncio.wait({making})
@@ -190,7 +190,7 @@ class Secrets:
         await self._create_or(manifest, is_its_own)
 
     async def aclose(self) -> None:
-        """Cancel creations under way."""
+        """Cancel creations in progress."""
         tasks = [task for _, task in self._made.values()]
         for task in tasks:
             task.cancel()

@@ -25,7 +25,7 @@ MANY_NAMES = 500
 """Above this count, list all jobs: selectors with the names would take more requests."""
 
 TICK_S = 1.0
-"""How often to look at the jobs that wait."""
+"""How often to check the jobs that wait."""
 
 TURN = 100
 """How many jobs are judged before other tasks of the loop get their turn."""

@@ -427,7 +427,7 @@ class LocalCluster:
         """Do nothing: no secret is kept."""
 
     async def aclose(self) -> None:
-        """Disconnect from the supervisor; jobs go on."""
+        """Disconnect from the supervisor; jobs keep running."""
         self._closed = True  # later requests must not connect again
         if self._connecting is not None:
             self._connecting.cancel()
