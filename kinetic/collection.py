@@ -10,7 +10,7 @@ __all__ = ["Collection", "Freed"]
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """How many files went, and their size in bytes."""
+    """The number of removed files, and their size in bytes."""
 
     files: int = 0
     size: int = 0
@@ -20,14 +20,14 @@ class Freed:
 class Collection:
     """The removed contents, by their folder: ``store/code``, ``cache/data``, ….
 
-    A folder of which nothing went is not in ``freed``.
+    ``freed`` has no folder from which nothing was removed.
     """
 
     freed: Mapping[str, Freed]
 
     @property
     def files(self) -> int:
-        """All files that went."""
+        """The number of all removed files."""
         return sum(one.files for one in self.freed.values())
 
     @property

@@ -40,7 +40,7 @@ def map(
             for inputs of known length, else twice *max_concurrent*.
         batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
-            nothing more starts; what runs goes on.
+            nothing more starts; running attempts continue.
         progress: Show the live line while you wait. None: yes.
 
     Raises:
@@ -75,5 +75,5 @@ def _submitted(submit_fn: Any) -> Callable[..., Any]:
         return cast("RemoteFunction[..., Any]", owner)
     raise TypeError(
         f"kinetic.collections.map takes f.run_async of a function f that @kinetic.run has "
-        f"decorated, not {submit_fn!r}; what it does before it submits belongs into f"
+        f"decorated, not {submit_fn!r}; move what it does before it submits into f"
     )

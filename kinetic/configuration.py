@@ -1,4 +1,4 @@
-"""Choose the value of each setting, and the backend that follows from them.
+"""Choose the value of each setting, and derive the backend from them.
 
 The first source that has a value wins: the argument (anything but None), the ``KINETIC_*`` variable
 (anything but empty), the active profile, the default. The project has one more source after the

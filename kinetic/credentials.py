@@ -6,11 +6,11 @@ __all__ = ["ensure_credentials"]
 
 
 def ensure_credentials(project: str, zone: str | None = None, cluster: str | None = None) -> None:
-    """Return if the credentials of this machine open *cluster*, and say why not otherwise.
+    """Check that the credentials of this machine give access to *cluster*.
 
-    They are looked for as a job looks for them: application-default credentials
-    of Google, or what the context of KINETIC_KUBE_CONTEXT names. No program is
-    run, the user needn't log in, and no kubeconfig is written.
+    kinetic looks for them as for a job: Google's application-default credentials, or those of the
+    context in KINETIC_KUBE_CONTEXT. It runs no program, asks for no login, and writes no
+    kubeconfig.
 
     Args:
         project: The GCP project.

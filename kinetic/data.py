@@ -29,8 +29,8 @@ class Data:
     volume, it arrives as the plain path of a directory or file. A job may write there; its changes
     reach neither the store nor another job.
 
-    kinetic reads a local path once, when it first hashes or ships it: this object keeps the
-    contents of that time. Make another one after a change. Directories that are symbolic links are
+    kinetic reads a local path once, when it first hashes or ships it: this object keeps those
+    contents. After a change, create another one. Directories that are symbolic links are
     left out; links to files arrive as the files. Empty directories and the permission to execute
     are kept.
 
@@ -173,11 +173,11 @@ def _of_uri(uri: str, fuse: bool) -> bool:
 def _of_gcs(uri: str, rest: str) -> bool:
     bucket, slash, name = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"{uri}: {bucket!r} is no name of a bucket", path=uri)
+        raise DataError(f"{uri}: {bucket!r} isn't the name of a bucket", path=uri)
     if not slash:
         raise DataError(f"{uri} names no object; for the whole bucket write {uri}/", path=uri)
     if not name.isprintable():
-        raise DataError(f"{uri!r} holds a control character", path=uri)
+        raise DataError(f"{uri!r} contains a control character", path=uri)
     if name and not name.endswith("/") and "." not in name.rpartition("/")[2]:
         from absl import logging
 
@@ -188,7 +188,7 @@ def _of_gcs(uri: str, rest: str) -> bool:
 def _check_hf(uri: str, rest: str) -> None:
     repository, _, query = rest.partition("?")
     if not _REPOSITORY.fullmatch(repository.rstrip("/")):
-        words = f"{uri}: {repository!r} is no dataset; write hf://name or hf://owner/name"
+        words = f"{uri}: {repository!r} isn't a dataset; write hf://name or hf://owner/name"
         raise DataError(words, path=uri)
     try:
         options = urllib.parse.parse_qs(query, strict_parsing=bool(query), keep_blank_values=True)

@@ -270,7 +270,7 @@ class ClientClosed(BackendError):
 
 
 class AuthError(BackendError):
-    """You lack a permission for this."""
+    """You lack a permission."""
 
     code = "KN403"
     passing = True
@@ -295,7 +295,7 @@ class Conflict(BackendError):
 
 
 class AlreadyThere(Conflict):
-    """An object of this name exists: another process made it, or a lost reply was about it."""
+    """An object of this name exists: another process created it, or a lost reply was about it."""
 
     code = "KN407"
 

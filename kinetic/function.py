@@ -60,9 +60,9 @@ else:
 
 
 class RemoteFunction(_Look[R_co], Generic[P, R_co]):
-    """A function with settings of where it runs; `run` makes it.
+    """A function with the settings of its jobs; `run` creates it.
 
-    A call runs it there and returns its value. Inside a job, a call is an ordinary call, and
+    A call runs it in a job and returns its value. Inside a job, a call is an ordinary call, and
     starting other jobs is refused. It pickles as the plain function.
     """
 
@@ -89,7 +89,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @own_frames_left_out
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function there, print its output, and return its value.
+        """Run the function in a job, print its output, and return its value.
 
         The call owns the job: Ctrl-C cancels and removes it. An ``async def`` returns a coroutine
         to await in any loop; cancelling the await cancels the job. Inside a job, this is an
@@ -122,7 +122,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @own_frames_left_out
     def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Start the function there and return the job's handle.
+        """Start the function in a job and return the job's handle.
 
         Returns once the platform has accepted the job; it may not run yet.
 
@@ -180,7 +180,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
                 for inputs of known length, else twice *max_concurrent*.
             batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
             budget: US dollars, estimated by list prices. When ended attempts cost this much,
-                nothing more starts; what runs goes on.
+                nothing more starts; running attempts continue.
             progress: Show the live line while you wait. None: yes.
 
         Raises:
@@ -189,7 +189,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
                 inputs is unknown, such an input fails alone, with a `SubmissionError`.
             SubmissionError: The function or its project can't be shipped.
 
-        Ctrl-C while this call submits removes what it made. A script that ends submits the
+        Ctrl-C while this call submits removes what it created. A script that ends submits the
         rest of its inputs first; Ctrl-C then stops that.
 
         Example::
@@ -306,7 +306,7 @@ def run(*args: Any, **settings: Any) -> Any:
 
     ``@kinetic.run`` without parentheses takes every default. The decorated function *f* has:
 
-    - ``f(...)``: run it there, print its output, and return its value.
+    - ``f(...)``: run it in a job, print its output, and return its value.
     - ``f.run_async(...)``: start it and return a `JobHandle` at once.
     - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle` at once.
     - ``f.local(...)``: call it here, as if it were not decorated.
@@ -321,12 +321,12 @@ def run(*args: Any, **settings: Any) -> Any:
         capture_env_vars: Environment variables to pass on: names, or their
             beginnings followed by ``*``; read when the function is called.
         backend: ``gke``, ``pathways``, ``local``, or None: by what is configured.
-        volumes: Absolute paths and what is to be there: ``{"/data": Data("./data")}``.
-        spot: Take machines that are cheap and may be taken away.
+        volumes: Absolute paths and their content: ``{"/data": Data("./data")}``.
+        spot: Use spot machines, which are cheaper and may be preempted.
         output_dir: Where ``KINETIC_OUTPUT_DIR`` points to.
         debug: Have the job wait for a debugger before it calls the function.
-        timeout, start_timeout: Seconds one attempt may run, from the call of the
-            function on, and wait to start.
+        timeout, start_timeout: Seconds that one attempt may run, counted from the
+            call of the function, and that it may wait to start.
         cpu, memory: Processors, and bytes or text such as ``4Gi``, for the job.
 
     Raises:
@@ -370,14 +370,14 @@ def _decorated_bare(function: Any, rest: dict[str, Any]) -> RemoteFunction[..., 
 def _warn_of_preemption(settings: Options) -> None:
     if settings.debug and settings.spot:
         warnings.warn(
-            "debug=True with spot=True: the machine may be taken away while you debug on it",
+            "debug=True with spot=True: the machine may be preempted while you debug on it",
             UserWarning,
             stacklevel=own_frames(),
         )
 
 
 def _checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return *function* if it can run elsewhere.
+    """Return *function* if it can run in a job.
 
     Raises:
         TypeError: It can't; the message says what to do instead.

@@ -46,7 +46,7 @@ class JobRecord:
 
     @classmethod
     def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:
-        """Build it from an object that has the other fields as attributes.
+        """Build the record from an object that has the other fields as attributes.
 
         A context without ``created_at`` gets the time of this call.
         """

@@ -18,7 +18,7 @@ class JobStatus(enum.Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing more will happen to the job by itself."""
+        """Whether the status is final unless the job is retried."""
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.NOT_FOUND)
 
 

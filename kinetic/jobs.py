@@ -179,10 +179,10 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.call(self._aio.estimate)
 
     def noted(self) -> dict[str, bool | int | float | str | None]:
-        """Return the numbers and short texts of the result by name, without unpickling it.
+        """Return the numbers and short strings of the result by name, without unpickling it.
 
-        At most 1 KiB of them is noted when the job ends. For a failure, ``error`` is its type and
-        the beginning of its message.
+        kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
+        type and the beginning of its message.
         """
         return PORTAL.call(self._aio.noted)
 
@@ -519,7 +519,7 @@ class BatchHandle(Generic[T, X]):
     ) -> Iteration[aio.JobHandle[T], JobHandle[T]]:
         """Yield each job's handle once, when the job ends.
 
-        ``async for`` works as well, in any event loop. Inputs that could not be submitted have no
+        ``async for`` also works, in any event loop. Inputs that could not be submitted have no
         job: see `submission_failures`, or use `outcomes`.
 
         Args:
@@ -545,7 +545,7 @@ class BatchHandle(Generic[T, X]):
     ) -> Iteration[Completion[T, X], Completion[T, X]]:
         """Yield each item once, when it ends, with its input and its outcome.
 
-        Items that fail don't end the loop. ``async for`` works as well, in any event loop.
+        Items that fail don't end the loop. ``async for`` also works, in any event loop.
 
         Args:
             ordered: Yield in the order of the inputs. Default: in the order in which items end.
@@ -838,7 +838,7 @@ def run_async_map(
             for inputs of known length, else twice *max_concurrent*.
         batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
-            nothing more starts; what runs goes on.
+            nothing more starts; running attempts continue.
         progress: Show the live line while you wait. None: yes.
 
     Raises:
@@ -847,7 +847,7 @@ def run_async_map(
             inputs is unknown, such an input fails alone, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
 
-    Ctrl-C while this call submits removes what it made. A script that ends submits the
+    Ctrl-C while this call submits removes what it created. A script that ends submits the
     rest of its inputs first; Ctrl-C then stops that.
 
     Example::
@@ -1013,7 +1013,7 @@ async def _submitting(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> S:
-    """Await ``begin(...)``, which may make this process the submitter of *batch*."""
+    """Await ``begin(...)``, after which this process may be the submitter of *batch*."""
     begun = await begin(*args, **kwargs)
     _remember(batch)
     return begun

@@ -268,10 +268,10 @@ class RunOptions(TypedDict, total=False):
 class Options:
     """The settings of a decorated function.
 
-    ``timeout`` and ``start_timeout`` are seconds that one attempt may run, from the call of the
-    function on, and wait to start. ``memory`` is bytes, or text such as ``"4Gi"``. None leaves a
-    setting to environment, profile, and default. ``parsed_accelerator`` is what ``accelerator`` and
-    ``spot`` name.
+    ``timeout`` is the seconds that one attempt may run, counted from the call of the function;
+    ``start_timeout`` the seconds that it may wait to start. ``memory`` is bytes, or text such as
+    ``"4Gi"``. None leaves a setting to environment, profile, and default. ``parsed_accelerator`` is
+    what ``accelerator`` and ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.

@@ -288,7 +288,7 @@ class Client:
                 for inputs of known length, else twice *max_concurrent*.
             batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
             budget: US dollars, estimated by list prices. When ended attempts cost this much,
-                nothing more starts; what runs goes on.
+                nothing more starts; running attempts continue.
             progress: Show the live line while you wait. None: no.
 
         Raises:
@@ -677,7 +677,7 @@ async def run_async_map(
             for inputs of known length, else twice *max_concurrent*.
         batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
         budget: US dollars, estimated by list prices. When ended attempts cost this much,
-            nothing more starts; what runs goes on.
+            nothing more starts; running attempts continue.
         progress: Show the live line while you wait. None: no.
 
     Raises:

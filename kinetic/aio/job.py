@@ -310,10 +310,10 @@ class JobHandle(JobRecord, Generic[T]):
         return at.submission.status(at.index)
 
     async def noted(self) -> dict[str, bool | int | float | str | None]:
-        """Return the numbers and short texts of the result by name, without unpickling it.
+        """Return the numbers and short strings of the result by name, without unpickling it.
 
-        At most 1 KiB of them is noted when the job ends. For a failure, ``error`` is its type and
-        the beginning of its message. Empty before the job ends.
+        kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
+        type and the beginning of its message. Empty before the job ends.
         """
         at = await self._follow()
         item = await at.submission.look(at.index)

@@ -27,7 +27,7 @@ __all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "lifetime", "open_plat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The resources of a platform that is one machine: the limit of each job."""
+    """The resources of a platform that is one machine; no job can have more."""
 
     cpus: int
     gpus: int
@@ -45,12 +45,12 @@ async def _usual(accelerator: Accelerator) -> Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """Three adapters that belong together.
+    """A backend's three adapters: store, images, and cluster.
 
     Attributes:
         restarts: Whether the platform itself replaces a disrupted attempt.
         relaunches: Whether the submitter of a single job replaces its disrupted attempts.
-        marker: The part of a job ID that tells this platform's jobs from others.
+        marker: The part of a job ID that identifies this platform's jobs.
         app: The value of the label ``app`` on its jobs.
         clock: In seconds, and runs while the machine sleeps; leases are measured by it.
         capacity: None where machines come and go.

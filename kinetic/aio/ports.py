@@ -85,7 +85,7 @@ class Store(Protocol):
     ) -> bool:
         """Create *name* if it is absent; return False if it exists.
 
-        The adapter resolves lost replies: the answer is about this very call. A *shared* object
+        The adapter resolves lost replies, so the result is about this call. A *shared* object
         belongs to no submission; a collection removes it when it is unused.
         """
         ...
@@ -95,7 +95,7 @@ class Store(Protocol):
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """Overwrite *generation* and return the new one; Conflict if it is another by now."""
+        """Overwrite *generation* and return the new one; Conflict if it changed."""
         ...
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
@@ -116,7 +116,7 @@ class Store(Protocol):
         ...
 
     async def look(self, name: str) -> ObjectInfo | None:
-        """Return what a listing has of this object; None if there is none."""
+        """Return the object's entry in a listing; None if there is none."""
         ...
 
     async def renew(self, names: Collection[str]) -> set[str]:

@@ -73,7 +73,7 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
 
 
 def status_of(counts: dict[str, int], *, finished: bool) -> str:
-    """Return one status for a batch, from how many of its items have which status."""
+    """Return one status for a batch, from the counts of its items by status."""
     if not finished:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):

@@ -1,4 +1,4 @@
-"""Give commands the options that say where jobs are, a client, and an event loop."""
+"""Give commands a client, an event loop, and the options that select where jobs are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FilePath(click.Path):
 
 
 class _Stderr:
-    """Write to what `sys.stderr` is at that moment: a live display replaces it for a while."""
+    """Write to the current `sys.stderr`, which a live display replaces temporarily."""
 
     def write(self, text: str, /) -> int:
         return sys.stderr.write(text)

@@ -58,7 +58,7 @@ def _site(
 ) -> Site:
     """Return the site of these options.
 
-    GOOGLE_CLOUD_PROJECT alone doesn't count: these commands create and remove what costs money.
+    GOOGLE_CLOUD_PROJECT alone doesn't count, because these commands change what costs money.
     """
     from kinetic import configuration
     from kinetic.aio.infra import Site
@@ -86,7 +86,7 @@ preview_option = click.option(
 )
 
 
-@click.command(short_help="Create a cluster on Google Cloud, or what is missing of it.")
+@click.command(short_help="Create a cluster on Google Cloud, or its missing parts.")
 @with_site
 @click.option(
     "--accelerator",
@@ -160,7 +160,7 @@ def up(
 @yes_option
 @json_option
 def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: bool) -> None:
-    """Remove what has this cluster's names and kinetic's mark, and only that.
+    """Remove only resources that have this cluster's names and kinetic's labels.
 
     On a terminal it asks for the cluster's name. It says what it keeps, and why.
     """

@@ -1,4 +1,4 @@
-"""Print what commands show: tables, JSON of a documented form, and text of jobs."""
+"""Print the output of commands: tables, JSON in a documented format, and text of jobs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def asks(*, yes: bool) -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before more than one thing is removed.
+    """Ask before removing more than one object.
 
     Call it outside of an event loop, which would swallow the first Ctrl-C at the prompt.
 

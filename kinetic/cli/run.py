@@ -110,7 +110,7 @@ async def _run_job(
             output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
         try:
             value = await job.result(stream_logs=not as_json)
-        except asyncio.CancelledError:  # Ctrl-C ends the job, because nothing else knows of it
+        except asyncio.CancelledError:  # Ctrl-C ends the job, because no other process knows its ID
             await release(job.cleanup(), what=f"removing {job.job_id}")
             raise
         if as_json:

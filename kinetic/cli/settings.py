@@ -1,4 +1,4 @@
-"""``kinetic config`` and ``kinetic profile``: show settings, and keep sets of them by name."""
+"""``kinetic config`` and ``kinetic profile``: show settings, and manage named sets of them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def preload() -> None:
 
 
 def adopt(secrets: bytes) -> None:
-    """In the parent: take over the key and environment of the next job's submission.
+    """In the parent: adopt the key and environment of the next job's submission.
 
     All jobs of a submission share them, so most forks find their environment in place.
     """
@@ -79,7 +79,7 @@ def adopt(secrets: bytes) -> None:
 
 
 def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
-    """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens.
+    """Run the job in this fork of *parent*, and exit. Never returns.
 
     The first three arguments are the lines of the job's message; see `remote_runner.read_order`.
     """
@@ -106,7 +106,7 @@ def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
 
 
 def _carry_out(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
-    """Become the job that these lines describe."""
+    """Run the job that these lines describe, in this process."""
     local: dict[str, Any] = json.loads(local_line)
     known = secrets_line == _adopted
     secrets: dict[str, Any] = _secrets if known else json.loads(secrets_line)
@@ -186,7 +186,7 @@ def _report() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Run what libraries registered for the end, flush, and end."""
+    """Run the libraries' exit callbacks, flush, and exit."""
     try:
         remote_runner.leave(code)
     finally:

@@ -516,7 +516,7 @@ class Attempt:
 
 
 def _can_hold(place: str, content: bytes | Path) -> bool:
-    """Return whether the disk of *place* could hold *content* if it were empty."""
+    """Return whether *content* would fit on the disk of *place* if the disk were empty."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     disk = os.statvfs(place)
     return size < disk.f_blocks * disk.f_frsize

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def teach_multiprocessing() -> None:
-    """Pickle by value, in this process and in those it sends anything to, what has no other way."""
+    """Pickle by value what can't be imported, in this process and in its workers."""
     from multiprocessing.reduction import ForkingPickler
 
     taught: Any = ForkingPickler
@@ -22,7 +22,7 @@ def teach_multiprocessing() -> None:
 
 
 def _reducer() -> Callable[[Any, Any], Any]:
-    """Make the method. Workers get it by value: they can import nothing of the runner."""
+    """Create the method. Workers get it by value, because they can't import the runner."""
     import cloudpickle
 
     def is_found(obj: Any) -> bool:
@@ -50,7 +50,7 @@ def _reducer() -> Callable[[Any, Any], Any]:
         if not isinstance(obj, (type, type(is_found))) or is_found(obj):
             return NotImplemented
 
-        # With what `multiprocessing` knows of locks and connections, that a closure may have.
+        # Include multiprocessing's reducers for locks and connections in closures.
         usual: Any = cloudpickle.Pickler
         known = {**usual.dispatch_table, **self.dispatch_table}
         pickler: Any = type("Pickler", (usual,), {"dispatch_table": known})

@@ -49,10 +49,10 @@ class Waiting:
         self._debugpy: Any = None
 
     def begin(self) -> None:
-        """Listen, and say where.
+        """Listen, and write the port to the store.
 
         Raises:
-            RuntimeError: There is no debugger to be had.
+            RuntimeError: debugpy isn't installed.
             OSError: The store refuses the message.
         """
         self._debugpy = _debugpy(self._site)
@@ -65,7 +65,7 @@ class Waiting:
             self._objects.create(name, b"", said)
 
     def wait(self) -> None:
-        """Return when a debugger has attached and is ready, or it has been long enough."""
+        """Return when a debugger has attached and is ready, or when the time limit has passed."""
         seconds = self._order.debug_s or 0.0
         if seconds > 0:
             _say(f"waiting for a debugger, for {seconds:g} s at most")
@@ -81,7 +81,7 @@ class Waiting:
             self._objects.create(self._name(BEGUN), b"")
 
     def _look(self) -> None:
-        """In a thread: end the wait when it has lasted, or another host's has ended."""
+        """In a thread: end the wait at its time limit, or when another host's wait has ended."""
         end = time.monotonic() + (self._order.debug_s or 0.0)
         begun = self._name(BEGUN)
         while (left := end - time.monotonic()) > 0:
@@ -91,7 +91,7 @@ class Waiting:
                 self._given_up = "a debugger has attached to another host; the function starts"
                 break
         else:
-            self._given_up = "no debugger has attached in time; the function starts without"
+            self._given_up = "no debugger has attached in time; the function starts without one"
         while not self._over.wait(0.05):
             try:
                 self._debugpy.wait_for_client.cancel()
@@ -160,7 +160,7 @@ def _debugpy(site: Site) -> Any:
         except (ImportError, OSError, RuntimeError) as exc:
             lacking = exc
     raise RuntimeError(
-        f"debug=True needs debugpy where the job runs, and it is not there ({lacking}); "
+        f"debug=True needs debugpy where the job runs, and it isn't installed there ({lacking}); "
         f"{site.getting(PACKAGE)}"
     ) from lacking
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 AT_ONCE = 32
 BIG = 32 * 1024 * 1024
-"""Objects of more bytes come one after the other, each in several ranges at once."""
+"""Download larger objects one by one, each in several concurrent ranges."""
 
 
 def download(ref: DataRef, folder: str, site: Site) -> str:
-    """Put what ``gs://…`` or ``hf://…`` refers to into *folder*, a new one; the path of it.
+    """Download what ``gs://…`` or ``hf://…`` names to the new *folder*; return the path of it.
 
     Raises:
-        RuntimeError: There is nothing, it cannot be files, or a library is missing.
-        OSError: It cannot be had, or written.
+        RuntimeError: It doesn't exist, its names can't be files, or a library is missing.
+        OSError: It can't be downloaded or written.
     """
     scheme, _, rest = ref.uri.partition("://")
     if scheme == "gs":
@@ -49,14 +49,14 @@ def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
     if not ref.is_dir:
         found = bucket.find(name)
         if found is None:
-            raise RuntimeError(f"there is no object {ref.uri}, or it may not be seen")
+            raise RuntimeError(f"there is no object {ref.uri}, or you may not read it")
         _check_space(ref.uri, [found], folder)
         target = f"{folder}/{_relative(ref.uri, name.rpartition('/')[2])}"
         _fetch(bucket, ref.uri, found, target)
         return target
     objects = list(bucket.list(name))
     if not objects:
-        raise RuntimeError(f"there is nothing at {ref.uri}, or it may not be seen")
+        raise RuntimeError(f"there is nothing at {ref.uri}, or you may not read it")
     _check_space(ref.uri, objects, folder)
     fetch_under(bucket, ref.uri, objects, name, folder)
     return folder
@@ -66,14 +66,14 @@ def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, fol
     """Make files in *folder* of the objects *found* at *uri*, below *prefix* of its bucket.
 
     Raises:
-        RuntimeError: They cannot be files.
-        OSError: They cannot be had, or written.
+        RuntimeError: Their names can't be files.
+        OSError: They can't be downloaded or written.
     """
     objects: list[tuple[Any, str]] = []
     made: set[str] = set()
     for one in found:
         path = str(one.name)[len(prefix) :]
-        if path.rstrip("/") != path or not path:  # what consoles make to show a folder
+        if path.rstrip("/") != path or not path:  # consoles create such objects to show a folder
             if path.strip("/"):
                 os.makedirs(f"{folder}/{_relative(uri, path.rstrip('/'))}", exist_ok=True)
             continue
@@ -131,7 +131,7 @@ def _check_space(uri: str, found: list[Any], folder: str) -> None:
 
 def _relative(uri: str, path: str) -> str:
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-        raise RuntimeError(f"{path!r} of {uri} is no name that a file can have; mount it instead")
+        raise RuntimeError(f"{path!r} of {uri} can't be the name of a file; mount it instead")
     return path
 
 
@@ -139,7 +139,7 @@ def _relative(uri: str, path: str) -> str:
 
 
 def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
-    """As `datasets` saves it where that is installed, else the repository's files."""
+    """Save it with `datasets` if that is installed, else download the repository's files."""
     name, _, query = rest.partition("?")
     options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
     name = name.rstrip("/")

@@ -45,7 +45,7 @@ _entered = ""
 
 
 def entered() -> str:
-    """Return how this process got its own namespace, ``root`` or ``user``; empty without one."""
+    """Return how this process got its namespace, ``root`` or ``user``; empty without one."""
     return _entered
 
 

@@ -25,7 +25,7 @@ class Opening:
         self._made_claim = False
 
     def claim(self) -> bool:
-        """Create the claim; False when another process has it."""
+        """Create the claim; return False if another process has claimed the attempt."""
         claim = wire.claim_metadata(self._executor, self._order.fence)
         name = self._name("claim")
         self._made_claim = self._objects.create(name, b"", claim)
@@ -42,15 +42,15 @@ class Opening:
         return self._objects.stat(self._name("claim")).metadata.get("executor")
 
     def withdraw(self) -> None:
-        """Take the claim back."""
+        """Delete the claim."""
         self._objects.delete([self._name("claim")])
 
     def standing(self) -> wire.Item:
-        """Read the state of our item from its objects."""
+        """Read the state of the attempt's item from its objects."""
         return self._standing_of_first() or self.item()
 
     def item(self) -> wire.Item:
-        """The same from all objects there are."""
+        """Read the state of the item from a listing of its objects."""
         order = self._order
         names = wire.attempt_keys(order.scope, order.index, order.attempt)
         entries = self._objects.look_up(names)
@@ -61,7 +61,7 @@ class Opening:
         return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
-        """Whether the item waits for exactly this attempt; ask it after the claim."""
+        """Whether the item waits for exactly this attempt; check this after the claim."""
         item = self.standing()
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
@@ -103,7 +103,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
 
     Raises:
         KeyError: The object does not exist.
-        ValueError: It is not what was submitted.
+        ValueError: Its content differs from what was submitted.
     """
     found, _ = objects.get(part.name, part.start, part.stop)
     if hashlib.sha256(found).hexdigest() != part.digest:

@@ -18,7 +18,7 @@ from typing import Any
 
 WORKSPACE, RECORD = "workspace", ".record"
 TICK_S, TICKS = 0.001, 50
-"""How often, and how many times, to look whether the clock of a file system has moved on."""
+"""How often, and how many times, to check whether the clock of a file system has advanced."""
 
 
 def can_keep(folder: str) -> bool:
@@ -60,14 +60,14 @@ def project_of(names: Collection[str]) -> str:
 
 
 def foreign(names: Iterable[str], digest: str) -> list[str]:
-    """Return those of *names* that a spare of the project *digest* has no use for."""
+    """Return those of *names* that a spare of the project *digest* doesn't need."""
     return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
 
 
 def note(work: str, digest: str) -> None:
     """Record the workspace in *work*, which has only files and folders of the project *digest*.
 
-    Leave no record where the file system's clock doesn't move on.
+    Write no record if the file system's clock doesn't advance.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
@@ -94,7 +94,7 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
 
 
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
-    """Put the workspace of a spare back as it was made.
+    """Restore the workspace of a spare to its original content.
 
     *fill* copies the files that are missing, named by their paths in the
     workspace. Returns whether there is a workspace now; False leaves none.

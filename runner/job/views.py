@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .workspace import Objects, Site
 
 GROUND = ".kinetic"
-"""The folder of a mounted volume in which its content is built."""
+"""The folder in a mounted volume in which kinetic builds the content."""
 
 FUSE = "/_kinetic/fuse-data"
-"""Below it, by number, is what was mounted for arguments, in a container of the job's own."""
+"""The folder with the numbered mounts for arguments, in a pod's container."""
 
 SMALL = 1 << 18
 KERNEL = ("/proc", "/sys", "/dev")
@@ -40,7 +40,7 @@ KERNEL = ("/proc", "/sys", "/dev")
 def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
     """Give this process a view of each Data, and put volumes in their place.
 
-    Must come before threads are started when there are volumes.
+    If there are volumes, call it before you start threads.
 
     Raises:
         RuntimeError: A Data is missing in the store or can't be mounted, or a volume's path
@@ -78,7 +78,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 
 
 def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
-    """The paths of those Data that were mounted with the container; they are counted in order."""
+    """Return the paths of the Data that are mounted in the container, numbered in order."""
     numbers = itertools.count()
     paths: dict[int, str] = {}
     for k, ref in enumerate(refs):
@@ -111,7 +111,7 @@ def _settle(volumes: Mapping[str, str]) -> None:
                 _remove_ground(shown)
                 continue
             if os.path.isdir(point) and not os.path.islink(point):
-                os.rmdir(point)  # an empty one may be there to be filled
+                os.rmdir(point)  # an empty one may exist as a mount point
             os.makedirs(os.path.dirname(point), exist_ok=True)
             if os.path.lexists(point):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), point)
@@ -146,7 +146,7 @@ def _has_namespace(site: Site) -> bool:
 
 
 def _place(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
-    """Of a volume: its point, what is shown there, and the path of the Data.
+    """Return a volume's mount point, what to show there, and the path of the Data.
 
     A single file lies in the directory *mount*, unless *mount* ends in the
     file's own name and is no directory: then it is the file.
@@ -205,7 +205,7 @@ def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
 
 
 def _ground(ref: DataRef, site: Site) -> str:
-    """Return where to build a view: on its volume's own file system, if the pod mounts one.
+    """Return where to build a view: on its volume's file system, if the pod mounts one.
 
     A view is then renamed into place. A link would do for most, but ``os.walk`` doesn't follow it.
     """

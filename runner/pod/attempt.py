@@ -67,7 +67,7 @@ class _PodOpening(Opening):
 
 
 class PodAttempt(Attempt):
-    """An attempt whose exit code tells Kubernetes whether to start another pod.
+    """An attempt whose exit code controls whether Kubernetes starts another pod.
 
     It stores its *output* before its outcome, so a cleanup after the outcome finds all objects.
     """
@@ -254,7 +254,7 @@ def death_of(ended: Ended, order: wire.Order, *, memory: bool) -> Death:
 
 
 def oom_kills(places: Sequence[str] = OOM_EVENTS) -> int:
-    """Return how many processes of this container were killed for memory; 0 if unknown."""
+    """Return how many processes of this container the kernel killed for memory; 0 if unknown."""
     for place in places:
         with contextlib.suppress(OSError, ValueError), open(place) as file:
             for line in file:
@@ -274,7 +274,7 @@ def close_dead(
     receipt: str,
     objects: Objects,
 ) -> int:
-    """Commit *death* as the outcome of this attempt, and return the exit code."""
+    """Commit the failure *death* as the outcome of this attempt, and return the exit code."""
     opening = Opening(order, key, executor, objects)
     try:
         if not opening.claim():

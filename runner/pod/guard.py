@@ -54,8 +54,8 @@ class Limits:
 class Ended:
     """How the job's process ended.
 
-    ``told`` is the exit code that the job has sent after its commit, if it did; ``status`` is
-    its own exit code, or a negative signal.
+    ``told`` is the exit code that the job reported after its commit, if it did; ``status`` is
+    the process's exit code, or a negative signal.
     """
 
     told: int | None

@@ -155,7 +155,7 @@ def main() -> int:
 
 
 def _settle_in(place: str) -> None:
-    """Give a user that the image doesn't know a name and a home, which libraries use for caches."""
+    """Set a name and a home for a user that the image lacks; libraries put caches there."""
     if not os.access(os.path.expanduser("~"), os.W_OK):
         os.environ["HOME"] = os.path.join(place, "home")
         os.mkdir(os.environ["HOME"], 0o700)

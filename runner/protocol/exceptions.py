@@ -47,7 +47,7 @@ def _dumps(error: BaseException, limit: int, pickler: type[pickles.Pickler]) -> 
 
 
 class _Pickler(pickles.Pickler):
-    """Pickles exceptions, wherever they are met, with what makes them what they are."""
+    """Pickles exceptions, at any depth, with their attributes."""
 
     def reducer_override(self, obj: Any) -> Any:
         """How to pickle *obj*; called for everything but the plainest values."""
@@ -60,7 +60,7 @@ class _Pickler(pickles.Pickler):
 
 
 class _CarefulPickler(_Pickler):
-    """Leaves out what does not travel."""
+    """Leave out what can't be pickled."""
 
     def _reduced(self, error: BaseException) -> tuple[Any, ...]:
         own = _by_its_class(error, linked=_travels)
@@ -87,7 +87,7 @@ def _travels(value: Any) -> bool:
 def _by_its_class(
     error: BaseException, linked: Callable[[Any], bool] = _always
 ) -> tuple[Any, ...] | None:
-    """*error* as its class pickles it, if that gives the same again."""
+    """Pickle *error* as its class does, if the copy is equal."""
     try:
         reduced: Any = error.__reduce_ex__(5)
         make, args, *more = reduced
@@ -99,13 +99,13 @@ def _by_its_class(
         same = same and found.keys() == wanted.keys()
         if not same or not all(_alike(found[name], one) for name, one in wanted.items()):
             return None
-    except Exception:  # it is code of the user's, which the usual way does not suit
+    except Exception:  # the user's code may not support the usual way
         return None
     return _made, (make, args), (state, {}, {}, _links(error, linked)), None, None, _complete
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether they are equal, or of one class that knows no equality (such as a lock)."""
+    """Whether they are equal, or of one class without equality (such as a lock)."""
     if one == other:
         return True
     kind = type(cast("object", other))
@@ -113,7 +113,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
-    """*error* as its class, what Python itself keeps of it, and its attributes."""
+    """Pickle *error* as its class, Python's own state of it, and its attributes."""
     kind: Any = type(error)
     base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
@@ -122,7 +122,7 @@ def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple
     members = {**pythons, **_slots(error)}
     members = {name: value for name, value in members.items() if name not in attributes}
     left: list[str] = []
-    if base is not BaseExceptionGroup:  # those that it groups are looked at one by one
+    if base is not BaseExceptionGroup:  # the grouped exceptions are pickled one by one
         goes = [kept(one) for one in args]
         left += [f"args[{at}]" for at, one in enumerate(goes) if not one]
         args = tuple(one if whole else _text(one) for one, whole in zip(args, goes, strict=True))

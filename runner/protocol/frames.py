@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A container that was read: its footer's fields and its frames, not copied."""
+    """A container that was read: its footer's fields and its frames, which aren't copied."""
 
     fields: Mapping[str, Any]
     frames: tuple[memoryview, ...]
@@ -86,7 +86,7 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 def footer_length(end: bytes) -> int:
-    """How many bytes the footer of the container with this *end* takes there, with what follows it.
+    """Return the bytes of a container's footer and what follows it; *end* is the container's end.
 
     Raises:
         FramesError: It isn't the end of a container.

@@ -23,7 +23,7 @@ _NEW: Any = getattr(copyreg, "__newobj_ex__")  # noqa: B009 - type checkers do n
 
 
 def carried(function: types.FunctionType) -> types.FunctionType:
-    """*function*; where its annotations cannot be computed, its like, with their text instead."""
+    """Return *function*, or a copy with annotations as text if they can't be computed."""
     if not LAZY or _computed(function) is not None:
         return function
     like = types.FunctionType(
@@ -46,7 +46,7 @@ def completed(defined: type, reduced: Any) -> Any:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
             found = _computed(defined)
             state = reduced[2][0]
-            # Under one name and at one place, also when they have been asked for before.
+            # Replace them under one name, even if they were computed before.
             for name in ("__annotations__", "__annotations_cache__"):
                 state.pop(name, None)
             state["__annotations__"] = _text(defined) if found is None else found
@@ -56,7 +56,7 @@ def completed(defined: type, reduced: Any) -> Any:
 
 
 def is_found(one: Any) -> bool:
-    """Whether importing its module gives *one* under its name, as which it pickles itself."""
+    """Whether importing its module finds *one* by its name, so that it pickles by reference."""
     module = sys.modules.get(getattr(one, "__module__", None) or "")
     return getattr(module, getattr(one, "__name__", ""), None) is one
 
@@ -90,7 +90,7 @@ def _computed(one: Any) -> dict[str, Any] | None:
 
 
 def _text(one: Any) -> dict[str, Any]:
-    """As they are written, which is what `from __future__ import annotations` makes of them."""
+    """Return them as text, like `from __future__ import annotations`."""
     library: Any = importlib.import_module("annotationlib")
     try:
         found: dict[str, Any] = library.get_annotations(one, format=library.Format.STRING)
@@ -108,5 +108,5 @@ KINDS: dict[Any, Callable[[Any], Any]] = {
 
 if _ALIAS is not None:
     KINDS[_ALIAS] = _alias
-if LAZY:  # it has the whole namespace that its name is to be looked up in
+if LAZY:  # it keeps the whole namespace that its name is looked up in
     KINDS[ForwardRef] = lambda it: (ForwardRef, (it.__forward_arg__,))

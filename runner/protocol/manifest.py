@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def mode(self) -> int:
-        """The permissions that it gets in a job."""
+        """The file's permissions in a job."""
         return EXECUTABLE if self.executable else PLAIN
 
 
@@ -116,7 +116,7 @@ class Manifest:
 
 
 def prefix(digest: str) -> str:
-    """Where everything of one content lies."""
+    """Return the prefix of all objects of one content."""
     return f"data/{digest}/"
 
 

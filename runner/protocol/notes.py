@@ -56,7 +56,7 @@ def note_of_error(qualname: str, message: str) -> Note:
 
 
 def read(said: object) -> Note:
-    """A note that was read from JSON; whatever is none in it is left out."""
+    """Read a note from JSON; leave out entries that aren't scalars."""
     if not isinstance(said, dict):
         return {}
     entries = cast("dict[object, object]", said).items()
@@ -69,7 +69,7 @@ def read(said: object) -> Note:
 
 def _bounded(value: Any) -> Note | None:
     note: dict[str, Scalar] = {}
-    with contextlib.suppress(Exception):  # it is the user's object that is asked
+    with contextlib.suppress(Exception):  # the user's object may raise anything
         _gather(note, "", value, DEPTH)
     if len(_compact(note)) > NOTE_BYTES:
         note = _fitting(note)
@@ -112,7 +112,7 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
 def _parts(kind: Any, value: Any) -> Iterable[tuple[str, Any]]:
     """Return the elements of a container by name."""
     if issubclass(kind, dict):
-        entries = dict[Any, Any].items(value)  # whatever a subclass makes of them
+        entries = dict[Any, Any].items(value)  # even if a subclass overrides them
         return [(key[:TEXT], one) for key, one in entries if isinstance(key, str)]
     names: Any = getattr(kind, "_fields", None)
     if names is not None and issubclass(kind, tuple):

@@ -35,7 +35,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorText:
-    """An exception in words; ``qualname`` is dotted with its module.
+    """An exception as text; ``qualname`` begins with its module.
 
     ``log`` has the last lines of the job's log, where the platform doesn't keep them.
     ``withheld`` says why the exception itself is missing.
@@ -57,7 +57,7 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How an attempt ended that did not say so itself: its process died, or never began."""
+    """The end of an attempt without its own outcome: its process died, or never began."""
 
     reason: str
     message: str
@@ -104,7 +104,7 @@ def closed(
 
 
 def _is_plain(value: Any) -> bool:
-    """Small, and of a type that needs no pickler of ours: the path of most sweeps."""
+    """Pickle a small value of a plain type without kinetic's pickler, as in most sweeps."""
     kind: Any = value.__class__
     if kind is str:
         return len(value) < PLAIN_CHARACTERS
@@ -135,7 +135,7 @@ class _Spool:
         return view.nbytes
 
     def finish(self) -> Stored:
-        """Close it and say where the content is."""
+        """Close it and return the content."""
         content: bytes | Path = self._file.getvalue() if self._in_memory else self._path
         self._file.close()
         return Stored(content, self._hash.hexdigest(), self._size)
@@ -164,7 +164,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
 
 
 def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
-    """An error in words, and the exception itself, or why it could not come along."""
+    """Encode an error as text, with the exception itself or the reason why it's missing."""
     parts: list[bytes] = []
     if error is not None:
         try:
@@ -176,12 +176,12 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
 
 
 def fields_of(text: ErrorText) -> dict[str, str]:
-    """An error in words as an outcome's body has it."""
+    """An error as text, as in an outcome's body."""
     return {name: getattr(text, name) for name in ErrorText.__slots__}
 
 
 def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> ErrorText:
-    """Put an exception into words, leaving out the runner's *own_frames* outermost frames."""
+    """Describe an exception as text, without the runner's *own_frames* outermost frames."""
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace

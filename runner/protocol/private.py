@@ -8,13 +8,13 @@ import stat
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it that are missing, for this user alone.
+    """Create a folder and its missing parents, accessible to this user only.
 
     Raises:
         OSError: It cannot be created, or its path is taken by something else.
     """
     try:
-        os.mkdir(path, 0o700)  # nearly always its parent is there
+        os.mkdir(path, 0o700)  # nearly always its parent exists
     except FileNotFoundError:
         make_folder(os.path.dirname(os.path.abspath(path)))
         with contextlib.suppress(FileExistsError):  # another process was quicker
@@ -25,10 +25,10 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
-    """Why what is at *path* must not be believed, with what to type; empty if all is well.
+    """Return why *path* isn't safe to use, with the command that fixes it; empty if it's safe.
 
-    Somebody else could plant jobs in a folder that others may write to. A
-    *secret* may not even be read by others. A missing file is fine.
+    Other users could plant jobs in a folder that they can write to. They must not even read
+    a *secret*. A missing file is safe.
     """
     try:
         status = os.stat(path)

@@ -37,7 +37,7 @@ def is_signed(
 
 
 def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
-    """Return a JSON object with its signature as a further field."""
+    """Return a JSON object with its signature in an additional field."""
     mac = sign(key, scope, name, content).encode()
     return content[:-1] + b', "mac": "%b"}' % mac
 
@@ -47,7 +47,7 @@ def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
 
     Raises:
         KeyError: It is not signed.
-        ValueError: It was signed with another key, for another place, or is not as it was.
+        ValueError: It was signed with another key or for another place, or it was changed.
     """
     if (found := _SIGNED.search(content)) is None:
         raise KeyError(name)

@@ -13,14 +13,14 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn, Self
 
 data_paths: list[str] = []
-"""Where the Data of this job lie, by number."""
+"""The paths of this job's Data, by number."""
 
 
 def data_path(k: int) -> str:
     """The path of Data number *k* in this job; unpickling arguments calls it.
 
     Raises:
-        RuntimeError: This process is no job that has such Data.
+        RuntimeError: This process isn't a job with that Data.
     """
     if not 0 <= k < len(data_paths):
         raise RuntimeError(f"there is no Data {k} here: this is not the job it was sent to")
@@ -46,7 +46,7 @@ _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
 
 
 class Decorated(functools.partial[Any]):
-    """Stands for a function that ``kinetic.run`` decorates in the script or the project.
+    """Replaces a function that ``kinetic.run`` decorates in the script or the project.
 
     It delegates unknown attributes to the function. It is a partial call, because that adds no
     line to a traceback.
@@ -54,7 +54,7 @@ class Decorated(functools.partial[Any]):
 
     @property
     def __wrapped__(self) -> Any:
-        """The function; one that is a partial call itself has become part of this."""
+        """The function; a function that is a partial call itself was merged into this one."""
         if self.args or self.keywords:
             return functools.partial(self.func, *self.args, **self.keywords)
         return self.func
@@ -65,7 +65,7 @@ class Decorated(functools.partial[Any]):
         return self.__wrapped__
 
     def options(self, **changes: Any) -> Self:
-        """The same: there is nothing to set for a call in this process."""
+        """Return this: a call in this process has no settings."""
         return self
 
     def run_async(self, /, *args: Any, **kwargs: Any) -> NoReturn:
@@ -78,7 +78,7 @@ class Decorated(functools.partial[Any]):
 
     @property
     def __kinetic__(self) -> NoReturn:
-        """Asked for by whatever would submit it."""
+        """Refuse to provide settings, which only a submission reads."""
         self._refuse("submitting it")
 
     def _refuse(self, what: str) -> NoReturn:

@@ -157,7 +157,7 @@ class DirectoryObjects:
             return file.read(-1 if stop is None else stop - (start or 0)), metadata
 
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
-        """Return an object and its content; None for content above *limit* bytes."""
+        """Return an object and its content; the content is None above *limit* bytes."""
         with self._open(name) as file:
             stored, offset = _described(name, file)
             if stored.size > limit:

@@ -122,10 +122,10 @@ def test_volumes_are_normalised_and_kept_apart_from_the_callers_dict() -> None:
 
 
 def test_debugging_on_a_machine_that_may_go_away_warns_at_the_users_line() -> None:
-    with pytest.warns(UserWarning, match="may be taken away") as seen:
+    with pytest.warns(UserWarning, match="may be preempted") as seen:
         decorated = kinetic.run(debug=True, spot=True)(plain)
     assert [one.filename for one in seen] == [__file__]
-    with pytest.warns(UserWarning, match="may be taken away") as seen:
+    with pytest.warns(UserWarning, match="may be preempted") as seen:
         kinetic.run(debug=True)(plain).options(spot=True)
     assert [one.filename for one in seen] == [__file__]
     assert decorated.options(timeout=3).__kinetic__.spot, "told once is enough"

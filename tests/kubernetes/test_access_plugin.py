@@ -121,9 +121,9 @@ async def test_a_plugin_that_fails_for_a_moment_is_run_again(
     ("program", "section", "message"),
     [
         ("import sys; sys.exit('please\\nlog in')", {}, "ended with code 1: please log in"),
-        ("", {}, "something else than an ExecCredential"),
-        ("print('{}')", {}, "something else than an ExecCredential"),
-        ("print([1])", {}, "something else than an ExecCredential"),
+        ("", {}, "didn't return an ExecCredential"),
+        ("print('{}')", {}, "didn't return an ExecCredential"),
+        ("print([1])", {}, "didn't return an ExecCredential"),
         (
             f"print({json.dumps({'apiVersion': ONCE, 'kind': 'ExecCredential', 'status': {}})!r})",
             {},

@@ -226,7 +226,7 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("the queue is stopped", queued(reserved("Suspended", "ClusterQueue research is stopped")), Reason.QUEUED, BLOCKED, ("is stopped", "administrator")),
     ("a reason of later versions", queued(reserved("TopologyPlacementFailed", "no rack has room")), Reason.QUEUED, OPEN, ("no rack has room", "isn't an error")),
     ("others are before it", queued(), Reason.QUEUED, OPEN, ("'research'", "others are before it")),
-    ("the queue took it back", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("took it back (Preempted", "to accommodate a workload")),
+    ("the queue evicted it", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("evicted it (Preempted", "to accommodate a workload")),
     ("deactivated", queued({"type": "Evicted", "status": "True", "reason": "Deactivated", "message": "exceeding the maximum number of re-queuing retries"}, active=False), Reason.QUEUED, BLOCKED, ("deactivated", "re-queuing retries")),
     ("machines are asked for", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for dws", "ETA: 2026-01-01T01:00:00Z")),
     ("a check refused it", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Rejected", "message": "Capacity is not available"}]), Reason.QUEUED, BLOCKED, ("check 'dws'", "Capacity is not available")),

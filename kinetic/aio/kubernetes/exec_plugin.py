@@ -139,7 +139,7 @@ class Plugin:
             status = cast("dict[str, Any]", answer["status"])
             version, kind, until = answer["apiVersion"], answer["kind"], _until(status)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise AuthError(f"{self} answered with something else than an ExecCredential") from exc
+            raise AuthError(f"{self} didn't return an ExecCredential") from exc
         if (version, kind) != (self._version, "ExecCredential"):
             raise AuthError(
                 f"{self} answered with {kind} {version}, and its kubeconfig says {self._version}"

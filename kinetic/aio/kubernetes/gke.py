@@ -138,7 +138,7 @@ async def _created(
 
 
 def _as_backend_error(refused: Refused, name: str) -> Exception:
-    """Return the error for a refusal: an exceeded quota may pass, a policy doesn't."""
+    """Return the error for a refusal: an exceeded quota is temporary, a policy isn't."""
     found = refused_request(refused.answer)
     words = f"{name} was refused: {found.text}" if refused.answer else str(refused)
     if found.outlook is Outlook.OPEN:
@@ -238,7 +238,7 @@ class GkeCluster:
     ) -> list[Observation]:
         """Read jobs as of one moment; without *names* and *labels*, all of kinetic's.
 
-        A deleted job exists until none of its pods can run. *explained* also asks why the
+        A deleted job exists until none of its pods can run. *explained* also finds out why the
         first few waiting jobs wait.
         """
         inquiry = self._inquiry if explained else None
@@ -288,7 +288,7 @@ class GkeCluster:
         """Return the namespace's 32-byte root key, made on first use and kept in a Secret.
 
         Raises:
-            ConfigurationError: The Secret holds something else.
+            ConfigurationError: The Secret doesn't contain a valid key.
         """
         return await self._secrets.root_key()
 
@@ -304,7 +304,7 @@ class GkeCluster:
         """Return what `keep_secret` has kept.
 
         Raises:
-            NotFound: This name has nothing.
+            NotFound: Nothing is kept under this name.
         """
         return await self._secrets.kept(name)
 

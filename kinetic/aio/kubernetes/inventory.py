@@ -21,7 +21,7 @@ MACHINE, TOPOLOGY = "node.kubernetes.io/instance-type", "cloud.google.com/gke-tp
 
 
 async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator) -> Accelerator:
-    """Return the layout of *accelerator* that the cluster's nodes, or its *pools*, have.
+    """Choose the layout of *accelerator* that the cluster's nodes, or its *pools*, have.
 
     Only an accelerator with several layouts costs a request. If no node or pool has any of
     them, or the nodes may not be listed, this is the usual layout, and the log names the others.
@@ -42,7 +42,9 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
         there |= {(str(labels(one).get(MACHINE)), accelerator.topology) for one in nodes}
     found = accelerator.among(there)
     if found != accelerator:
-        logging.info("%s becomes %s, for which there are machines", accelerator, found)
+        logging.info(
+            "%s: using the layout %s, for which the cluster has machines", accelerator, found
+        )
     elif (found.machine, found.topology) not in there:
         others = " or ".join(repr(str(one)) for one in accelerator.layouts[1:])
         words = "%s asks for machines of type %s, of which none is known; for others ask for %s"
@@ -53,9 +55,9 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
 async def nodes_for(
     accelerators: Iterable[Accelerator], target: Target, environ: Mapping[str, str] = os.environ
 ) -> list[int]:
-    """For each of *accelerators*, how many nodes there are now that take it, in use or not.
+    """Count, for each of *accelerators*, the nodes that take it, in use or not.
 
-    What a node pool could add is not known to a cluster.
+    Nodes that a node pool could add aren't counted.
 
     Raises:
         ConfigurationError: There is no such context or cluster.

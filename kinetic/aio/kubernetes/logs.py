@@ -27,7 +27,7 @@ from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 T = TypeVar("T")
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line after which it comes in pieces."""
+"""Maximum bytes of a line; a longer one is yielded in pieces."""
 
 IDLE_S = 300.0
 """Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
@@ -45,7 +45,7 @@ _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A line, or piece *number* of a line that is too long to hold."""
+    """A line, or piece *number* of a line that is too long to buffer."""
 
     content: bytes
     number: int
@@ -116,7 +116,7 @@ class _Memory:
         return _second_before(self._newest) if self._newest else ""
 
     def reconnect(self) -> None:
-        """Expect the lines of the last two seconds once more."""
+        """Prepare for a reconnect: the lines of the last two seconds come again."""
         self.removed = False
         self._again = {second: Counter(lines) for second, lines in self._yielded.items()}
         self._skipping = self._first is not None and self._first[0] in self._yielded
@@ -252,7 +252,7 @@ class _Scene:
         self._changed = asyncio.Event()
 
     async def take(self, word: Listed | Changed, pods: bool) -> None:
-        """Take a word about the jobs, or about their *pods*."""
+        """Process a change of the jobs, or of their *pods*."""
         known = self._pods if pods else self._jobs
         if isinstance(word, Listed):
             known.clear()
@@ -357,7 +357,7 @@ class _Scene:
             pod = further[0] if further else None
             if pod is None and self._over:
                 if not (read or any(self.name == name_of(job) for job in self._jobs.values())):
-                    raise self._absent()  # it was to replace an earlier pod, and never came
+                    raise self._absent()  # its replacement pod was never created
                 return
             if pod is None or not (_begun(pod) or Pod(pod).ended):
                 await self.change()
@@ -438,10 +438,10 @@ async def _marked(scene: _Scene, index: int, tail: int | None) -> AsyncGenerator
 
 
 async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """Yield what any of *streams* yields, as it comes, and close them at the end.
+    """Merge *streams*: yield each item when it arrives, and close the streams at the end.
 
-    It ends when all have ended, and fails when one does. It takes one item of each
-    at a time, so a stream that skips outdated items goes on doing so.
+    The merged stream ends when all have ended, and fails when one fails. It reads one item of
+    each at a time, so a stream that skips outdated items can still do so.
     """
     waiting: dict[asyncio.Task[T | None], AsyncGenerator[T]] = {}
     idle = [*streams]

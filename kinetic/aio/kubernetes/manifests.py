@@ -282,7 +282,7 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where jobs run, and what a cluster's owner can set for them.
+    """Where jobs run, and the settings of a cluster's owner for them.
 
     ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps
     a finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout
@@ -650,12 +650,12 @@ def by_labels(labels: Mapping[str, str]) -> str:
 
 
 def by_jobs(names: Collection[str]) -> Iterator[str]:
-    """Yield selectors that together find the Jobs that were created for these attempts."""
+    """Yield selectors that together match the Jobs that were created for these attempts."""
     yield from _any_of(JOB, {object_name(name) for name in names})
 
 
 def by_items(names: Collection[str]) -> Iterator[str]:
-    """Yield selectors that together find the Jobs and pods of the items of these attempts."""
+    """Yield selectors that together match the Jobs and pods of the items of these attempts."""
     yield from _any_of(ITEM, {object_name(item) for name in names for item in items_of(name)})
 
 

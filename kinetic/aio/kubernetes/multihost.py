@@ -61,7 +61,7 @@ def word(seen: Seen, verdict: Diagnosis) -> Observation:
 
 
 def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
-    """Return what ended beside the process of *verdict*: pods, and the set itself if deleted.
+    """Return what else ended besides the process of *verdict*: pods, and the set if it was deleted.
 
     Each may have left an outcome in the store.
     """
@@ -180,7 +180,7 @@ def _cause(seen: Seen, ends: Sequence[_End]) -> State | None:
 
 
 def _is_evidence(state: State) -> bool:
-    """Return whether its reason says more than that the pod was deleted."""
+    """Return whether its reason is more specific than the deletion of the pod."""
     return state.cause.reason not in (None, Reason.LOST, Reason.USER_ERROR)
 
 

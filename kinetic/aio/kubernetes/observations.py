@@ -59,7 +59,7 @@ def controller(pod: Document) -> Document:
 
 
 def judged(seen: Seen) -> Diagnosis:
-    """Judge the Job, including one that a client has ended."""
+    """Decide the state of the Job, including one that a client has ended."""
     verdict = judge(seen)
     end = End.of(seen.any_job)
     if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
@@ -221,9 +221,9 @@ def never_ran(
 
 
 def is_news(before: Observation | None, now: Observation) -> bool:
-    """Return whether *now* is worth telling after *before*.
+    """Return whether to report *now* after *before*.
 
-    An end is news once: a later explanation changes nothing, unless it says that no further
+    An end is reported once. A later explanation isn't reported, unless it says that no further
     attempt follows.
     """
     if before is None or now.phase is not before.phase:

@@ -51,8 +51,8 @@ class Patience:
 
     ``asked_s``: when to ask about a job that has a reason to wait, or no pod; ``slow_s``
     for any other. The next inquiry comes after four times as long, and so on.
-    ``told_s``: when to report it at the latest. ``hopeless_s``: how long a job that can
-    never start is left alone. ``orphaned_s``: how long its Secret may be missing.
+    ``told_s``: when to report it at the latest. ``hopeless_s``: how long to wait before ending a
+    job that can never start. ``orphaned_s``: how long its Secret may be missing.
     ``least_s``: the shortest ``start_timeout``, because Kubernetes needs that long to start
     anything. ``rights_s``: when to try a refused inquiry again. ``pause_s``: the pause between
     inquiries.
@@ -107,7 +107,7 @@ class Diagnostics:
             logging.warning("%s cannot start: %s", name, verdict.text)
 
     async def facts(self, entry: Entry) -> Seen:
-        """Ask for what explains the state of this job, beside the Job and its pods."""
+        """Read what explains the state of this job, besides the Job and its pods."""
         alive = [pod for pod in entry.seen.pods if not Pod(pod).ended]
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
@@ -121,7 +121,7 @@ class Diagnostics:
         )
 
     async def scene(self, pod: Document) -> Document | None:
-        """Return the node that threw a pod out: it was drained, or is lost."""
+        """Return the node that evicted a pod: it was drained, or is lost."""
         name = part(pod, "spec").get("nodeName")
         found = await self._allowed("nodes", f"{self._paths.nodes}/{name}", {})
         return None if found is None else _slim(found)
@@ -196,7 +196,7 @@ class Diagnostics:
         return None
 
     async def _allowed(self, what: str, path: str, query: dict[str, str]) -> Document | None:
-        """Return the answer; None if there is none, which only makes the explanation worse."""
+        """Return the answer; None if there is none: then the explanation is less precise."""
         now = asyncio.get_running_loop().time()
         if now < self._closed_until.get(what, 0.0):
             return None
@@ -234,7 +234,7 @@ SAMPLE = 3
 
 
 class PendingMonitor:
-    """For one watch: `look` at the jobs that wait, and do what is due in `work`.
+    """For one watch: `look` at the waiting jobs, and send the due requests in `work`.
 
     *changed* is called after the table has learned something.
     """
@@ -248,7 +248,7 @@ class PendingMonitor:
         self._awake = asyncio.Event()
 
     def look(self, now: float) -> None:
-        """Decide what is due for jobs that wait or were thrown out; *now* is the loop's time."""
+        """Decide what to do about jobs that wait or were evicted; *now* is the loop's time."""
         self._due.clear()
         while self._table.thrown_out:
             _, entry = self._table.thrown_out.popitem()
@@ -287,7 +287,7 @@ class PendingMonitor:
             self._awake.set()
 
     async def work(self) -> None:
-        """Do what is due, one request after the other, until cancelled."""
+        """Send the due requests, one after the other, until cancelled."""
         while True:
             while self._due:
                 entry, do = self._due.popleft()
@@ -318,7 +318,7 @@ class PendingMonitor:
 
 
 def _end_of(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
-    """Return why to end a job that waits; None while it may go on waiting. Pure."""
+    """Return why to end a job that waits; None while it may keep waiting. No I/O."""
     wait = entry.waiting
     waited = 0.0 if wait.since is None else now - wait.since
     text = part(part(entry.job, "metadata"), "annotations").get(START_TIMEOUT)

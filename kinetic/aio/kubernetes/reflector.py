@@ -32,13 +32,13 @@ WARN_AFTER = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """How a watch stays alive; in seconds.
+    """The timing of a watch; in seconds.
 
     ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
     how long the server keeps one watch open. ``relist_s`` is how often everything is
     listed again, in case an event was lost. After a watch that ended within
-    ``brief_s`` and brought nothing, the pause grows. The pause that the server asks for
-    counts up to ``longest_retry_after_s``: nothing is seen during a pause.
+    ``brief_s`` and brought nothing, the pause grows. A pause that the server
+    asks for is limited to ``longest_retry_after_s``, because changes aren't seen during a pause.
     """
 
     page: int = PAGE
@@ -72,17 +72,17 @@ class Changed:
 
 
 Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
-"""Takes a word about the jobs, or about their pods if the second argument is true."""
+"""Processes a change of the jobs, or of their pods if the second argument is true."""
 
 
 async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
-    """List jobs, then pods: what a Job leaves behind that is deleted meanwhile is a pod."""
+    """List jobs, then pods: if a Job is deleted in between, its remaining pods are still found."""
     await take(await listing(api, paths.jobs, selector), False)
     await take(await listing(api, paths.pods, selector), True)
 
 
 async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, take: Take) -> None:
-    """Pass on what `reflect` yields of jobs and pods, forever.
+    """Pass the items that `reflect` yields for jobs and pods to *feed*, forever.
 
     Pods come after the first list of jobs: an older list would lack how those ended.
 
@@ -103,7 +103,7 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
 
 
 async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
-    """Read all that *selector* finds, as of one moment.
+    """Read all objects that *selector* matches, as of one moment.
 
     A list that takes longer than the server remembers its beginning starts over.
     """

@@ -22,7 +22,7 @@ from kinetic.errors import (
 )
 
 MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
-"""Statuses of requests that the server can't accept, however often it gets them."""
+"""Statuses of requests that the server refuses on every retry."""
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -121,7 +121,7 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
         case status:
             return BackendError(
                 f"{what}: the answer {status} ({said}) isn't one of a Kubernetes API server; check "
-                "the server's address, and whether a proxy answers in its name"
+                "the server's address, and whether a proxy answers for it"
             )
 
 

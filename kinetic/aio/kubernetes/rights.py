@@ -24,8 +24,8 @@ NEEDED_BY = {
     "jobsets": "jobs on several hosts with KINETIC_MULTIHOST=jobset",
     "workloads": "jobs in a queue of Kueue",
     "pods/portforward": "debug=True",
-    "events": "saying why a job does not start",
-    "nodes": "saying why a job does not start",
+    "events": "explaining why a job does not start",
+    "nodes": "explaining why a job does not start",
 }
 """The resources that not every job needs, and what needs them."""
 
@@ -73,7 +73,7 @@ def by_resource(missing: Iterable[Right]) -> list[str]:
 
 
 def how_to_grant(right: Right, said: str) -> str:
-    """Say how an administrator grants a missing *right*; *said*, the refusal, names the user."""
+    """Explain how an administrator grants a missing *right*; the refusal *said* names the user."""
     found = re.search(r'User "(?P<user>[^"]*)"', said)
     user = found["user"] if found else "YOU"
     login = "These credentials name no user: log in first. " if user == "system:anonymous" else ""

@@ -73,8 +73,8 @@ class Secrets:
 
     A batch has one Secret for its pods. The client that launches its first job under a fence
     creates the Secret, or marks it with that fence. The last holder of the batch's lease
-    deletes it at the end. A superseded holder finds a later fence and leaves it alone,
-    however late its request arrives.
+    deletes it at the end. A superseded holder finds a later fence and doesn't
+    delete it, however late its request arrives.
     """
 
     def __init__(self, api: Api, paths: Paths) -> None:
@@ -86,7 +86,7 @@ class Secrets:
         """Return the namespace's root key; the first client creates it.
 
         Raises:
-            ConfigurationError: The Secret holds something else.
+            ConfigurationError: The Secret doesn't contain a valid key.
         """
         try:
             return _root(await self._read(ROOT_KEY))
@@ -133,7 +133,7 @@ class Secrets:
             ) from exc
 
     async def drop(self, names: Collection[str]) -> None:
-        """Delete what is kept under *names*, and what the pods of these batches read."""
+        """Delete the content kept under *names*, and the Secrets of these batches' pods."""
 
         async def drop(name: str) -> None:
             await self._until_made(name)
@@ -143,7 +143,7 @@ class Secrets:
         await bounded(drop, names, at_once=AT_ONCE)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Delete what the pods of a batch read, unless it was launched under a later fence."""
+        """Delete the Secret of a batch's pods, unless it was launched under a later fence."""
         await self._until_made(name)
         path = self._path(object_name(name, longest=LABEL))
         try:

@@ -41,8 +41,8 @@ class Waiting:
 class Entry:
     """One name: the Job that has it now, and the pods of that Job.
 
-    ``over`` is the uid of a Job of which only the removal can still be news; its documents
-    are dropped. ``told`` has the last observation of each of its attempts, ``current`` is the
+    ``over`` is the uid of a Job of which only the removal still matters; its documents are
+    dropped. ``told`` has the last reported observation of each of its attempts, ``current`` is the
     name of the last one. ``facts`` are the answers to inquiries about it. ``scenes`` are the
     pods whose nodes were looked at.
     """
@@ -78,7 +78,7 @@ class Entry:
         self.waiting = Waiting()
 
     def judge(self, *, orphans: bool) -> Diagnosis | None:
-        """Judge the job; return None if that must wait for a word about its Job."""
+        """Judge the job; return None if its Job must be seen first."""
         pods = [*self.pods.values()]
         whose = uid(self.job) if self.job is not None else uid(self.seen.any_job)
         if whose:
@@ -97,7 +97,7 @@ class Entry:
         self.seen = merged(self.seen, now)
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
-        """Take the Job as it is now; return whether that may be news."""
+        """Take the current Job; return whether its observations may have changed."""
         known = uid(self.job) or uid(self.seen.any_job) or self.over
         if deleted:
             if uid(job) != known:
@@ -114,7 +114,7 @@ class Entry:
         return before is None or not same(before, job)
 
     def put_pod(self, pod: Document, *, deleted: bool, own: bool) -> bool:
-        """Take a pod, *own* if the present Job made it; return whether that may be news."""
+        """Take a pod, *own* if the present Job made it; return whether that may change anything."""
         if self.over and self.over == owner(pod):
             return False
         before = self.pods.get(uid(pod))
@@ -169,7 +169,7 @@ def is_process(pod: Document) -> bool:
 
 
 class Table:
-    """The jobs of one selector. `feed` it lists and changes in any order; `news` has the result.
+    """The jobs of one selector. `feed` takes lists and changes in any order; `news` has the result.
 
     With ``orphans``, a pod whose Job is not among the jobs has lost it: `news` reports the pod.
     """
@@ -184,11 +184,11 @@ class Table:
 
     @property
     def dirty(self) -> bool:
-        """Whether there may be news."""
+        """Whether observations may have changed."""
         return bool(self._dirty) and len(self._listed) == 2
 
     def feed(self, word: Listed | Changed, *, pods: bool) -> None:
-        """Take a word about the jobs, or about their *pods*."""
+        """Process a change of the jobs, or of their *pods*."""
         if isinstance(word, Changed):
             self._put(word.document, deleted=word.deleted, pods=pods)
             return
@@ -211,13 +211,13 @@ class Table:
         )
 
     def learn(self, name: str, facts: Seen) -> None:
-        """Take the answers to an inquiry about one job."""
+        """Add the answers to an inquiry about one job."""
         if (entry := self.entries.get(name)) is not None and not entry.over:
             entry.facts = replace(facts, name=name)
             self._dirty[name] = None
 
     def learn_scene(self, name: str, pod: str, node: Document) -> None:
-        """Take how the node was when it threw out the pod of this uid."""
+        """Add the state of the node when it evicted the pod of this uid."""
         if (entry := self.entries.get(name)) is not None and not entry.over:
             entry.seen = replace(entry.seen, scenes={**entry.seen.scenes, pod: node})
             self._dirty[name] = None
@@ -252,7 +252,7 @@ class Table:
     def news(self, most: int = 10**9) -> Iterator[Observation]:
         """Yield what changed of at most *most* jobs; `dirty` says whether there are more.
 
-        There is nothing before jobs and pods have both been listed.
+        Yields nothing until jobs and pods have both been listed.
         """
         if len(self._listed) < 2:
             return

@@ -144,7 +144,7 @@ def root_key(home: Path) -> bytes:
 
 
 ATTEMPTS = 4
-"""Give a request up after this many supervisors have died over it."""
+"""Fail a request after this many supervisors have died while they handled it."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
@@ -223,7 +223,7 @@ class LocalCluster:
         return await asyncio.shield(self._learning)
 
     def _header(self, job: JobSpec) -> dict[str, Any]:
-        """Return what the supervisor has to know of *job*; it doesn't read the order."""
+        """Return the fields of *job* that the supervisor reads; it doesn't read the order."""
         resources, order = job.resources, job.order
         return {
             "op": "launch",
@@ -266,7 +266,7 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """A consistent read; without *names* and *labels*, everything there is."""
+        """Read jobs consistently; without *names* and *labels*, all jobs."""
         header: dict[str, Any] = {"op": "find", "names": [*names]}
         if labels is not None:
             header["labels"] = dict(labels)
@@ -413,7 +413,7 @@ class LocalCluster:
         """
 
     async def secret(self, name: str) -> bytes:
-        """Say that nothing is kept.
+        """Raise `NotFound`, because nothing is kept.
 
         Raises:
             NotFound: Always.
@@ -498,7 +498,7 @@ def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
 
 
 def _must_be_fresh(environment: Mapping[str, str]) -> bool:
-    """Return whether an interpreter reads one of these at its start, which a fork has behind it."""
+    """Return whether an interpreter reads one of these at its start; a fork wouldn't read it."""
     return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
 
 

@@ -14,9 +14,9 @@ _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limi
 
 
 def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
-    """Return the cause of a refusal by the API server's message, as in a FailedCreate event.
+    """Return the cause of a refusal, from the API server's message, as in a FailedCreate event.
 
-    *unknown* is the outlook of a message that no rule matches.
+    *unknown* is the outlook for a message that no rule matches.
     """
     said = _WHAT.sub("", text)
     if (quota := _QUOTA.search(said)) is not None:

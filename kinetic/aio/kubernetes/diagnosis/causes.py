@@ -12,11 +12,11 @@ from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 LONGEST = 600
-"""The most characters that a message quotes of Kubernetes; longer quotes lose their middle."""
+"""The most characters of a Kubernetes message to quote; a longer quote is cut in the middle."""
 
 
 class Outlook(enum.Enum):
-    """Whether a job can still start or end well."""
+    """Whether a job can still start or succeed."""
 
     OPEN = "open"
     """It runs, or waiting may be enough."""
@@ -49,7 +49,7 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a job is in its state: the first clause in *what*, the others in *more*.
+    """Why a job is in its state: *what* has the first clause, *more* the others.
 
     If ``advice`` is None, `ADVICE` has it. ``secret`` names a Secret that doesn't exist.
     """
@@ -106,7 +106,7 @@ class State:
     """The facts from which `tell` makes a `Diagnosis`.
 
     The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended,
-    ``held`` is what keeps a deleted object from going.
+    ``held`` is what prevents a deleted object's removal.
     """
 
     status: JobStatus
@@ -152,7 +152,7 @@ def ended(
 
 
 def tell(state: State) -> Diagnosis:
-    """Put *state* into words. No other function makes a sentence of causes."""
+    """Turn *state* into sentences. No other function does this for causes."""
     cause, before = state.cause, state.before
     first, *more = [*cause.clauses, ""]
     clauses = [": ".join(one for one in (*state.lead, first) if one), *more]
@@ -240,7 +240,7 @@ def quoted(
     outlook: Outlook = Outlook.BLOCKED,
     **facts: str,
 ) -> Cause:
-    """Return the cause by `known`; without a rule, *text* with the advice for *reason*."""
+    """Return the cause that `known` finds; else *text* with the advice for *reason*."""
     found = known(rules, what, text, **facts)
     if found is not None:
         return found

@@ -164,7 +164,7 @@ class Container:
 
     @property
     def never_started(self) -> bool:
-        """Whether it never started and its node made up an end for it, as a pod's end needs one."""
+        """Whether it never started; its node reported an end because the pod ended."""
         unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 

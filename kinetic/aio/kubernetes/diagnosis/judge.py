@@ -49,7 +49,7 @@ def judge(seen: Seen) -> Diagnosis:
 
 
 def judge_pod(pod: Pod) -> Diagnosis:
-    """Return the state of one pod, whatever becomes of its Job."""
+    """Return the state of one pod, regardless of its Job."""
     return tell(pod_state(pod))
 
 
@@ -65,7 +65,7 @@ def refused_request(answer: Document) -> Diagnosis:
 
 
 def blocking_finalizer(seen: Seen) -> Cause | None:
-    """Return which finalizer keeps a deleted object of the job from going."""
+    """Return the finalizer that prevents the removal of a deleted object of the job."""
     owner = seen.makers[0][0] if seen.makers else "Job"
     idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
     for kind, one in [(owner, seen.job), *idle]:
@@ -181,7 +181,7 @@ class _Pods:
         return [one for one in self.over if one[1].status is JobStatus.FAILED]
 
     def before(self) -> Cause | None:
-        """Return why the last pod that failed did; not if the Job or a user stopped it."""
+        """Return why the last failed pod failed; None if the Job or a user stopped it."""
         found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
 
@@ -195,8 +195,8 @@ def _age(pod: Pod) -> tuple[str, str]:
 def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    kinetic's Jobs replace a pod that was disrupted, unless its runner chose the exit code that
-    ends the Job. Any other Job says itself that it has failed.
+    kinetic's Jobs replace a disrupted pod, unless its runner returned the exit code that ends the
+    Job. Any other Job has a condition that says that it has failed.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False

@@ -53,11 +53,11 @@ def placing(pod: Pod) -> Cause:
 
 
 def _quoted(spec: Document, said: str) -> Cause:
-    """Return the cause in the scheduler's words, because the nodes are not known."""
+    """Return the cause by quoting the scheduler, because the nodes aren't known."""
     said, _, preemption = said.partition(" preemption: ")
     if said.startswith("no nodes available"):
         return _NO_NODE
-    # The scheduler looks for victims only if stopping other pods would help.
+    # The scheduler considers preemption only if stopping other pods would help.
     if "No preemption victims" in preemption or ("Insufficient" in said and not preemption):
         what = f"all nodes that fit are in use{_asks(spec)}: {gist(said)}"
         return _unplaced(what, _WAIT, Outlook.OPEN)
@@ -142,7 +142,7 @@ def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> 
 
 
 def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
-    """Return how far a node is from taking a pod: one without its accelerator is farthest."""
+    """Return how poorly a node fits a pod; a node without its accelerator fits worst."""
     without = sum(one.text.startswith("no ") and not one.temporary for one in refused)
     return without, len(refused)
 
@@ -181,7 +181,7 @@ _PASSES = re.compile(
 
 
 def _scaled(pod: Pod, lack: Cause) -> Cause:
-    """Return the cause with what the autoscaler does about it."""
+    """Return the cause, and add what the autoscaler does about it."""
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
         return lack

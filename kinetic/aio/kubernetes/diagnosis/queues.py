@@ -52,7 +52,7 @@ def queued(seen: Seen) -> Cause:
         return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     if why in _STUCK:
         return _held(f"{queue} cannot take it{_said(reserved)}", _STUCK[why])
-    again = f"the queue took it back ({evicted.get('reason')}{_said(evicted)}), and it is "
+    again = f"the queue evicted it ({evicted.get('reason')}{_said(evicted)}), and it is "
     because = _said(reserved) or ": others are before it"
     return _held(f"{again if evicted else ''}waiting in {queue}{because}", None, Outlook.OPEN)
 
@@ -68,7 +68,7 @@ def _said(by: Document) -> str:
 
 
 def _checked(queue: str, workload: Document) -> Cause:
-    """Return what else must agree to a workload whose quota is reserved."""
+    """Return which checks must still admit a workload whose quota is reserved."""
     checks = parts(part(workload, "status"), "admissionChecks")
     left = [one for one in checks if one.get("state") != "Ready"]
     if refused := next((one for one in left if one.get("state") == "Rejected"), None):
