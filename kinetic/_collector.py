@@ -366,8 +366,8 @@ def _drop_empty_outputs(store: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(store / "outputs") as entries:
         for entry in entries:
             name = entry.name
-            there = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
-            if not _SUBMISSION.fullmatch(name) or any(one.exists() for one in there):
+            used_by = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
+            if not _SUBMISSION.fullmatch(name) or any(one.exists() for one in used_by):
                 continue
             if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
                 continue

@@ -64,7 +64,7 @@ def map(
 
 
 def _submitted(submit_fn: Any) -> Callable[..., Any]:
-    """The decorated function that *submit_fn* submits."""
+    """Return the decorated function that *submit_fn* submits."""
     if isinstance(submit_fn, functools.partial):
         function = _submitted(submit_fn.func)
         return functools.partial(function, *submit_fn.args, **submit_fn.keywords)

@@ -32,7 +32,7 @@ _STORAGE = (
 
 
 def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of *environ* that *patterns* name, to be called once a submission.
+    """Return the variables of *environ* that *patterns* match; call this once per submission.
 
     A pattern is a name, or the beginning of names followed by ``*``. The latter
     never matches what belongs to this process or machine, such as ``PATH`` and

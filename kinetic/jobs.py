@@ -276,7 +276,7 @@ class JobHandle(JobRecord, Generic[T]):
                 with *follow* also of those that come after it.
 
         Raises:
-            ConfigurationError: *attempt* is no int of at least 1, or None.
+            ConfigurationError: *attempt* isn't an int of at least 1, or None.
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         if not follow:

@@ -84,7 +84,7 @@ def _is_many(value: object) -> bool:
     """Return whether *value* is iterable, but not text, bytes, or a dict."""
     if isinstance(value, str | bytes | bytearray | Mapping):
         return False
-    # An object that only has __getitem__ is no Iterable by type, but iter() takes it.
+    # An object that only has __getitem__ isn't an Iterable by type, but iter() takes it.
     return isinstance(value, AsyncIterable | Iterable) or hasattr(value, "__getitem__")
 
 

@@ -8,7 +8,7 @@ The file, private to the user::
 A setting that is absent, null, or empty has no value. Writing the file keeps keys that this version
 doesn't know; a warning names those of a profile.
 
-`load`, `save`, and `update` touch the disk; the methods of `Profiles` return another value.
+`load`, `save`, and `update` touch the disk; the methods of `Profiles` return a new value.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _check_name(name: str) -> None:
 def save(path: Path, profiles: Profiles) -> None:
     """Replace the file of profiles atomically; of two writers, the later wins.
 
-    A symbolic link stays one: its target is replaced.
+    If *path* is a symbolic link, the link stays, and its target is replaced.
 
     Raises:
         ProfileError: The file can't be written; the old one stays.

@@ -51,7 +51,7 @@ class Screen:
                 self._guard(one)
 
     def draw(self, lines: list[str]) -> None:
-        """Replace the lines by *lines*, each no wider than the terminal."""
+        """Replace the lines with *lines*, each no wider than the terminal."""
         with self._lock:
             if lines != self._lines or (lines and not self._height):
                 self._lines = lines
@@ -59,7 +59,7 @@ class Screen:
                     self._put()
 
     def keep(self, lines: list[str]) -> None:
-        """Replace the lines by *lines* and leave these on the terminal."""
+        """Replace the lines with *lines* and leave these on the terminal."""
         with self._lock:
             start = "\n" if self._unended else self._erasing()
             self._send(self._at_a_line() + start + "".join(f"{line}\n" for line in lines))

@@ -36,7 +36,7 @@ def place_for(path: str | os.PathLike[str]) -> Path:
 
 
 def write(place: Path, page: str) -> None:
-    """Replace the file at *place* by *page* in one step, so that readers see one or the other.
+    """Replace the file at *place* with *page* in one step, so that readers see one or the other.
 
     Raises:
         ConfigurationError: The file system refuses it; the old file stays.

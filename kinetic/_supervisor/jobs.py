@@ -62,7 +62,7 @@ class Slots:
         self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
 
     def taken(self, need: Need) -> str:
-        """Say how many of the slots that *need* waits for are busy."""
+        """Return a sentence with how many of the slots that *need* requests are busy."""
         if need.gpus > len(self._free_gpus):
             what, free, there = "GPU", len(self._free_gpus), len(self.gpus)
             wanted = need.gpus
@@ -290,7 +290,7 @@ class Table:
                     yield job
 
     def held_up(self, now: float) -> Iterator[Action]:
-        """Say what the first queued jobs wait for, once they have waited `TOLD_S` seconds."""
+        """Report what the first queued jobs wait for, after `TOLD_S` seconds."""
         for job in self.coming(TOLD_AT_ONCE):
             if now - job.created < TOLD_S:
                 continue

@@ -26,12 +26,12 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._owed: list[bytes] = []
+        self._kept: list[bytes] = []
         self._fd = -1
         self._lines = 0
 
     def rewrite(self, lines: Iterable[Line]) -> None:
-        """Replace the content by *lines*; after an error, the old file stays.
+        """Replace the content with *lines*; after an error, the old file stays.
 
         Raises:
             OSError: It cannot be written.
@@ -49,7 +49,7 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._lines = fd, len(content)
-        self._owed.clear()
+        self._kept.clear()
 
     def append(self, line: Line) -> None:
         """Write *line* now, before any client hears of the event.
@@ -57,27 +57,27 @@ class Journal:
         Raises:
             OSError: The write failed; the file is unchanged.
         """
-        owed = len(self._owed)
-        self._owed.append(_dumps(line).encode() + b"\n")
+        before = len(self._kept)
+        self._kept.append(_dumps(line).encode() + b"\n")
         try:
-            self.pay()
+            self.write_kept()
         except OSError:
-            del self._owed[owed:]
+            del self._kept[before:]
             raise
 
     def note(self, line: Line) -> None:
-        """Write *line* with the next one or by `pay`; keep it while the disk is full."""
-        self._owed.append(_dumps(line).encode() + b"\n")
+        """Write *line* with the next one or in `write_kept`; keep it while the disk is full."""
+        self._kept.append(_dumps(line).encode() + b"\n")
 
-    def pay(self) -> None:
-        """Write the lines that were kept while the disk was full.
+    def write_kept(self) -> None:
+        """Write the noted lines, including those kept while the disk was full.
 
         Raises:
             OSError: The write failed; the lines are kept.
         """
-        if self._owed:
-            self._append(b"".join(self._owed), len(self._owed))
-            self._owed.clear()
+        if self._kept:
+            self._append(b"".join(self._kept), len(self._kept))
+            self._kept.clear()
 
     def crowded(self, records: int) -> bool:
         """Return whether most lines are about forgotten jobs, with *records* jobs in the table."""

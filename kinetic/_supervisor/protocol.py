@@ -226,7 +226,7 @@ class JobHeader:
             raise OrderError(f"the job is incomplete: {exc}") from exc
         if not _NAME.fullmatch(header.name):
             raise OrderError(
-                f"{header.name!r} is no name for a job: use at most 200 letters, digits, "
+                f"{header.name!r} isn't a valid name for a job: use at most 200 letters, digits, "
                 "dots, dashes and underscores, the first a letter or digit"
             )
         if not header.command:

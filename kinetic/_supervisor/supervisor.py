@@ -491,8 +491,9 @@ class Supervisor:
         self._flushing.add(parent)
 
     def _flush(self) -> None:
+        """Write the kept journal lines, then send what this turn has for parents and clients."""
         with contextlib.suppress(OSError):
-            self._journal.pay()
+            self._journal.write_kept()
         if self._journal.crowded(len(self._table.jobs)):
             with contextlib.suppress(OSError):
                 self._journal.rewrite([supervisor_line(), *self._table.lines()])
@@ -501,7 +502,7 @@ class Supervisor:
                 parent.flush()
             self._wait_for_room(parent)
         self._flushing.clear()
-        # After the flush, so that no queued job waits; before any client hears of the ends.
+        # After the parents' flush, so that queued jobs start first; before clients get the ends.
         self._parents.tidy()
         self._tell_clients()
 

@@ -123,7 +123,7 @@ class Portal:
             return home
 
     def close(self) -> None:
-        """Close the loop: run the hooks, cancel the remaining tasks, wait up to the grace.
+        """Close the loop: run the hooks, cancel other tasks, and wait up to the grace period.
 
         Does not wait for forsaken calls. A later call starts a new loop.
 

@@ -1,7 +1,7 @@
 """Read the log of a job, attempt after attempt, each line once.
 
-A line passes four stages: transport and reconnection, both in the platform's `Cluster.logs`;
-`lines` here, which continues with the next attempt; `JobHandle.logs`, which names a missing log.
+A line passes three stages: the platform's `Cluster.logs` transports it and reconnects; `lines` here
+continues with the next attempt; `JobHandle.logs` explains a missing log.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _is_hopeless(at: JobRef) -> bool:
 
 
 async def _change(at: JobRef, timeout: float) -> bool:
-    """Wait up to *timeout* seconds for news of the item; return whether there was any."""
+    """Wait up to *timeout* seconds for a change of the item; return whether it changed."""
     changed = asyncio.Event()
 
     def hear(index: int, item: wire.Item | None) -> None:

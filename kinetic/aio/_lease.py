@@ -336,7 +336,7 @@ class _Observer:
 
 
 async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> HeldLease | None:
-    """Replace the lease that was *seen* by one of this process; None if another was faster.
+    """Replace the lease that was *seen* with one of this process; None if another was faster.
 
     Raises:
         WireError: There is something other than an object under its name.

@@ -143,7 +143,7 @@ class MemoryCluster:
         """See the port. The name of a job that is being deleted is free once the job is removed."""
         self.requests["launch"] += 1
         if not job.name:
-            raise LaunchError("'' is no name for a job", reason="order")
+            raise LaunchError("a job's name can't be empty", reason="order")
         if (present := self._jobs.get(job.name)) is not None:
             if not present.deleted:
                 return

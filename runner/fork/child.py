@@ -159,7 +159,7 @@ def _add_to_environment(variables: Mapping[str, str]) -> None:
 
 
 def _execute(command: list[str], environment: dict[str, str], message: bytes) -> NoReturn:
-    """Replace this process by a fresh interpreter, which reads *message* from a private file."""
+    """Replace this process with a fresh interpreter, which reads *message* from a private file."""
     fd = _private_file()
     with open(fd, "wb", closefd=False) as file:
         file.write(message)

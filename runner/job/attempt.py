@@ -305,7 +305,7 @@ def _debugger() -> Any:
 
 
 def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
-    """Say what to do about *error*, where its message does not."""
+    """Return advice about *error* that its message lacks."""
     if isinstance(error, OSError) and error.errno in FULL and phase != "execute":
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:

@@ -111,7 +111,7 @@ class Waiting:
 
 
 def load(content: bytes, order: wire.Order, site: Site) -> Any:
-    """The value of a container; code that came with it says that it is in the workspace.
+    """Return the value of a container; set its code's file names to paths in the workspace.
 
     So a debugger finds its files, which it otherwise takes no breakpoint for.
     """

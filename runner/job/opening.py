@@ -32,7 +32,7 @@ class Opening:
         return self._made_claim or self._claimant() == self._executor
 
     def is_void(self) -> bool:
-        """Whether this attempt was given up before it began, so that it must not run."""
+        """Return whether this attempt was closed before it began, so that it must not run."""
         try:
             return self._claimant() == wire.VOID
         except KeyError:
@@ -61,16 +61,16 @@ class Opening:
         return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
-        """Whether the item waits for exactly this attempt; check this after the claim."""
+        """Return whether the item waits for exactly this attempt; check this after the claim."""
         item = self.standing()
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
     def inputs_there(self) -> bool:
-        """Whether the batch was not cleaned up meanwhile."""
+        """Return whether the inputs still exist: a cleanup removes them."""
         return self._objects.exists(self._order.arguments.name)
 
     def _standing_of_first(self) -> wire.Item | None:
-        """Open in the fewest requests: for a first attempt that no other process has claimed."""
+        """Return the item's state with the fewest requests: for an unclaimed first attempt."""
         if self._order.attempt != 1 or self._is_closed():
             return None
         if self._objects.holds(f"{self._order.scope}control"):
@@ -99,7 +99,7 @@ class Opening:
 
 
 def content(objects: Objects, part: wire.Input) -> bytes:
-    """The bytes of an input.
+    """Return the bytes of an input.
 
     Raises:
         KeyError: The object does not exist.

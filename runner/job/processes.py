@@ -254,7 +254,7 @@ TELLING_S = 1.0
 
 
 def tell_leaving() -> None:
-    """Tell the supervisor that this job has stored its outcome, and its process only has to end.
+    """Tell the supervisor that this job has stored its outcome, and that its process will exit.
 
     The message is framed as `kinetic._supervisor.protocol` says. In a pod, no message is sent.
 

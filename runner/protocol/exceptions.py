@@ -25,7 +25,7 @@ PART_BYTES = 16 * 1024
 
 
 def dumps(error: BaseException, limit: int) -> bytes:
-    """A container of at most *limit* bytes with *error*, what caused it and what it groups.
+    """Pack *error*, its causes, and the errors it groups into at most *limit* bytes.
 
     Attributes that cannot be pickled, or are too large, are left out: a note names them.
 
@@ -50,7 +50,7 @@ class _Pickler(pickles.Pickler):
     """Pickles exceptions, at any depth, with their attributes."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to pickle *obj*; called for everything but the plainest values."""
+        """Return how to pickle *obj*; called for everything but the plainest values."""
         if issubclass(type(obj), BaseException):
             return self._reduced(obj)
         return super().reducer_override(obj)
@@ -105,7 +105,7 @@ def _by_its_class(
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether they are equal, or of one class without equality (such as a lock)."""
+    """Return whether they are equal, or of one class without equality (such as a lock)."""
     if one == other:
         return True
     kind = type(cast("object", other))

@@ -53,7 +53,7 @@ def write_footer(sink: Sink, sizes: Iterable[int], fields: Mapping[str, Any]) ->
 
 
 def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None = None) -> bytes:
-    """The container as bytes, for small content."""
+    """Return a container as bytes, for small content."""
     parts = [one if type(one) is bytes else memoryview(one).cast("B") for one in frames]
     footer = _footer([len(part) for part in parts], fields or {})
     return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
@@ -66,7 +66,7 @@ def pack_one(frame: bytes) -> bytes:
 
 
 def only(data: bytes) -> bytes | None:
-    """The frame of what `pack_one` has made; None of any other container."""
+    """Return the frame of a container that `pack_one` created; None for any other."""
     frame = data[: data.rfind(b'{"frames":[')]
     return frame if pack_one(frame) == data else None
 

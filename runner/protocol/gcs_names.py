@@ -27,10 +27,10 @@ class Place:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The place of ``gs://bucket`` or ``gs://bucket/folder``.
+        """Parse ``gs://bucket`` or ``gs://bucket/folder``.
 
         Raises:
-            ValueError: It is no such URL.
+            ValueError: *url* doesn't have this form.
         """
         bucket, _, folder = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
@@ -58,7 +58,7 @@ class Place:
         return full
 
     def name(self, object_name: str) -> str | None:
-        """The inverse of `object_name`; None for an object that no name of this store has."""
+        """Invert `object_name`; None if the object has no name in this store."""
         own = object_name.removeprefix(self.folder)
         if "%" not in own:
             return own

@@ -66,7 +66,7 @@ class Manifest:
         return total.hexdigest()
 
     def name(self, digest: str) -> str:
-        """The manifest's object, given the content hash.
+        """Return the name of the manifest's object for a content hash.
 
         The hash knows neither empty directories nor executable files. Trees
         that differ in these alone share their files and have a manifest each.
@@ -77,7 +77,7 @@ class Manifest:
         return f"{prefix(digest)}manifest.{hashlib.sha256(_json(look)).hexdigest()[:16]}"
 
     def objects(self, digest: str) -> Iterator[tuple[Entry, str]]:
-        """Each file with the name of its object.
+        """Yield each file with the name of its object.
 
         The name ends in the file's path, so a mounted bucket shows the original tree. A path
         that some store can't have becomes a number.
@@ -89,7 +89,7 @@ class Manifest:
                 yield entry, f"{prefix(digest)}unnamed/{number}"
 
     def to_bytes(self) -> bytes:
-        """As the object's content."""
+        """Return the content of the manifest's object."""
         head = _json({"version": VERSION, "kind": "dir" if self.is_dir else "file"})[:-1]
         rows = _list([one.path, one.size, one.mode, one.digest] for one in self.entries)
         return b'%s,\n"empty":%s,\n"entries":%s}' % (head, _list(self.empty), rows)
@@ -121,7 +121,7 @@ def prefix(digest: str) -> str:
 
 
 def file_hash(path: str) -> Any:
-    """A SHA-256 that already knows the file's *path*; feed it the content."""
+    """Return a SHA-256 that already includes the file's *path*; update it with the content."""
     return hashlib.sha256(path.encode(errors="surrogateescape") + b"\0")
 
 
@@ -144,7 +144,7 @@ def _json(value: Any) -> bytes:
 
 
 def _list(values: Iterable[Any]) -> bytes:
-    """A JSON list, piece by piece: one long call would hold the GIL to its end."""
+    """Format a JSON list in pieces, because one long call would hold the GIL until its end."""
     pieces: list[bytes] = []
     batch: list[Any] = []
     for value in values:

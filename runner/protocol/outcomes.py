@@ -176,7 +176,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
 
 
 def fields_of(text: ErrorText) -> dict[str, str]:
-    """An error as text, as in an outcome's body."""
+    """Return an error as the text fields of an outcome's body."""
     return {name: getattr(text, name) for name in ErrorText.__slots__}
 
 
@@ -201,7 +201,7 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
 
 
 def result_repr(value: Any) -> str:
-    """The repr of a value that could not be pickled, at most 20,000 characters."""
+    """Return the repr of a value that could not be pickled, at most 20,000 characters."""
     try:
         return _clip(repr(value), REPR_LIMIT)
     except Exception as exc:

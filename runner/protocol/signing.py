@@ -17,7 +17,7 @@ def submission_key(root: bytes, scope: str) -> bytes:
 
 
 def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
-    """A signature over an object's content and place, as hex."""
+    """Sign an object's content and name; return hex."""
     digest = hashlib.sha256(content).hexdigest()
     place = f"{scope}\n{name}\n{digest}".encode(
         errors="surrogatepass"
@@ -58,7 +58,7 @@ def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
 
 
 def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> str:
-    """A signature over an outcome's header and the attempt that it is for, as hex."""
+    """Sign an outcome's header and the attempt that it belongs to; return hex."""
     seal = _begun(key, scope).copy()
     seal.update(f"{index}\n{attempt}\n{header}".encode())
     return seal.hexdigest()
@@ -66,5 +66,5 @@ def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> st
 
 @functools.lru_cache(64)
 def _begun(key: bytes, scope: str) -> hmac.HMAC:
-    """The shared start of a submission's seals; computing it takes twice as long as the rest."""
+    """Return the shared start of a submission's seals, which takes longer than the rest."""
     return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

@@ -17,7 +17,7 @@ data_paths: list[str] = []
 
 
 def data_path(k: int) -> str:
-    """The path of Data number *k* in this job; unpickling arguments calls it.
+    """Return the path of Data number *k* in this job; unpickling arguments calls this.
 
     Raises:
         RuntimeError: This process isn't a job with that Data.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kinetic._supervisor.jobs import (
-    KEPT,
+    ENDED_JOBS_KEPT,
     KEPT_S,
     TOLD_S,
     Action,
@@ -162,11 +162,11 @@ def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table)
 
 def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
     table, journal = Table(Slots(1)), list[Any]()
-    for number in range(KEPT + 10):
+    for number in range(ENDED_JOBS_KEPT + 10):
         job = started(table, name=f"j{number}")
         for action in table.ended(job, float(number), status=0, out_of_memory=False):
             journal += [action.line] if isinstance(action, Record) else []
-    assert [*table.jobs] == [f"j{number}" for number in range(10, KEPT + 10)]
+    assert [*table.jobs] == [f"j{number}" for number in range(10, ENDED_JOBS_KEPT + 10)]
     assert all(job.header is None and job.body == b"" for job in table.jobs.values())
     assert [line["name"] for line in journal if line["was"] == "forgotten"] == [
         f"j{number}" for number in range(10)

@@ -18,7 +18,7 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     journal.rewrite([{"was": "supervisor"}])
     journal.append({"was": "created", "name": "ü\n"})
     journal.note({"was": "gone"})
-    journal.pay()
+    journal.write_kept()
     lines = [{"was": "supervisor"}, {"was": "created", "name": "ü\n"}, {"was": "gone"}]
     assert read(tmp_path / "journal") == lines
     journal.rewrite(lines[:1])
@@ -60,7 +60,7 @@ except OSError:
     assert path.read_bytes().endswith(b"}\\n")
 journal.note({"was": "owed"})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
-journal.pay()
+journal.write_kept()
 """
 
 

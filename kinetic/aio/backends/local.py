@@ -19,7 +19,7 @@ from kinetic.errors import AuthError, BackendError, ConfigurationError
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """The platform of *target*; nothing runs yet.
+    """Open the platform of *target*; start no process yet.
 
     Raises:
         ConfigurationError: Its store isn't a directory.

@@ -31,7 +31,7 @@ from kinetic.errors import ConfigurationError, NotFound, Refused
 
 
 def silent(_: str) -> None:
-    """Say nothing."""
+    """Ignore a line about a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

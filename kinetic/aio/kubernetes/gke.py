@@ -59,7 +59,7 @@ async def create_job(
         LaunchError: The API server refuses it.
     """
     if not job.name:
-        raise LaunchError("'' is no name for a job", reason="order")
+        raise LaunchError("a job's name can't be empty", reason="order")
     shared, secret = job.order.group_id is not None, submission_secret(job)
     try:
         if shared:

@@ -173,7 +173,7 @@ def _observation(
         name=name,
         phase=verdict.phase,
         labels=labels,
-        # A pod that waits is no process yet.
+        # A pod that waits has no process yet.
         executor="" if verdict.phase is Phase.PENDING else verdict.executor,
         exit_code=verdict.exit_code,
         reason=verdict.reason,

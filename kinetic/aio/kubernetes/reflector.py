@@ -195,7 +195,7 @@ async def _events(
             event = json_object(line.decode(errors="replace"))
             if not event:
                 raise Unavailable(
-                    f"watching {path}: {line[:100]!r} is no event of a Kubernetes API server; "
+                    f"watching {path}: {line[:100]!r} isn't an event of a Kubernetes API server; "
                     "check whether a proxy answers for the server",
                     retryable=True,
                 )

@@ -187,7 +187,7 @@ class _Pods:
 
 
 def _age(pod: Pod) -> tuple[str, str]:
-    """The API lists pods by name."""
+    """Return the key that sorts pods by age, because the API lists them by name."""
     metadata = pod.metadata
     return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
@@ -210,7 +210,7 @@ def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
 
 
 def _settled(seen: Seen, pods: _Pods) -> State:
-    """The last pod ended and no other follows; the Job says so a moment later."""
+    """Return the state of a Job whose last pod ended; the Job's status follows a moment later."""
     pod, _ = (pods.succeeded or pods.over)[-1]
     state = _succeeded(pods) if pods.succeeded else _failed(seen, pods, {})
     if not pod.deleted or (pod.ran and not (pods.succeeded and pod.ended_on_request)):
@@ -220,7 +220,7 @@ def _settled(seen: Seen, pods: _Pods) -> State:
 
 
 def _active(seen: Seen, pods: _Pods) -> State:
-    """A Job that isn't over: its pod, and why the one before it ended."""
+    """Return the state of a Job that isn't over: its pod, and why the previous one ended."""
     before = pods.before()
     if pods.alive is not None:
         return replace(pod_state(pods.alive), before=before)
@@ -232,7 +232,7 @@ def _active(seen: Seen, pods: _Pods) -> State:
 
 
 def _suspended(seen: Seen, pods: _Pods) -> State:
-    """A suspended Job may have no pod; the one that it had is being stopped."""
+    """Return the state of a suspended Job, whose pod, if any, is being stopped."""
     state, alive = waiting(why_no_pod(seen)), pods.alive
     if alive is not None and alive.ran:
         state = running(why_no_pod(seen), _STOPPING, executor=alive.uid)
@@ -240,7 +240,7 @@ def _suspended(seen: Seen, pods: _Pods) -> State:
 
 
 def _succeeded(pods: _Pods) -> State:
-    """The success of the Job is certain. Its pod's may be seen later."""
+    """Return the state of a Job that succeeded; the end of its pod may be seen later."""
     if pods.succeeded:
         return replace(pods.succeeded[-1][1], before=pods.before())
     executor = pods.latest.uid if pods.latest is not None and not pods.latest.ended else ""
@@ -248,7 +248,7 @@ def _succeeded(pods: _Pods) -> State:
 
 
 def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
-    """The failure of the Job is certain: *target* is the condition that says so."""
+    """Return the state of a Job that has failed, as its condition *target* says."""
     why, said = str(target.get("reason")), one_line(str(target.get("message") or ""))
     late, pod = why == "DeadlineExceeded", pods.latest
     last = [one for one in pods.failed if not one[0].deleted]
@@ -269,7 +269,7 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
 
 
 def _deleted(seen: Seen, pods: _Pods) -> State:
-    """A Job that is being deleted, or was deleted before its end; or never existed."""
+    """Return the state of a Job that never existed, or that is or was deleted before its end."""
     if not seen.any_job and pods.latest is None:
         return ended(Cause(what=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND)
     alive, last = pods.alive, pods.over[-1] if pods.over else None
