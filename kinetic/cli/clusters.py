@@ -231,6 +231,12 @@ def _list(site: Site, as_json: bool) -> None:
 )
 @click.option("--spot", is_flag=True, help="Use spot machines.")
 @click.option(
+    "--slices",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Pools to have, each with one slice of several hosts. Default: 1.",
+)
+@click.option(
     "--reservation",
     metavar="NAME",
     default="",
@@ -245,6 +251,7 @@ def _add(
     accelerator: str,
     min_nodes: int,
     spot: bool,
+    slices: int,
     reservation: str,
     preview: bool,
     yes: bool,
@@ -259,9 +266,9 @@ def _add(
     )
 
     async def plan(infra: Infrastructure) -> Planned:
-        return await infra.plan_pool(wanted)
+        return await infra.plan_pool(wanted, slices=slices)
 
-    question = f"Add the pool {wanted.name}?"
+    question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
     run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.infra.google import Google
 
 __all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
+PLAN = Path(__file__).parent / "plan.txt"
+WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
 SITE = ("--project", "acme-1", "--cluster", "lab")
 
 
@@ -65,7 +68,8 @@ async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: 
     assert "+ create   cluster lab" in said
     assert "an hour" in said
     assert google.writes == 0
-    plan = json.loads(await console.run("up", *SITE, "--preview", "--json"))
+    said = await console.run("up", *SITE, "--preview", "--json")
+    plan = json.loads(said.partition("\nkinetic: ")[0])
     assert plan["schema"] == "kinetic.plan/1"
     assert {one["action"] for one in plan["changes"]} == {"create", "update"}
 
@@ -105,3 +109,13 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
     await console.run("down", "-y")
     assert not google.documents
+
+
+async def test_a_plan_of_a_cluster_and_three_pools(console: Console) -> None:
+    """`KINETIC_GOLDEN=write` writes the file anew: read the difference."""
+    names = ("gpu-l4:spot", "tpu-v6e-8", "tpu-v5e-16")
+    pools = [word for name in names for word in ("--accelerator", name)]
+    said = await console.run("up", *SITE, *pools, "--preview")
+    if WRITES:
+        PLAN.write_text(said)
+    assert said == PLAN.read_text()

@@ -126,3 +126,24 @@ async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, googl
 async def test_a_pool_of_no_cluster_says_how_to_make_one(infra: Infrastructure) -> None:
     with pytest.raises(NotFound, match="kinetic up"):
         await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))
+
+
+async def test_each_slice_is_a_pool(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    await add(infra, "tpu7x-4x4x4")
+    planned = await infra.plan_pool(Pool(accelerator=parse("tpu7x-4x4x4")), slices=3)
+    assert [(one.kind, one.name) for one in planned.plan.steps] == [
+        ("node pool", "tpu7x-64-2"),
+        ("node pool", "tpu7x-64-3"),
+    ]
+    await infra.apply(planned)
+    assert len({one["name"] for one in await infra.list_pools()}) == 4
+    with pytest.raises(ConfigurationError, match="--min-nodes"):
+        await infra.plan_pool(Pool(accelerator=parse("gpu-l4")), slices=2)
+
+
+async def test_a_quota_counts_all_slices(infra: Infrastructure, google: Google) -> None:
+    await up(infra)
+    google.quotas["TPU_LITE_PODSLICE_V5"] = (40.0, 0.0)
+    with pytest.raises(ConfigurationError, match="needs 48"):
+        await infra.plan_pool(Pool(accelerator=parse("tpu-v5e-16")), slices=3)

@@ -187,3 +187,14 @@ async def test_down_of_an_adopted_cluster_goes_on_after_any_cut(google: Google, 
             google.on_write = lambda number, when, what: None
             await down(infra)
             assert not google.documents, f"cut off after write {number}"
+
+
+async def test_a_cluster_without_sets_says_how_to_install_them(
+    infra: Infrastructure, google: Google
+) -> None:
+    (planned,) = (await infra.plan_up()).notes
+    assert "lws/releases" in planned
+    await up(infra)
+    assert (await infra.plan_up()).notes == (planned,)
+    google.objects["/lab/apis/leaderworkerset.x-k8s.io"] = {"kind": "APIGroup"}
+    assert (await infra.plan_up()).notes == ()

@@ -88,9 +88,21 @@ async def down(
 
 
 async def add_pool(
-    site: Site, pool: Pool, *, preview: bool = False, tell: Callable[[str], None] = silent
+    site: Site,
+    pool: Pool,
+    *,
+    slices: int = 1,
+    preview: bool = False,
+    tell: Callable[[str], None] = silent,
 ) -> Plan:
     """Add a node pool to the site's cluster; one that exists already is success.
+
+    Args:
+        site: Project, zone, and cluster.
+        pool: The pool to have.
+        slices: Slices of several hosts to have, each in its own pool; default: 1.
+        preview: Plan and change nothing; default: False.
+        tell: Receives one line about each step.
 
     Raises:
         NotFound: The cluster doesn't exist.
@@ -100,7 +112,7 @@ async def add_pool(
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_pool(pool)
+        planned = await infrastructure.plan_pool(pool, slices=slices)
         if not preview:
             await infrastructure.apply(planned)
         return planned.plan

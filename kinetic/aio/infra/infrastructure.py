@@ -109,7 +109,7 @@ class Infrastructure:
         setup = replace(setup, machine=checked.machine)
         wanted = (
             *setups.wanted(setup),
-            *(part for pool in pools for part in node_pools.wanted(self.site, pool, self._environ)),
+            *node_pools.all_wanted(self.site, pools, self._environ),
         )
         read, _ = setups.services(self.site)
         off = await self._disabled(read)
@@ -124,16 +124,17 @@ class Infrastructure:
             )
             changes.insert(0, services)
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        changes += await self._namespace_changes(seen, manifests)
+        inside, notes = await self._in_cluster(seen, manifests)
+        changes += inside
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
             wanted=wanted,
-            notes=tuple(checked.notes),
+            notes=(*checked.notes, *notes),
             enables=bool(off),
             manifests=manifests,
         )
 
-    async def plan_pool(self, pool: Pool) -> Planned:
+    async def plan_pool(self, pool: Pool, *, slices: int = 1) -> Planned:
         """Plan what `add_pool` creates. Nothing is written.
 
         Raises:
@@ -141,8 +142,9 @@ class Infrastructure:
             ConfigurationError: A quota or reservation is too small.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        wanted = node_pools.wanted(self.site, pool, self._environ)
-        checked = await preflight(self._google, self.site, await self._missing((pool,)))
+        pools = pool.slices(slices)
+        wanted = node_pools.all_wanted(self.site, pools, self._environ)
+        checked = await preflight(self._google, self.site, await self._missing(pools))
         checked.check()
         seen = await self._cloud.observe(wanted)
         seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
@@ -246,14 +248,16 @@ class Infrastructure:
         except HttpError as refusal:
             raise explained("read which APIs the project has enabled", refusal) from refusal
 
-    async def _namespace_changes(
+    async def _in_cluster(
         self, seen: Mapping[str, Seen], manifests: tuple[in_cluster.Manifest, ...]
-    ) -> list[Change]:
+    ) -> tuple[list[Change], list[str]]:
+        """Return the changes of *manifests*, and what jobs need that `up` doesn't install."""
         document = seen[f"cluster {self.site.cluster}"].document
         if document is None or document.get("status") != "RUNNING":
-            return [one.change for one in manifests]
+            return [one.change for one in manifests], [in_cluster.NO_SETS]
         async with self._opened() as api:
-            return [change async for _, change in in_cluster.compared(api, manifests)]
+            changes = [change async for _, change in in_cluster.compared(api, manifests)]
+            return changes, [] if await in_cluster.has_sets(api) else [in_cluster.NO_SETS]
 
     async def _give(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
         async with self._opened() as api:

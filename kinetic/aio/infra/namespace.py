@@ -15,6 +15,13 @@ from kinetic.aio.kubernetes.rights import binding_of, subject
 from kinetic.errors import NotFound
 
 MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
+NO_SETS = (
+    "jobs on several hosts need LeaderWorkerSet, which isn't installed; choose a VERSION at "
+    "https://github.com/kubernetes-sigs/lws/releases and run: kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/lws/releases/download/VERSION/manifests.yaml"
+)
+"""The note of a plan for a cluster without a controller of sets."""
+
 APPLY = "application/apply-patch+yaml"
 PATHS = {
     "Namespace": "/api/v1/namespaces",
@@ -104,6 +111,17 @@ async def apply(api: Api, one: Manifest) -> None:
     """Create or update *one*; what others set in it stays."""
     query = {"fieldManager": "kinetic", "force": "true"}
     await api.call("PATCH", one.path, query=query, body=one.document, content_type=APPLY)
+
+
+async def has_sets(api: Api) -> bool:
+    """Return whether the cluster has a controller for jobs on several hosts."""
+    for group in ("leaderworkerset.x-k8s.io", "jobset.x-k8s.io"):
+        try:
+            await api.call("GET", f"/apis/{group}")
+        except NotFound:
+            continue
+        return True
+    return False
 
 
 def as_yaml(wanted: tuple[Manifest, ...]) -> str:

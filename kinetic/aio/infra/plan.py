@@ -115,7 +115,7 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
             return change(Action.KEEP)
         return change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
     if document is None:
-        return change(Action.CREATE, usd=one.usd_per_hour)
+        return change(Action.CREATE, one.about, one.usd_per_hour)
     if not is_ours(site, one, document, adopted):
         return change(
             Action.FOREIGN,

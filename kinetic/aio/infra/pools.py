@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,12 +40,13 @@ class Pool:
     """A node pool to have.
 
     ``min_nodes`` is how many nodes it always has. A slice of several hosts is all of its pool,
-    so ``min_nodes`` is 0 or the number of hosts.
+    so ``min_nodes`` is 0 or the number of hosts, and ``number`` counts pools for equal slices.
     """
 
     accelerator: Accelerator
     min_nodes: int = 0
     reservation: str = ""
+    number: int = 1
 
     def __post_init__(self) -> None:
         wanted = self.accelerator
@@ -73,7 +74,8 @@ class Pool:
         """Return the same name for the same pool, so that adding it twice makes one."""
         wanted = self.accelerator
         what = re.sub(r"[^a-z0-9]+", "-", str(wanted).removesuffix(":spot").lower()).strip("-")
-        parts = [what, "spot" * wanted.spot, self.reserved[1]]
+        number = str(self.number) if self.number > 1 else ""
+        parts = [what, "spot" * wanted.spot, self.reserved[1], number]
         name = "-".join(part for part in parts if part)
         if len(name) <= LONGEST_NAME:
             return name
@@ -90,6 +92,19 @@ class Pool:
     def first_nodes(self) -> int:
         """Return the number of nodes for its first job, or its minimum if that is greater."""
         return max(self.min_nodes, self.accelerator.hosts)
+
+    def slices(self, count: int) -> tuple[Pool, ...]:
+        """Return pools for *count* slices, this one first.
+
+        Raises:
+            ConfigurationError: Each of its nodes is a slice by itself, so one pool has them all.
+        """
+        if count > 1 and not self.accelerator.multi_host:
+            raise ConfigurationError(
+                f"{self.accelerator} is one host, and one pool has as many of them as jobs need; "
+                f"use --min-nodes {count} instead of --slices {count}"
+            )
+        return tuple(replace(self, number=number) for number in range(1, count + 1))
 
     @property
     def policy(self) -> str:
@@ -133,11 +148,37 @@ def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource
             *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
         ),
         usd_per_hour=_hourly(site, pool, environ),
+        about=_about(site, pool, environ),
     )
     if not pool.policy:
         return (made,)
     name = f"{site.prefix}{pool.policy}"
     return (placement_policy(site, name, pool.accelerator.topology or ""), made)
+
+
+def all_wanted(
+    site: Site, pools: Iterable[Pool], environ: Mapping[str, str]
+) -> tuple[Resource, ...]:
+    """Return all *pools*, each placement policy once."""
+    parts = (part for pool in pools for part in wanted(site, pool, environ))
+    return tuple({one.key: one for one in parts}.values())
+
+
+def _about(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
+    accelerator = pool.accelerator
+    parts = [f"{pool.min_nodes} to {_max_nodes(pool)} {accelerator.machine}"]
+    if accelerator.multi_host:
+        parts.append(f"one slice of {accelerator.hosts} hosts")
+    if accelerator.spot:
+        parts.append("spot")
+    if pool.reservation:
+        parts.append(f"reservation {pool.reservation}")
+    price = price_of(accelerator, site.zone, environ)
+    if price is None:
+        parts.append("price unknown")
+    else:
+        parts.append(f"${price.usd_per_hour / accelerator.hosts:.3f}/h for each node")
+    return ", ".join(parts)
 
 
 def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
@@ -164,6 +205,11 @@ def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
         ),
         remove=call(api="compute", method="DELETE", path=f"{parent}/{name}"),
     )
+
+
+def _max_nodes(pool: Pool) -> int:
+    wanted = pool.accelerator
+    return wanted.hosts if wanted.multi_host else pool.min_nodes + ROOM
 
 
 def body(site: Site, pool: Pool) -> dict[str, Any]:
@@ -196,7 +242,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
             "key": RESERVATION,
             "values": [pool.reservation],
         }
-    most = accelerator.hosts if accelerator.multi_host else pool.min_nodes + ROOM
+    most = _max_nodes(pool)
     node = node_body(site, accelerator.machine, **config)
     return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
 

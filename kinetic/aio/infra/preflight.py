@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -91,9 +92,13 @@ async def preflight(
         if setup is not None:
             for check in checks:
                 group.start_soon(_guarded, check, google, setup, found)
+        nodes: Counter[Pool] = Counter()
         for pool in pools:
-            for check_pool in (_reservation, _quota, _machine):
-                group.start_soon(check_pool, google, site, pool, found)
+            nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
+        for pool, needed in nodes.items():
+            group.start_soon(_reservation, google, site, pool, needed, found)
+            group.start_soon(_quota, google, site, pool, needed, found)
+            group.start_soon(_machine, google, site, pool, found)
     found.problems.sort()
     return found
 
@@ -205,8 +210,10 @@ async def _elsewhere(google: GoogleClient, setup: Setup, found: Preflight) -> No
         found.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
 
 
-async def _reservation(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
-    """Check a pool's reservation."""
+async def _reservation(
+    google: GoogleClient, site: Site, pool: Pool, nodes: int, found: Preflight
+) -> None:
+    """Check that a pool's reservation has *nodes* free machines."""
     if not pool.reservation:
         return
     owner, name = pool.reserved
@@ -230,10 +237,9 @@ async def _reservation(google: GoogleClient, site: Site, pool: Pool, found: Pref
             f"the reservation {name} is of {machine}, but {wanted} needs {wanted.machine}"
         )
     free = int(specific.get("count") or 0) - int(specific.get("inUseCount") or 0)
-    if specific and free < pool.first_nodes:
+    if specific and free < nodes:
         found.problems.append(
-            f"the reservation {name} has {free} free machines, but {wanted} needs "
-            f"{pool.first_nodes}"
+            f"the reservation {name} has {free} free machines, but {wanted} needs {nodes}"
         )
 
 
@@ -251,8 +257,10 @@ QUOTAS = {
 """Quotas that a region of the compute API shows; it doesn't show those of other TPUs."""
 
 
-async def _quota(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
-    """Check the quota of a pool's accelerator."""
+async def _quota(
+    google: GoogleClient, site: Site, pool: Pool, nodes: int, found: Preflight
+) -> None:
+    """Check the quota of a pool's accelerator for *nodes* machines."""
     wanted = pool.accelerator
     metric = QUOTAS.get(wanted.name, "")
     if wanted.spot:
@@ -273,7 +281,7 @@ async def _quota(google: GoogleClient, site: Site, pool: Pool, found: Preflight)
         )
         return
     free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
-    needed = pool.first_nodes * wanted.chips_per_host
+    needed = nodes * wanted.chips_per_host
     if free < needed:
         found.problems.append(
             f"the quota {metric} of {site.region} has {free:g} free, but {wanted} needs "

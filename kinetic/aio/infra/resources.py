@@ -50,9 +50,9 @@ def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
 class Resource:
     """One resource of a setup, with the requests that read, create, and remove it.
 
-    ``want`` has the fields that a present one must have; ``update`` sends them, and None means
-    that the API can't change them. ``needs`` names what must exist first. ``usd_per_hour`` is what
-    it costs while nothing runs on it.
+    ``about`` describes it in a plan. ``want`` has the fields that a present one must have;
+    ``update`` sends them, and None means that the API can't change them. ``needs`` names what must
+    exist first. ``usd_per_hour`` is what it costs while nothing runs on it.
     """
 
     kind: str
@@ -64,6 +64,7 @@ class Resource:
     want: Document = field(default_factory=dict[str, Any], hash=False)
     needs: tuple[str, ...] = ()
     usd_per_hour: float | None = None
+    about: str = ""
 
     @property
     def key(self) -> str:

@@ -30,6 +30,9 @@ SERVICES = tuple(
 SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4")
 """Machine types for the cluster's own pods, the preferred one first; TPU-only zones have no e2."""
 
+SYSTEM_NODES = 10
+"""How many nodes for the cluster's own pods there may be."""
+
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 MOST_CPUS, MOST_MEMORY_GB = "1000000", "10000000"
 """Limits of node auto-provisioning. They count all nodes: a low one stops large TPU slices."""
@@ -316,6 +319,16 @@ def cluster(setup: Setup) -> Resource:
             f"access project {site.project}",
         ),
         usd_per_hour=CLUSTER_USD + machine,
+        about=_about(setup),
+    )
+
+
+def _about(setup: Setup) -> str:
+    if setup.shape == "autopilot":
+        return f"Autopilot in {setup.location}, private nodes, channel REGULAR"
+    return (
+        f"Standard in {setup.location}, private nodes, channel REGULAR, 1 to {SYSTEM_NODES} "
+        f"{setup.machine} for its own pods"
     )
 
 
@@ -369,7 +382,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
                 "system",
                 node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
                 min_nodes=1,
-                max_nodes=10,
+                max_nodes=SYSTEM_NODES,
             )
         ],
         "workloadIdentityConfig": {"workloadPool": site.identity_pool},
