@@ -103,6 +103,9 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert "nothing to change" in await console.run("up", *place, "-y")
     shown: dict[str, Any] = json.loads(await console.run("profile", "show", "--json"))
     assert shown["store"] == f"gs://acme-1-kn-lab-jobs/{namespace.name}"
+    (tmp_path / "store").mkdir()
+    joined = ("--store", str(tmp_path / "store"), "--profile-name", "joined")
+    assert "nothing to create" in await console.run("init", *place, *joined)
     assert "tpu-v6e-8" in await console.run("pool", "list")
     found = json.loads(await console.run("status", "--json"))
     assert (found["state"], found["work"]) == ("RUNNING", [])
