@@ -152,6 +152,7 @@ class Google:
     refused: int = 0
     conflicts: int = 0
     in_use: int = 0
+    released_late: int = 0
     stockout: dict[str, str] = field(default_factory=dict[str, str])
     endpoint: str = ""
     token: str = "token"
@@ -494,6 +495,11 @@ class Google:
             if users or self.in_use > 0:
                 self.in_use -= not users
                 return refusal(400, "", f"{users} in use", reason="resourceInUseByAnotherResource")
+        if "/networks/" in key and self.released_late > 0:
+            self.released_late -= 1
+            answer = self._begin(name, key)
+            error = {"code": "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "message": "it is in use"}
+            return answer | {"status": "DONE", "error": {"errors": [error]}}
         if name == "storage" and any(path.startswith(f"{key}/o/") for path in self.documents):
             return refusal(409, "", "The bucket you tried to delete is not empty.")
         for path in [one for one in self.documents if one == key or one.startswith(f"{key}/")]:

@@ -198,3 +198,12 @@ async def test_a_cluster_without_sets_says_how_to_install_them(
     assert (await infra.plan_up()).notes == (planned,)
     google.objects["/lab/apis/leaderworkerset.x-k8s.io"] = {"kind": "APIGroup"}
     assert (await infra.plan_up()).notes == ()
+
+
+async def test_a_removal_that_fails_late_is_done_again(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.released_late = 2
+    await down(infra)
+    assert not google.documents

@@ -50,6 +50,8 @@ UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
 STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
 
+STILL_IN_USE = "something in it is still in use"
+
 Tell = Callable[[str], None]
 
 
@@ -68,12 +70,18 @@ def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | Non
     if "resourceNotReady" in why:
         return "a resource that it needs isn't ready", SETTLED_S
     if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
-        return "something in it is still in use", RELEASED_S
+        return STILL_IN_USE, RELEASED_S
     if "IamPolicy" in request.path or request.path.endswith("/iam"):
         new = refusal.status in (400, 403, 404) and any(one in said for one in UNKNOWN_ACCOUNT)
         if new:
             return "a new account isn't known everywhere", SETTLED_S
     return None
+
+
+def in_use(request: GoogleRequest, failure: OperationFailed) -> tuple[str, float] | None:
+    """Return the same for a removal that Google accepted, and that failed later."""
+    used = any("RESOURCE_IN_USE" in one for one in failure.codes)
+    return (STILL_IN_USE, RELEASED_S) if used and request.method == "DELETE" else None
 
 
 def explained(what: str, refusal: HttpError) -> BackendError:
@@ -262,17 +270,19 @@ class Cloud:
                     answer = await self._google.done(request.api, answer)
                 return answer
             except OperationFailed as failure:
-                raise failed(what, failure) from failure
+                cause: HttpError | OperationFailed = failure
+                error, wait = failed(what, failure), in_use(request, failure)
             except HttpError as refusal:
-                wait = waits(request, refusal)
-                if wait is None:
-                    raise explained(what, refusal) from refusal
-                why, limit = wait
-                if why not in since:
-                    since[why] = loop.time()
-                    self._tell(f"waiting to {what}: {why}")
-                if loop.time() - since[why] > limit:
-                    raise explained(what, refusal) from refusal
+                cause = refusal
+                error, wait = explained(what, refusal), waits(request, refusal)
+            if wait is None:
+                raise error from cause
+            why, limit = wait
+            if why not in since:
+                since[why] = loop.time()
+                self._tell(f"waiting to {what}: {why}")
+            if loop.time() - since[why] > limit:
+                raise error from cause
             await asyncio.sleep(next(pauses))
 
     async def _stays(self, one: Resource) -> bool:
