@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from typing import Any, cast
 from absl import logging
 
 from kinetic._collector import OF_ITEMS, items_of
-from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
@@ -797,8 +796,7 @@ async def start(
         session, placed, "grp", RetryBudgets(user=settings.retries)
     )
     manifest = batch_manifest(session, identity, placed, settings, feed.length, price)
-    undo = functools.partial(removal.remove, session, identity, jobs=False, fresh=True)
-    async with beginning.begun(session, placed, identity, undo) as submission:
+    async with beginning.begun(session, placed, identity) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, placed, feed, settings)
@@ -828,8 +826,7 @@ async def _create(
         "created": f"{identity.created:017.6f}",  # sorts as text, also within a second
     }
     await store.create(wire.group_key(identity.id), b"", entry)
-    name, body = identity.entry, json.dumps(manifest, sort_keys=True).encode()
-    await store.create(name, signing.signed_json(identity.key, scope, name, body))
+    await beginning.store_manifest(session, identity, manifest)
     return await _lease.begin(store, scope, session.platform.clock)
 
 

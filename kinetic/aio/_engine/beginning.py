@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from absl import logging
@@ -42,12 +43,13 @@ async def start_job(
         replaced = session.platform.restarts or session.platform.relaunches
         budgets = RetryBudgets(infrastructure=3 if replaced else 0)
         identity = await new_identity(session, placed, "job", budgets)
-        name = identity.attempt_name(0, 1)
-        undo = functools.partial(_undo, session, identity, name)
-        async with begun(session, placed, identity, undo) as submission:
+        record = record_of(session, identity, placed, 0)
+        async with begun(session, placed, identity) as submission:
             submission.relaunched = session.platform.relaunches
-            record = record_of(session, identity, placed, 0)
-            specs, arguments = await _launch_only(session, identity, packed, placed, record)
+            await store_manifest(session, identity, manifest_of(record, identity, placed))
+            arguments = await _store_arguments(session, identity, packed)
+            specs = job_spec.JobSpecBuilder(session, identity, placed)
+            await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
             if submission.relaunched:
                 submission.launch = _Relauncher(session, submission, specs, arguments).start
     except BaseException:
@@ -59,38 +61,20 @@ async def start_job(
     return record, JobRef(session=session, submission=submission, index=0)
 
 
-async def _launch_only(
-    session: Session,
-    identity: Identity,
-    packed: prepare.PackedCall,
-    placed: prepare.UploadedCall,
-    record: dict[str, Any],
-) -> tuple[job_spec.JobSpecBuilder, wire.Input]:
-    """Store what a single job needs, launch its first attempt, and return what others need."""
-    store, content = session.platform.store, packed.arguments
+async def _store_arguments(
+    session: Session, identity: Identity, packed: prepare.PackedCall
+) -> wire.Input:
+    content = packed.arguments
     assert content is not None
-    manifest = manifest_of(record, identity, placed)
-    manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
-    if not await store.create(identity.entry, manifest):
-        raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
     name = wire.input_key(identity.scope, 0)
-    await store.create(name, content.content)
-    arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
-    specs = job_spec.JobSpecBuilder(session, identity, placed)
-    await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
-    return specs, arguments
+    await session.platform.store.create(name, content.content)
+    return wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
 
 
 def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
     if not waiting.cancelled():
         waiting.exception()  # mark it as read: `result()` raises it
     session.limit.release()
-
-
-async def _undo(session: Session, identity: Identity, name: str) -> None:
-    from kinetic.aio._engine import removal  # most submissions succeed, and don't need it
-
-    await removal.undo(session, identity, name)
 
 
 class _Relauncher:
@@ -183,10 +167,7 @@ class _Relauncher:
 
 @contextlib.asynccontextmanager
 async def begun(
-    session: Session,
-    placed: prepare.UploadedCall,
-    identity: Identity,
-    undo: Callable[[], Coroutine[Any, Any, None]],
+    session: Session, placed: prepare.UploadedCall, identity: Identity
 ) -> AsyncGenerator[Submission]:
     """Follow a new submission while the block creates it; if the block fails, remove all of it."""
     submission = Submission(identity, session.platform.store, session.platform.cluster)
@@ -198,11 +179,26 @@ async def begun(
         session.forget(submission)
         raise
     except BaseException:
+        from kinetic.aio._engine import removal  # most submissions succeed, and don't need it
+
         session.forget(submission)
-        await release(undo(), what=f"removing the half-made {identity.id}")
+        undoing = removal.undo(session, identity)
+        await release(undoing, what=f"removing the half-made {identity.id}")
         raise
     prepare.log_choice(session, placed)
     logging.info("Started %s: %s", identity.id, placed.call.name)
+
+
+async def store_manifest(session: Session, identity: Identity, fields: Mapping[str, Any]) -> None:
+    """Sign the description of a new submission and create it.
+
+    Raises:
+        Conflict: There is one of this ID.
+    """
+    store, name = session.platform.store, identity.entry
+    body = json.dumps(fields, sort_keys=True).encode()
+    if not await store.create(name, signing.signed_json(identity.key, identity.scope, name, body)):
+        raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
 
 
 async def new_identity(
@@ -224,14 +220,14 @@ async def identity_of(
     session: Session, submission: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
     """Return the identity of a job or batch; without *manifest*, it serves only to remove it."""
-    said = manifest or {}
+    fields = manifest or {}
     return _kind_of(submission)(
         id=submission,
         key=await session.key(scope_of(submission)),
-        budgets=RetryBudgets(**said.get("budgets", {})),
-        created=float(said.get("created", 0.0)),
-        submitter=ProcessIdentity.named(said.get("submitter")),
-        output_base=said.get("output_dir", ""),
+        budgets=RetryBudgets(**fields.get("budgets", {})),
+        created=float(fields.get("created", 0.0)),
+        submitter=ProcessIdentity.named(fields.get("submitter")),
+        output_base=fields.get("output_dir", ""),
     )
 
 

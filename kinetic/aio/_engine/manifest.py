@@ -121,21 +121,20 @@ def record_of(
     return record.to_dict()
 
 
-def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> bytes:
-    """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
-    budgets = {
-        "user": identity.budgets.user,
-        "infrastructure": identity.budgets.infrastructure,
-    }
-    more = {
+def _identity_fields(identity: Identity) -> dict[str, Any]:
+    """Return what `beginning.identity_of` reads, the same for a single job and a batch."""
+    return {
         "version": wire.VERSION,
-        "budgets": budgets,
+        "budgets": asdict(identity.budgets),
         "created": identity.created,
         "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
-        "shared": _shared_names(placed),
     }
-    return json.dumps({**record, **more}, sort_keys=True).encode()
+
+
+def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> dict[str, Any]:
+    """Return the description of a single job: its handle's *record*, and what others need of it."""
+    return {**record, **_identity_fields(identity), "shared": _shared_names(placed)}
 
 
 def _shared_names(placed: UploadedCall) -> list[str]:
@@ -159,19 +158,14 @@ def batch_manifest(
     of the captured variables and no value: those are a secret of the platform's. It has
     the *price*: a process that goes on counts the budget by the same one.
     """
-    budgets = identity.budgets
     deadline = settings.batch_timeout
     return {
-        "version": wire.VERSION,
+        **_identity_fields(identity),
         "group_id": identity.id,
         "name": settings.name,
         "tags": settings.tags or {},
-        "created": identity.created,
         "created_at": utc_now(),
         "total": length,
-        "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
-        "output_dir": identity.output_base,
-        "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "deadline": identity.created + deadline if deadline is not None else None,
         "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},

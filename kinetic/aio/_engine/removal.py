@@ -73,13 +73,16 @@ async def remove(
         await store.delete([wire.group_key(identity.id)])
 
 
-async def undo(session: Session, identity: Identity, name: str) -> None:
-    """Remove what was made of a single job whose submission failed.
+async def undo(session: Session, identity: Identity) -> None:
+    """Remove what was made of a submission that failed before its handle was returned.
 
     If the platform can't be reached, a late process finds no inputs.
     """
+    if identity.leased:  # a batch launches its first job later
+        await remove(session, identity, jobs=False, fresh=True)
+        return
     try:
-        await remove(session, identity, names=[name], timeout=UNDO_S)
+        await remove(session, identity, names=[identity.attempt_name(0, 1)], timeout=UNDO_S)
     except BackendError:
         await remove(session, identity, jobs=False, ended=True)
         raise
