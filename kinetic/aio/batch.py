@@ -21,7 +21,8 @@ from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batches import Batch
-from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
+from kinetic.aio._engine.iteration import Iteration, Outcomes
+from kinetic.aio._engine.progress import progress, shown
 from kinetic.aio.job import JobHandle
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -366,7 +367,7 @@ class BatchHandle(Generic[T, X]):
         self._batch.submission.refuse_removed()
         return Iteration(
             self._batch,
-            self._progress,
+            shown(self._batch, self._progress),
             timeout,
             self._search_until,
             ordered=ordered,

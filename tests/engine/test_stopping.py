@@ -77,7 +77,7 @@ async def lingers(number: int) -> int:
     return number
 
 
-async def is_there(world: World, name: str) -> bool:
+async def exists(world: World, name: str) -> bool:
     listed = await world.platform.store.list("batches/")
     return any(one.name.endswith(name) for one in listed)
 
@@ -88,13 +88,13 @@ async def test_who_has_submitted_it_hears_the_end_of_what_another_process_had_tr
 ) -> None:
     world.gate.set()
     batch = await client.run_async_map(lasts, range(1))
-    while not await is_there(world, ".0001.claim"):
+    while not await exists(world, ".0001.claim"):
         await asyncio.sleep(1)
     await batch.cancel()
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
         assert await found.retry_failed() == 1
-        while not await is_there(world, ".0003.claim"):
+        while not await exists(world, ".0003.claim"):
             await asyncio.sleep(1)
         async with asyncio.timeout(300):
             await batch.cancel()
@@ -112,7 +112,7 @@ async def test_who_has_submitted_it_may_wait_for_a_job_that_another_process_had_
         found = await other.attach_batch(batch.group_id)
         assert await found.retry_failed() == 1
         world.gate.set()
-        while not await is_there(world, ".0002.claim"):
+        while not await exists(world, ".0002.claim"):
             await asyncio.sleep(1)
         job = await batch.job(0)
         assert "NOT_FOUND" not in await batch.status_counts()
@@ -154,13 +154,13 @@ async def test_who_cancels_while_another_process_takes_it_hears_of_its_end(
 ) -> None:
     world.gate.set()
     batch = await client.run_async_map(lingers, range(2), max_concurrent=1)
-    while not await is_there(world, ".0001.claim"):
+    while not await exists(world, ".0001.claim"):
         await asyncio.sleep(1)
     async with aio.Client(platform=world.platform) as other:
         await (await other.attach_batch(batch.group_id)).resume(force=True)
         async with asyncio.timeout(300):
             await batch.cancel()
-        assert await is_there(world, ".0001.outcome")
+        assert await exists(world, ".0001.outcome")
     assert await batch.status_counts() == {"NOT_FOUND": 2}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kinetic._messages import amount, one_line, span
 from kinetic._progress.tally import Pace, State, Tally
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine.iteration import state_of
+from kinetic.aio._engine.progress import state_of
 from kinetic.job_status import JobStatus
 from kinetic.progress import Progress
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio._engine.iteration import progress, shown
+from kinetic.aio._engine.progress import progress, shown
 from kinetic.progress import Progress
 
 

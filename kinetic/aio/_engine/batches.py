@@ -31,16 +31,10 @@ from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import beginning, ending, prepare, removal, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
-from kinetic.aio._engine.coordinator import (
-    BatchCoordinator,
-    read_inputs,
-    recover_state,
-    renewed,
-    since,
-)
+from kinetic.aio._engine.coordinator import BatchCoordinator, renewed
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_pump import InputSource
-from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
+from kinetic.aio._engine.inputs import InputIndex, Source, check_inputs, size_of
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
     batch_manifest,
@@ -48,10 +42,11 @@ from kinetic.aio._engine.manifest import (
     placed_of,
     read_manifest,
 )
+from kinetic.aio._engine.recovery import read_inputs, recover_state, since
 from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import Submission
-from kinetic.aio._net.retry import retry_forever
+from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
 from kinetic.errors import (
     AuthError,
     ConfigurationError,
@@ -66,11 +61,10 @@ from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
 from kinetic.prices import HOUR_S, Estimate, Price, budget_price, price_of
 
-LONGEST_LOOK_S = 10.0
-
 MANY_UNBOUNDED = 100
+"""Above this count, a batch without ``max_concurrent`` logs a warning."""
 
-PARTING_S = 15.0
+LEAVING_S = 15.0
 """How long to wait for the inputs to be stored and the lease released, when a client closes."""
 
 
@@ -197,15 +191,12 @@ class Batch:
         await self.refresh()
         if self.submission.ended == 0 and await self.submission.read_done():
             return
-        left = [index for index in range(self.known) if not self._is_final(index)]
+        left = [index for index in range(self.known) if not self.submission.is_final(index)]
         await self.submission.look_at_each(left)
         # The requests, which that look has read, may have reopened what was final until then.
         reopened = {*self.submission.requests.reopened}.difference(left)
-        if again := [index for index in reopened if not self._is_final(index)]:
+        if again := [index for index in reopened if not self.submission.is_final(index)]:
             await self.submission.look_at_each(again)
-
-    def _is_final(self, index: int) -> bool:
-        return self.submission.is_final(index)
 
     async def reread(self) -> None:
         """Read open items again, and ask the platform about those that have started."""
@@ -214,7 +205,7 @@ class Batch:
         elif not self.finished:
             await self.look()
             submission = self.submission
-            open_here = (one for one in range(self.known) if not self._is_final(one))
+            open_here = (one for one in range(self.known) if not self.submission.is_final(one))
             begun = [
                 one for one in open_here if submission.begun(one) or one in submission.doubtful
             ]
@@ -348,7 +339,7 @@ class Batch:
             or not (lost or coordinator.complete)
         ):
             return
-        if not all(map(self._is_final, requests.reopened)):
+        if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lost:
             self.session.watch(self.submission)  # who waits for a job hears of it further on
@@ -370,7 +361,7 @@ class Batch:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
             logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
-            coordinator.stop_beside("timeout", keep_running=False)
+            coordinator.stop_in_background("timeout", keep_running=False)
 
     async def take_over(
         self,
@@ -486,7 +477,7 @@ class Batch:
 
     @property
     def _is_open(self) -> bool:
-        return any(not self._is_final(index) for index in range(self.inputs.count))
+        return any(not self.submission.is_final(index) for index in range(self.inputs.count))
 
     def _refuse_more(self, inputs: object) -> None:
         if inputs is not None and self.inputs.total is not None:
@@ -503,7 +494,7 @@ class Batch:
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
         """
-        if not await self.is_there():
+        if not await self.exists():
             raise self.submission.identity.gone
         await self.refresh()
         wanted = {*range(self.known)} if indices is None else {*indices}
@@ -516,7 +507,7 @@ class Batch:
                 await coordinator.over.wait()
         # This includes items reopened by a process that died before it started them.
         reopened = self.submission.requests.reopened
-        is_open = any(not self._is_final(index) for index in reopened)
+        is_open = any(not self.submission.is_final(index) for index in reopened)
         if is_open and not self.submits and await self._is_free():
             try:
                 await self.take_over()
@@ -526,7 +517,7 @@ class Batch:
             self._observe_again()  # what was reopened runs elsewhere
         return count
 
-    async def is_there(self) -> bool:
+    async def exists(self) -> bool:
         """Whether it was not cleaned up; what is written after that would never be removed."""
         entry = self.submission.identity.entry
         if self.submits or await self.session.platform.store.look(entry) is not None:
@@ -539,7 +530,7 @@ class Batch:
         while True:
             await self.look()
             slot = len(submission.requests.entries)
-            ended = [i for i in wanted if self._is_final(i)]
+            ended = [i for i in wanted if self.submission.is_final(i)]
             failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
             bases: dict[int, int] = {}
             for index, attempts in (await submission.all_attempts(failed)).items():
@@ -570,12 +561,12 @@ class Batch:
                 return there is not None and there[0].held
         return False
 
-    async def part(self, why: str) -> None:
+    async def leave(self, why: str) -> None:
         """Stop submitting at once: the client is being closed."""
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
             what = f"leaving {self.group_id}"
-            await release(coordinator.part(), what=what, grace=PARTING_S)
+            await release(coordinator.leave(), what=what, grace=LEAVING_S)
             left = coordinator.waiting
             if left or not (coordinator.complete or coordinator.all_asked_for):
                 logging.warning(
@@ -612,14 +603,14 @@ class Batch:
         if self.total is not None and self.submission.ended >= self.total:
             await delete_left(self.session.platform.cluster, self.submission)
             return  # nothing else is left to stop, and the logs stay
-        if not await self.is_there():
+        if not await self.exists():
             return
-        its_round = await self.submission.append(wire.Request(kind="stop", cause="cancel"))
+        its_round = await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
         await delete_left(self.session.platform.cluster, self.submission)
         await delete_all(self.session.platform.cluster, self.submission, its_round)
         await self.look()
         for index in range(self.known):
-            if not self._is_final(index) and self.submission.final_error(index) is None:
+            if not self.submission.is_final(index) and self.submission.final_error(index) is None:
                 await self.session.closed(self.submission, index)
 
     async def delete_jobs(self) -> None:
@@ -640,7 +631,7 @@ class Batch:
         Cancelled: it may be removed in part, and *values* stay here; do it again.
         """
         submission = self.submission
-        if self.items_removed or not await self.is_there():
+        if self.items_removed or not await self.exists():
             return
         submission.values = values
         if self.coordinator is not None:
@@ -707,22 +698,16 @@ class Batch:
         if there is not None and there[0].held:
             self._observe_again()
 
-    async def _see_through(self) -> list[int]:
-        """Read what is there and close what has ended, again and again until the store answers."""
-        while True:
-            try:
-                await self.refresh()
-                stuck = await ending.see_through(self.submission, range(self.known))
-                await self.submission.read_requests()
-                if self.submission.doubtful:
-                    raise Unavailable("some of its ends cannot be read", retryable=True)
-            except KineticError as exc:
-                logging.warning("looking at %s failed: %s; trying again", self.group_id, exc)
-                await asyncio.sleep(LONGEST_LOOK_S)
-                continue
-            if self.total is None and self.submission.requests.all_stopped:
-                self.inputs.total = self.known
-            return stuck
+    async def _close_unattended(self) -> list[int]:
+        """Close the items that have ended; return those that won't end without a submitter."""
+        await self.refresh()
+        stuck = await ending.close_unattended(self.submission, range(self.known))
+        await self.submission.requests.read()
+        if self.submission.doubtful:
+            raise Unavailable("some of its ends can't be read", retryable=True)
+        if self.total is None and self.submission.requests.all_stopped:
+            self.inputs.total = self.known
+        return stuck
 
     async def watch_abandonment(self) -> None:
         """Wait until the batch has no submitter, then end the waiting for what has no outcome."""
@@ -733,7 +718,13 @@ class Batch:
             ),
             f"reading the lease of {self.group_id}",
         )
-        stuck = await self._see_through()
+        # Waiters depend on this task, so it retries every error that kinetic knows.
+        stuck = await retry(
+            self._close_unattended,
+            FOREVER,
+            Outage(f"reading {self.group_id}"),
+            is_passing=lambda failure: isinstance(failure, KineticError),
+        )
         if stuck or self.total is None:
             who = lease.who if lease is not None else "its submitter"
             error = SubmitterLost(
@@ -785,7 +776,7 @@ async def start(
     if settings.max_concurrent is None and (feed.length or 0) > MANY_UNBOUNDED:
         logging.warning("max_concurrent=None starts all %d jobs at once", feed.length)
     if feed.there is not None and call.function is not None:
-        await in_thread(check_there, call.function, feed.there, feed.mode)
+        await in_thread(check_inputs, call.function, feed.there, feed.mode)
     price = _price(session, call, settings)
     packed = await prepare.pack(replace(call, inputs=feed.there or ()))
     try:

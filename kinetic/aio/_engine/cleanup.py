@@ -73,7 +73,7 @@ async def delete_left(cluster: Cluster, submission: Submission) -> None:
     found = await cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
     if not found:
         return
-    await submission.look_for_requests()  # those that led to what was found were stored before it
+    await submission.requests.look()  # those that led to what was found were stored before it
     live = [
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT]))
         for seen in found
@@ -143,7 +143,9 @@ async def withdraw_idle(
     await delete_unwanted(cluster, submission, idle)
 
 
-async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
+async def delete_if_stopped(
+    cluster: Cluster, submission: Submission, index: int, number: int
+) -> None:
     """Delete a job whose launch was under way when a stop came, so that the stop missed it."""
     stands = submission.requests.standing(index)
     if stands.unwanted or number <= stands.base:

@@ -23,17 +23,13 @@ from kinetic.aio._engine.input_pump import Backpressure, InputPump, InputSource
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
-from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.recovery import count_of
 from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_SUBMISSION,
-    Evidence,
-    Submission,
 )
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Observation, Phase, Store
+from kinetic.aio.ports import Store
 from kinetic.errors import (
     BackendError,
     InputsUnfinished,
@@ -41,187 +37,6 @@ from kinetic.errors import (
     SubmitterLost,
 )
 from kinetic.options import MapSettings
-
-SLICE = 1000
-"""Maximum number of items handled in one turn of the loop."""
-
-
-async def recover_state(
-    session: Session, submission: Submission, inputs: InputIndex
-) -> list[scheduler.Event]:
-    """Read requests, inputs, attempts, and jobs, in this order; return what they mean as events.
-
-    Every job without an outcome is busy. Dead attempts are closed, here or by the watch. An
-    item whose attempt has neither job, claim, nor outcome may start. If a request was appended
-    meanwhile, which no coordinator has read, everything is read again.
-
-    Raises:
-        NotFound: It was cleaned up.
-    """
-    store, identity = session.platform.store, submission.identity
-    batch, requests = identity.id, submission.requests
-    while True:
-        await retry_forever(submission.read_requests, f"reading the requests of {batch}")
-        # A removal takes the requests away after the manifest: now that is there, so were they all.
-        there = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
-        if there is None:
-            raise identity.gone
-        asked = len(requests.entries)
-        events = await _surveyed(session, submission, inputs)
-        known = scheduler.Known(_count_of(inputs))  # another task may have read more inputs
-        if len(requests.entries) == asked and known in events:
-            return events
-
-
-async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
-    """Read how many inputs are stored, or were before they were removed."""
-    await inputs.read()
-    if inputs.total is None and await submission.read_collected():
-        inputs.total = submission.collected
-
-
-def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
-    """Yield changes of *event*'s items that came while the state was read.
-
-    Even an item without a job may have changed: a launch that the former coordinator sent
-    before it died may reach the platform late.
-    """
-    match event:
-        case scheduler.Found(index, attempt) | scheduler.Again(index, attempt):
-            attempts = {index: attempt}
-        case scheduler.Stored(first, count):
-            attempts = dict.fromkeys(range(first, first + count), 1)
-        case _:
-            return
-    for index, attempt in attempts.items():
-        item = submission.item(index)
-        if item is not None and (item.state.final or item.attempt != attempt):
-            yield scheduler.Seen(index, item)
-
-
-async def _surveyed(
-    session: Session, submission: Submission, inputs: InputIndex
-) -> list[scheduler.Event]:
-    batch = submission.identity.id
-    reading = f"reading the inputs of {batch}"
-    await retry_forever(lambda: read_inputs(submission, inputs), reading)
-    count = _count_of(inputs)
-    unknown = [index for index in range(count) if not submission.is_final(index)]
-    await retry_forever(
-        lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
-    )
-    claimants, before = await _claimants(submission, unknown), submission.observations()
-    labels = {LABEL_SUBMISSION: batch}
-    cluster = session.platform.cluster
-    asked = len(submission.requests.entries)
-    jobs = await retry_forever(
-        lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
-    )
-    # A retry that led to one of these jobs was stored before it: without that it looks idle.
-    await retry_forever(submission.read_requests, f"reading the requests of {batch}")
-    if asked != len(submission.requests.entries):
-        return []  # all is read once more
-    found = {
-        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
-    }
-    live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    # The former coordinator may have died before it did this.
-    await withdraw_idle(cluster, submission, live)
-    survey = _Survey(session, submission, found, before, claimants)
-    for index in range(count):
-        survey.add(index)
-        if index % SLICE == SLICE - 1:
-            await asyncio.sleep(0)
-    return survey.events(count)
-
-
-def _count_of(inputs: InputIndex) -> int:
-    return max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
-
-
-async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
-    """Return the known claimants of the open attempts."""
-    found: dict[tuple[int, int], str] = {}
-    for place, index in enumerate(indices, start=1):
-        item = submission.item(index)
-        if item is not None and not item.state.final:
-            executor = submission.attempt(index, item.attempt).executor
-            if executor is not None:
-                found[index, item.attempt] = executor
-        if place % SLICE == 0:
-            await asyncio.sleep(0)
-    return found
-
-
-class _Survey:
-    def __init__(
-        self,
-        session: Session,
-        submission: Submission,
-        found: dict[tuple[int, int], Observation],
-        before: dict[int, Observation],
-        claimants: dict[tuple[int, int], str],
-    ) -> None:
-        self._session = session
-        self._submission = submission
-        self._found = found
-        self._before = before
-        self._claimants = claimants
-        self._known: list[scheduler.Event] = []
-        self._fresh: list[tuple[int, int]] = []
-
-    def add(self, index: int) -> None:
-        if self._submission.is_damaged(index):
-            self._known.append(scheduler.Refused(index))  # counts as failed, and is not run again
-            return
-        item = self._submission.item(index)
-        assert item is not None
-        if item.state.final:
-            self._known.append(scheduler.Seen(index, item))
-            return
-        seen = self._found.get((index, item.attempt))
-        claimed = self._submission.attempt(index, item.attempt).executor is not None
-        if seen is not None or claimed:
-            self._known.append(scheduler.Found(index, item.attempt))
-            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
-                claimant = self._claimants.get((index, item.attempt))
-                evidence = Evidence(index, item.attempt, seen, claimant)
-                self._session.settle_soon(self._submission, evidence)
-        elif item.attempt > 1:
-            self._known.append(scheduler.Again(index, item.attempt))
-        elif self._fresh and self._fresh[-1][1] == index:
-            self._fresh[-1] = (self._fresh[-1][0], index + 1)
-        else:
-            self._fresh.append((index, index + 1))
-
-    def events(self, count: int) -> list[scheduler.Event]:
-        events: list[scheduler.Event] = [scheduler.Known(count)]
-        if self._submission.requests.all_stopped:
-            events.append(scheduler.StopRequested())
-        events += self._known
-        if self._submission.requests.all_stopped:
-            return events + self._revived()
-        return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
-
-    def _revived(self) -> list[scheduler.Event]:
-        """Under a stop of the whole batch, only items that were reopened after it may start."""
-        requests = self._submission.requests
-        events: list[scheduler.Event] = [
-            self._reopened(one.index, one.attempt)
-            for one in self._known
-            if isinstance(one, scheduler.Again | scheduler.Found)
-            and not requests.standing(one.index).stopped
-        ]
-        for first, stop in self._fresh:
-            for index in range(first, stop):
-                item = self._submission.item(index)
-                if item is not None and item.state is wire.ItemState.OPEN:
-                    events.append(self._reopened(index, item.attempt))
-        return events
-
-    def _reopened(self, index: int, attempt: int) -> scheduler.Reopened:
-        return scheduler.Reopened(index, attempt, self._submission.requests.standing(index))
-
 
 AT_ONCE = 16
 
@@ -321,25 +136,14 @@ class BatchCoordinator:
         self._applying: set[asyncio.Task[None]] = set()
         self._absent: set[tuple[int, int]] = set()
         self.launcher = Launcher(context, self.state, self.post, on_change)
-        self.pump = None if feed is None else self._new_pump(feed)
+        self.pump: InputPump | None = None
+        if feed is not None:
+            self.pump = InputPump(
+                context, feed, self.window, self.state, self.post, self.launcher.refuse
+            )
         self._fed = asyncio.Event()
-        self._stop_listening = self._submission.listen(self._on_look)
+        self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
-
-    def _new_pump(self, feed: InputSource) -> InputPump:
-        context = self._context
-        return InputPump(
-            context.session,
-            context.placed,
-            feed,
-            context.inputs,
-            self.window,
-            self.state,
-            context.lease,
-            context.submission.identity.key,
-            self.post,
-            self.launcher.refuse,
-        )
 
     @property
     def complete(self) -> bool:
@@ -367,7 +171,7 @@ class BatchCoordinator:
     def _on_window(self) -> None:
         self.post(scheduler.Bound(self.window.bound))
 
-    def _on_look(self, index: int, item: wire.Item | None) -> None:
+    def _on_item(self, index: int, item: wire.Item | None) -> None:
         if item is not None:
             if self.state.budget < math.inf:
                 self._events.append(scheduler.Spent(self._submission.meter.seconds))
@@ -504,14 +308,14 @@ class BatchCoordinator:
         finally:
             try:
                 if not self.complete and not self._leaving:
-                    self._let_the_rest_know()
+                    self._abandon_waiting()
             finally:  # whatever failed: no waiter may hang on this coordinator
                 self._fed.set()
                 self.over.set()
                 self._decided.set()
                 self.on_change()
 
-    def _let_the_rest_know(self) -> None:
+    def _abandon_waiting(self) -> None:
         """Raise an error for those who wait for items that are no longer submitted."""
         batch = self._submission.identity.id
         lost = self.error
@@ -564,7 +368,7 @@ class BatchCoordinator:
         if self._is_lazy and seal and self.lease.lost is None:
             await self.pump.end()
 
-    async def part(self) -> None:
+    async def leave(self) -> None:
         """Store what was pulled, then `stop_submitting`."""
         await self.finish_inputs(seal=False)
         await self.stop_submitting()
@@ -614,7 +418,7 @@ class BatchCoordinator:
                 due = scheduler.Due(index, attempt)
                 asyncio.get_running_loop().call_later(delay, self.post, due)
             case scheduler.Stop(cause, keep_running):
-                self.stop_beside(cause, keep_running=keep_running)
+                self.stop_in_background(cause, keep_running=keep_running)
             case scheduler.Complete():
                 logging.info("batch %s is complete", self._submission.identity.id)
 
@@ -627,9 +431,9 @@ class BatchCoordinator:
             BackendError: The request cannot be stored: nothing was stopped.
         """
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
-        await retry_forever(lambda: self._submission.append(request), "asking for the end")
+        await retry_forever(lambda: self._submission.requests.append(request), "asking for the end")
 
-    def stop_beside(self, cause: str, *, keep_running: bool) -> None:
+    def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
         """`stop` in the background; those who wait for items get its error."""
         stopping = self.stop(cause, keep_running=keep_running)
         self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
@@ -646,7 +450,7 @@ class BatchCoordinator:
                 await self.pump.end()
         elif self.state.total is None:
             self.post(scheduler.Ended(self.inputs.count, sealed=self.inputs.total is not None))
-        await self._look_at_the_rest()
+        await self._look_at_open_items()
         if keep_running:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
@@ -679,8 +483,8 @@ class BatchCoordinator:
             ):
                 self.post(scheduler.Reopened(index, item.attempt, stands))
 
-    async def _look_at_the_rest(self) -> None:
-        known = _count_of(self.inputs)
+    async def _look_at_open_items(self) -> None:
+        known = count_of(self.inputs)
         left = [index for index in range(known) if not self.state.is_final(index)]
         submission = self._submission
         await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
@@ -716,7 +520,7 @@ class BatchCoordinator:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                await self._submission.look_for_requests()
+                await self._submission.requests.look()
             except BackendError as exc:
                 logging.warning("%s: %s", self._submission.identity.id, exc)
 

@@ -177,14 +177,14 @@ async def refuse(submission: Submission, index: int, number: int, error: Excepti
 async def give_up(submission: Submission, index: int, why: str) -> None:
     """End a single job as its last attempt ended: no other can be launched, because of *why*."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
-    await submission.append(request)
+    await submission.requests.append(request)
 
 
 async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
     """Take step after step until there is nothing to do; return the item as it's then."""
     index, seen = evidence.index, evidence.seen
     if seen is not None and seen.host:
-        submission.note_host_end(index, evidence.number, seen)
+        submission.host_ends[index, evidence.number] = seen
     replaces = not (submission.identity.leased or submission.relaunched)
     if replaces and seen is not None and seen.last and not evidence.final:
         evidence = replace(evidence, final=seen.message or "its job has ended")
@@ -525,7 +525,7 @@ def _awaits_submitter(submission: Submission, index: int, number: int) -> bool:
     ended, now = submission.attempt(index, number - 1).outcome, time.time()
     if ended is not None and ended.ended is not None and now - ended.ended > CLOCKS_S:
         return False
-    return now - submission.stranded.setdefault(number, now) < RELAUNCH_S
+    return now - submission.missed_since.setdefault(number, now) < RELAUNCH_S
 
 
 async def find(
@@ -543,13 +543,14 @@ async def find(
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
     """Return the platform's word on the host that ended an attempt; ask if it isn't known yet."""
-    if not submission.has_host_end(index, number):
+    known = submission.host_ends
+    if (index, number) not in known:
         seen = (await find(submission, [(index, number)])).get((index, number))
-        submission.note_host_end(index, number, seen if seen is not None and seen.host else None)
-    return submission.host_end(index, number)
+        known[index, number] = seen if seen is not None and seen.host else None
+    return known[index, number]
 
 
-async def see_through(submission: Submission, indices: Collection[int]) -> list[int]:
+async def close_unattended(submission: Submission, indices: Collection[int]) -> list[int]:
     """Close what has ended of a submission that has no submitter.
 
     A running attempt commits its own outcome, unless its item was stopped: then its job is

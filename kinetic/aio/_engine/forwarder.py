@@ -81,7 +81,7 @@ def main() -> int:
 async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
     platform = await open_platform(order.target)
     try:
-        await _knock(platform.cluster, order)
+        await _check_reachable(platform.cluster, order)
         listener = await _listen(order.local_port)
         async with listener:
             _tell({"port": listener.extra(SocketAttribute.local_port)})
@@ -104,7 +104,7 @@ async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
         await platform.aclose()
 
 
-async def _knock(cluster: Cluster, order: ForwardRequest) -> None:
+async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
     """See whether the job can be reached; its debugger takes a connection for somebody's.
 
     Raises:

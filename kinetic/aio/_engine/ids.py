@@ -25,7 +25,7 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     Raises:
         ConfigurationError: It is a batch's id.
     """
-    _refuse_others(job_id)
+    _require_id(job_id)
     if job_id.startswith("job-"):
         return None
     item = _ITEM.fullmatch(job_id)
@@ -43,7 +43,7 @@ def refuse_job(group_id: str) -> None:
     Raises:
         ConfigurationError: If it is that of a job, it says which call takes it.
     """
-    _refuse_others(group_id)
+    _require_id(group_id)
     item = None if _BATCH.fullmatch(group_id) else _ITEM.fullmatch(group_id)
     if item is not None and _BATCH.fullmatch(item[1]):
         raise ConfigurationError(
@@ -63,7 +63,7 @@ def is_batch(submission: str) -> bool:
     Raises:
         ConfigurationError: It names neither.
     """
-    _refuse_others(submission)
+    _require_id(submission)
     item = None if _BATCH.fullmatch(submission) else _ITEM.fullmatch(submission)
     if item is not None:
         raise ConfigurationError(
@@ -79,7 +79,7 @@ def is_whole(text: str) -> bool:
     Raises:
         ConfigurationError: It is not even that.
     """
-    _refuse_others(text)
+    _require_id(text)
     item = _ITEM.fullmatch(text)
     return any(_WHOLE.fullmatch(one) for one in (text, item[1] if item else ""))
 
@@ -95,7 +95,7 @@ def entry_of(submission: str) -> str:
     return f"{scope_of(submission)}{name}"
 
 
-def _refuse_others(text: str) -> None:
+def _require_id(text: str) -> None:
     if not _ID.fullmatch(text):
         raise ConfigurationError(
             f"{one_line(repr(text), 80)} is no id: those of jobs begin with job-, those of batches "

@@ -18,9 +18,8 @@ from absl import logging
 
 from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import prepare, scheduler
-from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, InputIndex, Source, encode
-from kinetic.aio._engine.session import Session
-from kinetic.aio._lease import HeldLease
+from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, Source, encode
+from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._net.retry import create, retry_forever
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
@@ -55,17 +54,17 @@ class Backpressure:
         return delivery
 
     def changed(self) -> None:
-        """A consumer has got something."""
+        """Note that a consumer has got something."""
         if self.limit is not None:
             self._on_change()
 
     def lift(self) -> None:
-        """From now on it bounds nothing."""
+        """Bound nothing from now on."""
         self.limit = None
         self._on_change()
 
     def leave(self, delivery: Delivery) -> None:
-        """A consumer takes no more."""
+        """Note that a consumer takes no more."""
         if delivery in self._consumers:
             self._consumers.remove(delivery)
             self._on_change()
@@ -78,9 +77,9 @@ class Delivery:
         self.count = count
         self._window = window
 
-    def add(self, items: int = 1) -> None:
-        """Count *items* more that have reached it."""
-        self.count += items
+    def add(self) -> None:
+        """Count one more that has reached it."""
+        self.count += 1
         self._window.changed()
 
     def end(self) -> None:
@@ -115,30 +114,28 @@ class InputPump:
 
     def __init__(
         self,
-        session: Session,
-        placed: prepare.UploadedCall,
+        context: BatchContext,
         feed: InputSource,
-        inputs: InputIndex,
         window: Backpressure,
         state: scheduler.State,
-        lease: HeldLease,
-        key: bytes,
         post: Callable[[scheduler.Event], None],
         refuse: Callable[[int, Exception], Awaitable[None]],
     ) -> None:
-        self._session = session
-        self._placed = placed
+        identity = context.submission.identity
+        self._store = context.session.platform.store
+        self._placed = context.placed
         self._feed = feed
-        self._inputs = inputs
+        self._inputs = context.inputs
         self._window = window
         self._state = state
-        self._lease = lease
+        self._lease = context.lease
         self._post = post
         self._refuse = refuse
-        self._scope = lease.scope
-        self._key = key
-        self._pulled = inputs.count
-        self._first = inputs.count
+        self._batch = identity.id
+        self._scope = identity.scope
+        self._key = identity.key
+        self._pulled = self._inputs.count
+        self._first = self._inputs.count
         self._room = asyncio.Event()
         self._taking: asyncio.Task[list[Any]] | None = None
         self._kept: OrderedDict[int, Any] = OrderedDict()
@@ -151,11 +148,11 @@ class InputPump:
         return self._feed.length is not None
 
     def wake(self) -> None:
-        """There may be room, or nothing more to wait for."""
+        """Note that there may be room, or nothing more to wait for."""
         self._room.set()
 
     def close(self) -> None:
-        """Pull nothing more; what was pulled is stored, and so is a list, which is all here."""
+        """Pull nothing more; inputs that were pulled are stored, and so is a whole list."""
         if self._feed.there is not None:
             return
         self.closing = True
@@ -173,8 +170,8 @@ class InputPump:
         """Store all inputs, and their end.
 
         Raises:
-            SubmitterLost: Somebody else submits the batch now.
-            Exception: The inputs raised it.
+            SubmitterLost: Another process submits the batch now.
+            Exception: The user's iterator raised it.
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
@@ -191,11 +188,10 @@ class InputPump:
         try:
             await self._feed.source.aclose()
         except (Exception, SystemExit) as exc:
-            batch = self._scope.strip("/").rpartition("/")[2]
-            logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
+            logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
 
     async def end(self) -> None:
-        """Write that there are no more inputs; those of a list that was stopped count as well.
+        """Write that there are no more inputs; a stop doesn't shorten a list.
 
         Raises:
             SubmitterLost: As `run`.
@@ -209,7 +205,7 @@ class InputPump:
             name = wire.input_key(self._scope, self._inputs.slots)
             body, slot = json.dumps(content).encode(), wire.Slot(total=total)
             metadata = slot.signed(self._key, self._scope, name)
-            if not await create(self._session.platform.store, name, body, metadata):
+            if not await create(self._store, name, body, metadata):
                 await self._adopt(())
             else:
                 self._inputs.total, self._inputs.sealed = total, True
@@ -240,7 +236,7 @@ class InputPump:
         return self._feed.there is None and (self.closing or self._state.stopping)
 
     async def _take(self, wanted: int) -> list[Any]:
-        taking = self._feed.source.take(wanted, self._is_hungry)
+        taking = self._feed.source.take(wanted, self._has_idle_slots)
         self._taking = asyncio.ensure_future(taking)
         try:
             values = await asyncio.shield(self._taking)
@@ -250,23 +246,23 @@ class InputPump:
                 raise
             values = self._feed.source.stop()
         except Exception as exc:
-            exc.add_note(self._whose())
+            exc.add_note(self._failure_note())
             raise
         finally:
             self._taking = None
         self._pulled += len(values)
         return values
 
-    def _whose(self) -> str:
+    def _failure_note(self) -> str:
         """Return a note for an exception of the user's iterator: what happens to the batch."""
-        batch, stored = self._scope.strip("/").rpartition("/")[2], self._inputs.count
         return (
-            f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "
-            f"is submitted. {stored} inputs are stored: resume(inputs=...) goes on with them and "
-            "with those that you give, resume(seal=True) with them only"
+            f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, and "
+            f"kinetic submits nothing more. {self._inputs.count} inputs are stored: "
+            "resume(inputs=...) goes on with them and with those that you give, resume(seal=True) "
+            "with them only"
         )
 
-    def _is_hungry(self) -> bool:
+    def _has_idle_slots(self) -> bool:
         return self._state.free > 0 and not self._state.waiting
 
     async def _wanted(self, size: int) -> int:
@@ -276,7 +272,7 @@ class InputPump:
             least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
             if room >= least:
                 return least
-            if room >= 1 and self._is_hungry():
+            if room >= 1 and self._has_idle_slots():
                 return int(room)
             self._room.clear()
             await self._room.wait()
@@ -300,9 +296,9 @@ class InputPump:
     async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
         """Store the first of *values*, as they are in *chunk*."""
         try:
-            first = await self._store(chunk, values)
+            first = await self._claim_slot(chunk, values)
         except SubmitterLost as exc:
-            exc.add_note(f"{len(values)} inputs were pulled and not stored: {_some(values)}")
+            exc.add_note(f"{len(values)} inputs were pulled and not stored: {_sample(values)}")
             raise
         count = len(chunk.parts)
         if self._feed.there is None:
@@ -319,9 +315,8 @@ class InputPump:
         while len(self._kept) > limit + (self._state.settings.max_concurrent or 0):
             self._kept.popitem(last=False)
 
-    async def _store(self, chunk: Chunk, values: list[Any]) -> int:
+    async def _claim_slot(self, chunk: Chunk, values: list[Any]) -> int:
         """Put a chunk into the next slot that is free, and return its first index."""
-        store = self._session.platform.store
         refs, failed = await self._upload(chunk)
         while True:
             first = self._inputs.count
@@ -329,7 +324,7 @@ class InputPump:
             footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
             slot = wire.Slot(first, len(chunk.parts), footer, len(body))
             name = wire.input_key(self._scope, self._inputs.slots)
-            if await create(store, name, body, slot.signed(self._key, self._scope, name)):
+            if await create(self._store, name, body, slot.signed(self._key, self._scope, name)):
                 break
             await self._adopt(values)
         self._inputs.add(
@@ -351,7 +346,7 @@ class InputPump:
         failed: dict[int, Exception] = {}
         for at, data in chunk.data.items():
             try:
-                refs[at] = await prepare.upload_all(self._session.platform.store, data, {})
+                refs[at] = await prepare.upload_all(self._store, data, {})
             except SubmissionError as exc:
                 failed[at] = exc
         return refs, failed
@@ -363,18 +358,18 @@ class InputPump:
         await retry_forever(self._inputs.read, "reading the inputs")
         if self._inputs.total is not None and values:
             raise InputsUnfinished(
-                f"{self._scope.strip('/')} was sealed with {self._inputs.total} inputs meanwhile; "
-                f"{len(values)} more are not part of it: {_some(values)}; submit them as a batch "
-                "of their own",
+                f"{self._batch} was sealed with {self._inputs.total} inputs meanwhile; "
+                f"{len(values)} more are not part of it: {_sample(values)}; submit them as "
+                "another batch",
                 stored=self._inputs.total,
             )
         count = self._inputs.count - before
-        logging.warning("%s: %d inputs of an earlier submitter came late", self._scope, count)
+        logging.warning("%s: %d inputs of an earlier submitter came late", self._batch, count)
         if count:
             self._pulled += count
             self._post(scheduler.Stored(before, count))
 
 
-def _some(values: Sequence[Any]) -> str:
+def _sample(values: Sequence[Any]) -> str:
     shown = ", ".join(repr(value)[:60] for value in values[:3])
     return f"{shown}, …" if len(values) > 3 else shown

@@ -415,7 +415,7 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
     return words
 
 
-def check_there(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
+def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
     """Refuse a list of inputs if the function cannot be called with one of them.
 
     Those that are no call at all are left to `encode`.

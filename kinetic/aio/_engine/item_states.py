@@ -146,7 +146,7 @@ class ItemStates:
         known = self._items.get(index)
         if not found and known is not None and known.state.final and known.outcome is not None:
             return known if await self.read_collected() else _UNTOUCHED
-        if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
+        if self._state_of(index, self._merged(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
                 # An attempt may have begun before a stop that was just read.
@@ -154,7 +154,7 @@ class ItemStates:
                 found = await self._list_one(index)
             if await self.read_collected():  # after the listing, which may lack what was removed
                 return self._items.get(index, _UNTOUCHED)
-        return self._take(index, found, asked)
+        return self._update(index, found, asked)
 
     async def _list_one(self, index: int) -> dict[int, wire.Attempt]:
         listed = await self._store.list(wire.item_prefix(self.identity.scope, index))
@@ -203,7 +203,7 @@ class ItemStates:
         if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
             self._contents[index] = (number, outcome, content.body)
         asked = len(self.requests.entries)
-        return self._take(index, {number: wire.Attempt(outcome.executor, outcome)}, asked)
+        return self._update(index, {number: wire.Attempt(outcome.executor, outcome)}, asked)
 
     async def look_at_all(self, indices: Iterable[int]) -> None:
         """Read every item's objects now: one listing for 500 items."""
@@ -242,7 +242,7 @@ class ItemStates:
             if not whole and await self.read_collected():  # after the listing, as in `look`
                 return
             for place, (index, attempts) in enumerate(found.items()):
-                self._take(index, attempts, asked)
+                self._update(index, attempts, asked)
                 if place % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
             if asked == len(requests.entries):
@@ -425,16 +425,16 @@ class ItemStates:
         entries = [(one.name, one.metadata) for one in listed]
         return wire.attempts_of(entries, self.identity.key, self.identity.scope)
 
-    def _grown(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
+    def _merged(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
         for number, known in self._attempts.get(index, {}).items():
             if number not in found or (known.outcome is not None and found[number].outcome is None):
                 found[number] = known
         return found
 
-    def _rule(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
+    def _state_of(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
         return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
 
-    def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
+    def _update(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
         """Take in what was found of an item, and call the listeners.
 
         A final state is not changed unless a retry has reopened the item.
@@ -447,15 +447,15 @@ class ItemStates:
         if known is not None and known.state.final and not self._reopened(index, known):
             self._notify(index, known)
             return known
-        attempts = self._grown(index, found)
-        item = self._rule(index, attempts)
+        attempts = self._merged(index, found)
+        item = self._state_of(index, attempts)
         late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
         self.meter.note(index, attempts, settled=item.state is wire.ItemState.SUCCEEDED)
         if attempts and not item.state.final:
             self._attempts[index] = attempts
-        self._set(index, _light(item))
+        self._set(index, _interned(item))
         self._notify(index, item)
         return item
 
@@ -493,7 +493,7 @@ _SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.
 """The state in which nearly all items end."""
 
 
-def _light(item: wire.Item) -> wire.Item:
+def _interned(item: wire.Item) -> wire.Item:
     """Return *item*, or the shared object of a common state, to save memory."""
     if item.attempt == 1:
         if item.state is wire.ItemState.SUCCEEDED:

@@ -11,7 +11,7 @@ from absl import logging
 
 from kinetic._runner.protocol import wire
 from kinetic.aio._engine import ending, job_spec, prepare, scheduler
-from kinetic.aio._engine.cleanup import take_back, withdraw_idle
+from kinetic.aio._engine.cleanup import delete_if_stopped, withdraw_idle
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.session import Session
@@ -156,8 +156,8 @@ class Launcher:
             raise
         except KineticError as exc:
             if exc.passing and self._has_started():
-                raise self._given_up(exc) from exc
-            if isinstance(exc, BackendError) and self._comes_again(start, exc):
+                raise self._out_of_patience(exc) from exc
+            if isinstance(exc, BackendError) and self._requeue(start, exc):
                 return
             await self.refuse(index, exc, start.attempt)
         if not self.halted:
@@ -166,7 +166,7 @@ class Launcher:
     def _has_started(self) -> bool:
         return self._launched > 0 or self._context.submission.has_started
 
-    def _given_up(self, refusal: KineticError) -> SubmitterLost:
+    def _out_of_patience(self, refusal: KineticError) -> SubmitterLost:
         """The end of patience. Items that did not run stay open, for `resume`."""
         batch = self._context.submission.identity.id
         return SubmitterLost(
@@ -176,11 +176,11 @@ class Launcher:
             job_id=batch,
         )
 
-    def _comes_again(self, start: scheduler.Start, error: BackendError) -> bool:
+    def _requeue(self, start: scheduler.Start, error: BackendError) -> bool:
         """Request it again by its name, because it is unknown whether the platform took it."""
         index = start.index
         tries = self._tries[index] = self._tries.get(index, 0) + 1
-        if is_definite(error) or self._is_hopeless(index, error):
+        if is_definite(error) or self._is_exhausted(index, error):
             return False
         self.unasked.add(index)
         if tries <= TRIES or tries % PATIENT_TRIES == 0:
@@ -198,10 +198,10 @@ class Launcher:
             place = await retry_forever(ask, f"reading input {index}")
         if not context.lease.may_start:
             await context.lease.until_may_start()
-        if self._is_plain(start) or await self._is_wanted(start):
-            await self._launch(self._ordered(start, *place))
+        if self._is_unchanged(start) or await self._is_wanted(start):
+            await self._launch(self._attempt_spec(start, *place))
 
-    def _ordered(
+    def _attempt_spec(
         self, start: scheduler.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> job_spec.AttemptSpec:
         context = self._context
@@ -214,7 +214,7 @@ class Launcher:
             context.submission.requests.round,
         )
 
-    def _is_hopeless(self, index: int, error: BackendError) -> bool:
+    def _is_exhausted(self, index: int, error: BackendError) -> bool:
         """Return whether to give the attempt up after its failed tries."""
         now, tries = asyncio.get_running_loop().time(), self._tries[index]
         launched, since = self._first_failures.setdefault(index, (self._launched, now))
@@ -223,7 +223,7 @@ class Launcher:
             return limit is not None and now - since >= limit
         return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
 
-    def _is_plain(self, start: scheduler.Start) -> bool:
+    def _is_unchanged(self, start: scheduler.Start) -> bool:
         """Whether the item is as it was at the decision, so that `_is_wanted` need not look."""
         index, requests = start.index, self._context.submission.requests.entries
         same = self._state.busy.get(index) == start.attempt
@@ -258,7 +258,7 @@ class Launcher:
             stands = self._context.submission.requests.standing(one.index)
             if stands.stopped or one.attempt <= stands.base:
                 cluster = self._context.session.platform.cluster
-                await take_back(cluster, self._context.submission, one.index, one.attempt)
+                await delete_if_stopped(cluster, self._context.submission, one.index, one.attempt)
         finally:
             self._under_way -= 1
             if not self._under_way:

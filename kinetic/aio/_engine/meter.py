@@ -12,14 +12,14 @@ class _Reading(NamedTuple):
     """Seconds of attempts that told how long they took, how many did, and how many did not."""
 
     seconds: float = 0.0
-    told: int = 0
-    untold: int = 0
+    timed: int = 0
+    untimed: int = 0
 
     def plus(self, other: _Reading, sign: int = 1) -> _Reading:
         return _Reading(
             self.seconds + sign * other.seconds,
-            self.told + sign * other.told,
-            self.untold + sign * other.untold,
+            self.timed + sign * other.timed,
+            self.untimed + sign * other.untimed,
         )
 
 
@@ -39,17 +39,17 @@ class Meter:
 
         One whose process died without a word tells no time, and counts as the average.
         """
-        return self._all.seconds + self._all.untold * self.average
+        return self._all.seconds + self._all.untimed * self.average
 
     @property
     def average(self) -> float:
         """Seconds of an attempt that told how long it took; 0 while none has."""
-        return self._all.seconds / self._all.told if self._all.told else 0.0
+        return self._all.seconds / self._all.timed if self._all.timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
         """Take in all attempts of an item; a *settled* one will have no other."""
         before, now = self._items.pop(index, _Reading()), _read(attempts)
-        if now.told + now.untold < before.told + before.untold:
+        if now.timed + now.untimed < before.timed + before.untimed:
             now = before  # an older view
         self._all = self._all.plus(now).plus(before, -1)
         if not settled and now != _Reading():
@@ -66,14 +66,14 @@ class Meter:
 
 
 def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:
-    seconds, told, untold = 0.0, 0, 0
+    seconds, timed, untimed = 0.0, 0, 0
     for attempt in attempts.values():
         outcome = attempt.outcome
         if outcome is None:
             continue
         if outcome.started is not None and outcome.ended is not None:
             seconds += max(0.0, outcome.ended - outcome.started)
-            told += 1
+            timed += 1
         elif attempt.executor not in (None, "", wire.VOID):
-            untold += 1
-    return _Reading(seconds, told, untold)
+            untimed += 1
+    return _Reading(seconds, timed, untimed)

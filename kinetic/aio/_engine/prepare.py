@@ -191,8 +191,8 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     output_dir = options.output_dir or target.output_dir or ""
     if (machine := session.platform.capacity) is not None:
         _refuse_more_than(machine, options)
-    if _is_elsewhere(session, output_dir):
-        _refuse_elsewhere(output_dir)
+    if _writes_to_cloud_storage(session, output_dir):
+        _refuse_output_dir(output_dir)
     request = ImageRequest(
         mode=options.container_image or "bundled",
         category=options.parsed_accelerator.kind,
@@ -233,12 +233,12 @@ def job_environment(
     base: dict[str, str] = {}
     if session.platform.capacity is not None:
         base |= environment.base_environment(os.environ)
-    if _is_elsewhere(session, output_dir):
+    if _writes_to_cloud_storage(session, output_dir):
         base |= environment.storage_environment(os.environ)
     return {**base, **captured}
 
 
-def _is_elsewhere(session: Session, output_dir: str) -> bool:
+def _writes_to_cloud_storage(session: Session, output_dir: str) -> bool:
     """Return whether a job on this machine writes its outputs to Cloud Storage."""
     return session.target.backend == "local" and "://" in output_dir
 
@@ -305,18 +305,18 @@ def log_choice(session: Session, placed: UploadedCall) -> None:
     """Log where a submission runs and why; once per process, what an accelerator becomes here."""
     target, options = session.target, placed.call.options
     logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
-    if target.backend == "local" and options.accelerator not in _stood_in:
-        _stood_in.add(options.accelerator)
-        if became := _stand_in(options, session.platform.capacity):
+    if target.backend == "local" and options.accelerator not in _substitutes_logged:
+        _substitutes_logged.add(options.accelerator)
+        if became := _substitute(options, session.platform.capacity):
             asked = options.accelerator != DEFAULT_ACCELERATOR  # else it is only the default
             logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 
 
-_stood_in: set[str] = set()
+_substitutes_logged: set[str] = set()
 """The accelerators whose substitute on this machine this process has logged."""
 
 
-def _stand_in(options: Options, capacity: Capacity | None) -> str:
+def _substitute(options: Options, capacity: Capacity | None) -> str:
     """Describe this machine's substitute for the requested accelerator; empty if it has one."""
     asked, accelerator, said = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
@@ -343,7 +343,7 @@ def _refuse_more_than(capacity: Capacity, options: Options) -> None:
         )
 
 
-def _refuse_elsewhere(output_dir: str) -> None:
+def _refuse_output_dir(output_dir: str) -> None:
     if not output_dir.startswith("gs://"):
         raise ConfigurationError(
             f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "

@@ -12,13 +12,14 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.aio._net.retry import growing
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
 GONE_S = 180.0
 """How long to wait for jobs to end, or for a batch's holder to stop, in seconds."""
 
-CONFIRM_PAUSE_S = 0.01
-"""First pause before the platform is asked again whether deleted jobs are gone."""
+CONFIRM_S = 0.01, 1.0
+"""First and longest pause before kinetic asks again whether deleted jobs are gone, in seconds."""
 
 UNDO_S = 25.0
 """How long to wait for a job to end whose submission failed, in seconds."""
@@ -62,7 +63,7 @@ async def remove(
         return
     # A holder has a manifest: that is created before the lease, and removed after this waiting.
     if identity.leased and not fresh and await store.look(identity.entry) is not None:
-        await _until_let_go(session, identity)
+        await _until_released(session, identity)
         if jobs:  # the holder may have started some meanwhile
             await _delete_jobs(session, identity, names, timeout)
     await _delete_objects(session, identity)
@@ -100,15 +101,14 @@ async def until_gone(
     Raises:
         BackendError: They are still there after *timeout* seconds.
     """
-    deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
+    deadline, pauses = time.monotonic() + timeout, growing(*CONFIRM_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
             raise BackendError(
                 f"{found[0].name} was deleted and is still there after {timeout:g} s"
             )
-        await asyncio.sleep(pause)
-        pause = min(1.0, pause * 1.5)
-        if pause == 1.0:  # another process may have launched some since
+        await asyncio.sleep(pause := next(pauses))
+        if pause == CONFIRM_S[1]:  # another process may have launched some since
             await session.platform.cluster.delete(names=names, labels=labels)
 
 
@@ -151,7 +151,7 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
     await store.delete(last)
 
 
-async def _until_let_go(session: Session, identity: Identity) -> None:
+async def _until_released(session: Session, identity: Identity) -> None:
     """Wait until no process submits the batch, nor ever will.
 
     Raises:

@@ -72,7 +72,7 @@ async def read(batch: Batch) -> BatchReport:
         NotFound: It was cleaned up.
         WireError: Its inputs are not what its submitter signed.
     """
-    if not await batch.is_there():
+    if not await batch.exists():
         raise batch.submission.identity.gone
     items = await history.read(batch)
     manifest = batch.manifest

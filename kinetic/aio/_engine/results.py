@@ -175,12 +175,12 @@ class _Finder(pickles.Unpickler):
         found = super().find_class(module, name)
         if module == "cloudpickle.cloudpickle":
             if name == "_make_skeleton_class":
-                return functools.partial(self._made, found)
+                return functools.partial(self._make_class, found)
             if name == "_class_setstate":
-                return functools.partial(self._filled, found)
+                return functools.partial(self._fill_class, found)
         return found
 
-    def _made(self, make: Any, *facts: Any) -> Any:
+    def _make_class(self, make: Any, *facts: Any) -> Any:
         _, name, bases, named, tracker, *_ = facts
         known = _SENT.get(tracker)
         if known is None and any(issubclass(base, BaseException) for base in bases):
@@ -191,7 +191,7 @@ class _Finder(pickles.Unpickler):
         self._here.append(known)
         return known
 
-    def _filled(self, fill: Any, made: type, state: Any) -> Any:
+    def _fill_class(self, fill: Any, made: type, state: Any) -> Any:
         return made if any(made is one for one in self._here) else fill(made, state)
 
 

@@ -263,7 +263,7 @@ def decide(state: State, *events: Event) -> list[Action]:
     """Apply *events* to *state*, and return the actions in order."""
     actions: list[Action] = []
     for event in events:
-        actions += _heard(state, event)
+        actions += _apply(state, event)
     if state.spent >= state.budget and state.would_start:
         _drop_waiting(state)
         actions.append(Stop("budget", keep_running=True))
@@ -274,7 +274,7 @@ def decide(state: State, *events: Event) -> list[Action]:
     return actions
 
 
-def _heard(state: State, event: Event) -> Sequence[Action]:
+def _apply(state: State, event: Event) -> Sequence[Action]:
     match event:
         case Seen(index, item):
             return _seen(state, index, item)

@@ -58,10 +58,10 @@ PAUSES_S = 0.2, 10.0
 """First and longest pause before an interrupted watch begins again, in seconds."""
 
 
-class Parting(Protocol):
-    """A batch that has to stop submitting before the session ends; see `Session.batches`."""
+class Submitting(Protocol):
+    """A batch that may have to stop submitting before the session ends; see `Session.batches`."""
 
-    async def part(self, why: str) -> None:
+    async def leave(self, why: str) -> None:
         """Stop submitting at once."""
         ...
 
@@ -81,7 +81,7 @@ class Session:
         self.platform = platform
         self.client_id = client_id
         self.limit = limit
-        self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
+        self.batches: weakref.WeakValueDictionary[str, Submitting] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +119,7 @@ class Session:
         """Stop submitting, end the watches, and close the platform; jobs go on."""
         batches = tuple(self.batches.values())
         try:
-            await asyncio.gather(*(batch.part("the client is closed") for batch in batches))
+            await asyncio.gather(*(batch.leave("the client is closed") for batch in batches))
         finally:
             await self._end()
 

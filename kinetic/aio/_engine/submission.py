@@ -88,8 +88,14 @@ class Submission(ItemStates):
         """Starts to launch an attempt after the first, if this process is that submitter."""
         self.launched = 0
         """The last attempt that ``launch`` has launched: if the platform lacks it, it's gone."""
-        self.stranded: dict[int, float] = {}
+        self.missed_since: dict[int, float] = {}
         """By number, when an attempt that no process has launched yet was first looked for."""
+        self.host_ends: dict[tuple[int, int], Observation | None] = {}
+        """By item and number, the platform's word on the host that ended an attempt.
+
+        None: the first host did, as its outcome says, or the platform doesn't know. The first
+        host's outcome knows only that it was asked to stop.
+        """
         self.values: Mapping[int, Any] = {}
         """The values that this process collected before it removed the objects."""
         self.deleting = 0
@@ -106,7 +112,6 @@ class Submission(ItemStates):
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
-        self._host_ends: dict[tuple[int, int], Observation | None] = {}
         self._refused: dict[int, Exception] = {}
         """Kept after the item has its FAILED outcome because of it."""
 
@@ -233,30 +238,7 @@ class Submission(ItemStates):
                 waits = waits or seen.message
         return waits
 
-    def host_end(self, index: int, number: int) -> Observation | None:
-        """Return the platform's word on the host that ended an attempt, if it's not the first.
-
-        The outcome is the first host's, which knows only that it was asked to stop.
-        """
-        return self._host_ends.get((index, number))
-
-    def has_host_end(self, index: int, number: int) -> bool:
-        """Return whether the platform has answered which host ended the attempt."""
-        return (index, number) in self._host_ends
-
-    # --- requests and reads ---
-
-    async def read_requests(self) -> list[wire.Request]:
-        """Return all requests, in order; read only new ones from the store."""
-        return await self.requests.read()
-
-    async def look_for_requests(self) -> None:
-        """Do as `read_requests`, with one small request when there is nothing new."""
-        await self.requests.look()
-
-    async def append(self, request: wire.Request) -> int:
-        """Add a request to the log; return how many retry requests come before it."""
-        return await self.requests.append(request)
+    # --- reading ---
 
     async def look_at_each(self, indices: Collection[int]) -> None:
         """Do as `look_at_all`, but keep a forged outcome as the error of its own item.
@@ -267,7 +249,7 @@ class Submission(ItemStates):
         try:
             await self.look_at_all(indices)
         except WireError:
-            await self.read_requests()
+            await self.requests.read()
             for index in indices:
                 try:
                     await self.look(index)
@@ -346,10 +328,6 @@ class Submission(ItemStates):
         if self.concerns(index, number) and self._seen.get(index) != seen:
             self._seen[index] = seen
             self._notify(index, None)
-
-    def note_host_end(self, index: int, number: int, seen: Observation | None) -> None:
-        """Take in the platform's word on which host ended an attempt; None if it has none."""
-        self._host_ends[index, number] = seen
 
     def is_over(
         self, index: int, number: int, seen: Observation | None, before: Observation | None

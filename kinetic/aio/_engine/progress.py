@@ -1,0 +1,337 @@
+"""Count how far a batch is: for a reader of its progress, and for its line on the display."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import reprlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from absl import logging
+
+from kinetic._messages import one_line
+from kinetic._progress import steps
+from kinetic._progress.tally import State, Tally
+from kinetic._runner.protocol import frames, wire
+from kinetic.aio._engine.iteration import Consumer
+from kinetic.job_status import JobStatus
+from kinetic.progress import Progress
+
+if TYPE_CHECKING:
+    from kinetic._progress.entry import Entry
+    from kinetic.aio._engine.batches import Batch
+    from kinetic.aio._engine.submission import Submission
+
+AT_ONCE = 500
+"""Maximum number of items counted in one turn of the loop."""
+
+READING_S = 1.0
+"""How long the last value waits for the message of the first failure."""
+
+
+def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
+    """Return the state of an item, from its objects and the platform's word."""
+    match item.state if item is not None else wire.ItemState.OPEN:
+        case wire.ItemState.SUCCEEDED:
+            return State.SUCCEEDED
+        case wire.ItemState.CANCELLED:
+            return State.CANCELLED
+        case wire.ItemState.FAILED:
+            outcome = item.outcome if item is not None else None
+            lost = outcome is not None and outcome.kind is wire.Kind.LOST
+            return State.LOST if lost else State.FAILED
+        case wire.ItemState.CANCELLING:
+            return State.RUNNING  # until it has ended
+        case wire.ItemState.OPEN:
+            if refused:
+                return State.FAILED
+            return State.RUNNING if status is JobStatus.RUNNING else State.WAITING
+
+
+def state_at(submission: Submission, index: int) -> State:
+    """Return the state of an item, as far as this process has seen."""
+    refused = submission.refusal(index) is not None
+    return state_of(submission.item(index), submission.status(index), refused=refused)
+
+
+class Watch:
+    """A batch that is being counted, within ``async with``; ``changed`` is set by every change.
+
+    With *looking*, a batch that another process submits is looked at now and
+    then, as by everybody who waits for it. *clock* gives seconds; it is the
+    loop's unless another is named.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        looking: bool = False,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._batch = batch
+        self._clock = clock or asyncio.get_running_loop().time
+        age = time.time() - batch.submission.identity.created
+        self._tally = Tally(self._clock(), age=age)
+        self._looking = looking and batch.coordinator is None
+        self._message: tuple[int, str] | None = None  # of the first failure, and whose it is
+        self._reading: asyncio.Task[None] | None = None
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        batch = self._batch
+        async with self._open as opening:
+            opening.callback(batch.submission.listen(self._note))
+            batch.watchers.append(self.changed)
+            opening.callback(batch.watchers.remove, self.changed)
+            if self._looking:
+                await opening.enter_async_context(Consumer(batch))
+            for index in range(batch.known):
+                self._note(index)
+                if index % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            self._tally.start(self._clock())
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        await self._open.aclose()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will change: it is finished, or nobody goes on with it."""
+        return self._batch.finished or self._batch.submission.abandoned is not None
+
+    def value(self) -> Progress:
+        """How far it is now."""
+        total = self._batch.total
+        return self._tally.value(
+            self._clock(),
+            total=total if total is not None else self._batch.manifest["total"],
+            known=self._batch.known,
+            first_failure=self._first_failure(),
+            stopped=self._batch.cause,
+            step=steps.current() or one_line(self._batch.submission.held_up()),
+        )
+
+    async def last(self) -> Progress:
+        """How far it came, with the message of the first failure if that can be had soon."""
+        self._first_failure()
+        if self._reading is not None and not self._reading.done():
+            await asyncio.wait({self._reading}, timeout=READING_S)
+        return self.value()
+
+    def _note(self, index: int, item: wire.Item | None = None) -> None:
+        submission = self._batch.submission
+        item = submission.item(index)
+        if item is None and index >= self._batch.known and submission.refusal(index) is None:
+            return  # not an item: a word to everybody who waits
+        state = state_at(submission, index)
+        retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
+        self._tally.put(index, state, retries, self._clock(), after)
+
+    def _first_failure(self) -> str:
+        index = self._tally.first_bad
+        if index is None:
+            return ""
+        if self._message is not None and self._message[0] == index:
+            return self._message[1]
+        if self._reading is None or self._reading.done():
+            reading = self._read(index)
+            self._reading = asyncio.create_task(reading, name="first failure of a batch")
+        return ""  # it is not known yet
+
+    async def _read(self, index: int) -> None:
+        try:
+            what = f"item {index}{_input_text(self._batch, index)}"
+            words = f"{what}: {await _failure_message(self._batch, index)}"
+        except Exception as exc:  # the numbers are right without the words
+            words = f"item {index}: its error can't be read: {exc}"
+        self._message = (index, one_line(words))
+        self.changed.set()
+
+
+def _input_text(batch: Batch, index: int) -> str:
+    """Return the item's input, shortened, if this process still has it."""
+    pump = batch.coordinator.pump if batch.coordinator is not None else None
+    here = pump.input_of(index) if pump is not None else None
+    return f" ({one_line(reprlib.repr(here[0]), 40)})" if here is not None else ""
+
+
+async def _failure_message(batch: Batch, index: int) -> str:
+    """Return the message of the item's last attempt, without rebuilding its exception."""
+    submission = batch.submission
+    if (refusal := submission.refusal(index)) is not None:
+        return f"{type(refusal).__name__}: {refusal}"
+    item = submission.item(index)
+    if item is None or item.outcome is None:
+        return "failed"
+    outcome, body = await submission.outcome(index, item.attempt)
+    text = frames.unpack(body).fields.get("error", {})
+    kind, message = str(text.get("qualname", "")), str(text.get("message", ""))
+    if outcome.kind is wire.Kind.LOST:
+        return f"lost ({outcome.reason}): {message}"
+    return f"{kind.removeprefix('builtins.')}: {message}" if kind else message
+
+
+INTERVAL_S = 0.1
+BEAT_S = 1.0
+"""Maximum interval between two computations of the line, whose rate changes with time."""
+
+LAST_WORD_S = 1.0
+"""How long the end of the waiting waits for the last line, on a terminal that may be stopped."""
+
+
+async def progress(
+    batch: Batch,
+    *,
+    interval: float = INTERVAL_S,
+    looking: bool = True,
+    clock: Callable[[], float] | None = None,
+) -> AsyncGenerator[Progress, None]:
+    """The numbers now, and again whenever one has changed, until the batch is over.
+
+    Values are at least *interval* seconds apart; a slow reader misses those in
+    between and gets the newest. The last value is that of the end.
+    """
+    loop = asyncio.get_running_loop()
+    async with Watch(batch, looking=looking, clock=clock) as watch:
+        while not watch.over:
+            watch.changed.clear()
+            value = watch.value()
+            rest = loop.time() + interval
+            yield value
+            await watch.changed.wait()
+            while not watch.over and (left := rest - loop.time()) > 0:
+                watch.changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await watch.changed.wait()
+        yield await watch.last()
+
+
+class _Showing:
+    """One batch on the display; several waiters share it."""
+
+    def __init__(self, batch: Batch, entry: Entry) -> None:
+        self.waiting = 0
+        self._batch = batch
+        self._entry = entry
+        self._ending = asyncio.Event()
+        self._task = asyncio.create_task(self._feed(), name=f"progress of {batch.group_id}")
+
+    async def _feed(self) -> None:
+        async with Watch(self._batch) as watch:
+            while not (watch.over or self._ending.is_set()):
+                watch.changed.clear()
+                self._entry.value = watch.value()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await self._ending.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await watch.changed.wait()
+            last_word = watch.over and self._entry.drawn
+            self._entry.value = await watch.last() if last_word else watch.value()
+
+    async def end(self, *, stays: bool) -> None:
+        """Take it off the display, and wait until its last line is there, which *stays* or not."""
+        from kinetic._progress.display import DISPLAY
+
+        self._entry.stays = stays
+        try:
+            self._ending.set()
+            self._batch.wake()
+            await asyncio.wait({self._task}, timeout=2 * LAST_WORD_S)
+        finally:
+            self._task.cancel()
+            drawn = asyncio.Event()
+            DISPLAY.close(self._entry, _setter(drawn))
+        if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
+            logging.warning("progress was not counted: %s", self._task.exception())
+        if self._entry.drawn:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await drawn.wait()
+
+
+def _setter(event: asyncio.Event) -> Callable[[], None]:
+    """Return a function that sets *event* from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+            loop.call_soon_threadsafe(event.set)
+
+    return tell
+
+
+_SHOWN: dict[Batch, _Showing] = {}
+
+
+def shown(batch: Batch, wanted: bool | None = None) -> Shown:
+    """Show how far *batch* is within ``async with``; *wanted* None: only if the sync face asks."""
+    return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
+
+
+def is_shown(batch: Batch) -> bool:
+    """Return whether it is on the display now."""
+    return batch in _SHOWN
+
+
+class Shown:
+    """A batch that is on the display while the block runs, if it is *wanted*.
+
+    Raises:
+        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+    """
+
+    def __init__(self, batch: Batch, wanted: bool) -> None:
+        self._batch = batch
+        self._wanted = wanted
+        self._showing: _Showing | None = None
+
+    async def __aenter__(self) -> None:
+        self._showing = _open_display(self._batch) if self._wanted else None
+        if self._showing is not None:
+            self._showing.waiting += 1
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        showing = self._showing
+        if showing is None:
+            return
+        showing.waiting -= 1
+        if not showing.waiting:
+            _SHOWN.pop(self._batch, None)
+            # Whoever waits for a second at a time does not want a line for each.
+            await showing.end(stays=not isinstance(error, TimeoutError))
+
+
+def _open_display(batch: Batch) -> _Showing | None:
+    if (there := _SHOWN.get(batch)) is not None:
+        return there
+    from kinetic._progress.display import DISPLAY
+
+    entry = DISPLAY.open(title_of(batch))
+    if entry is None:
+        return None
+    showing = _SHOWN[batch] = _Showing(batch, entry)
+    return showing
+
+
+def title_of(batch: Batch) -> str:
+    """Return the name of the batch, or that of its function."""
+    manifest = batch.manifest
+    named = manifest.get("name") or manifest.get("record", {}).get("func_name")
+    return str(named or batch.group_id)

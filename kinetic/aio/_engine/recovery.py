@@ -1,0 +1,202 @@
+"""Read the state of a batch from the store and the platform, before this process submits it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine import scheduler
+from kinetic.aio._engine.cleanup import withdraw_idle
+from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import (
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_SUBMISSION,
+    Evidence,
+    Submission,
+)
+from kinetic.aio._net.retry import retry_forever
+from kinetic.aio.ports import Observation, Phase
+
+SLICE = 1000
+"""Maximum number of items handled in one turn of the loop."""
+
+
+async def recover_state(
+    session: Session, submission: Submission, inputs: InputIndex
+) -> list[scheduler.Event]:
+    """Read requests, inputs, attempts, and jobs, in this order; return what they mean as events.
+
+    Every job without an outcome is busy. Dead attempts are closed, here or by the watch. An
+    item whose attempt has neither job, claim, nor outcome may start. If a request was appended
+    meanwhile, which no coordinator has read, everything is read again.
+
+    Raises:
+        NotFound: It was cleaned up.
+    """
+    store, identity = session.platform.store, submission.identity
+    batch, requests = identity.id, submission.requests
+    while True:
+        await retry_forever(submission.requests.read, f"reading the requests of {batch}")
+        # A removal takes the requests away after the manifest: now that is there, so were they all.
+        there = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
+        if there is None:
+            raise identity.gone
+        asked = len(requests.entries)
+        events = await _surveyed(session, submission, inputs)
+        known = scheduler.Known(count_of(inputs))  # another task may have read more inputs
+        if len(requests.entries) == asked and known in events:
+            return events
+
+
+async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
+    """Read how many inputs are stored, or were before they were removed."""
+    await inputs.read()
+    if inputs.total is None and await submission.read_collected():
+        inputs.total = submission.collected
+
+
+def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
+    """Yield changes of *event*'s items that came while the state was read.
+
+    Even an item without a job may have changed: a launch that the former coordinator sent
+    before it died may reach the platform late.
+    """
+    match event:
+        case scheduler.Found(index, attempt) | scheduler.Again(index, attempt):
+            attempts = {index: attempt}
+        case scheduler.Stored(first, count):
+            attempts = dict.fromkeys(range(first, first + count), 1)
+        case _:
+            return
+    for index, attempt in attempts.items():
+        item = submission.item(index)
+        if item is not None and (item.state.final or item.attempt != attempt):
+            yield scheduler.Seen(index, item)
+
+
+async def _surveyed(
+    session: Session, submission: Submission, inputs: InputIndex
+) -> list[scheduler.Event]:
+    batch = submission.identity.id
+    reading = f"reading the inputs of {batch}"
+    await retry_forever(lambda: read_inputs(submission, inputs), reading)
+    count = count_of(inputs)
+    unknown = [index for index in range(count) if not submission.is_final(index)]
+    await retry_forever(
+        lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
+    )
+    claimants, before = await _claimants(submission, unknown), submission.observations()
+    labels = {LABEL_SUBMISSION: batch}
+    cluster = session.platform.cluster
+    asked = len(submission.requests.entries)
+    jobs = await retry_forever(
+        lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
+    )
+    # A retry that led to one of these jobs was stored before it: without that it looks idle.
+    await retry_forever(submission.requests.read, f"reading the requests of {batch}")
+    if asked != len(submission.requests.entries):
+        return []  # all is read once more
+    found = {
+        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
+    }
+    live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
+    # The former coordinator may have died before it did this.
+    await withdraw_idle(cluster, submission, live)
+    survey = _Survey(session, submission, found, before, claimants)
+    for index in range(count):
+        survey.add(index)
+        if index % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+    return survey.events(count)
+
+
+def count_of(inputs: InputIndex) -> int:
+    """Return how many items there are, as far as is known."""
+    return max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
+
+
+async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
+    """Return the known claimants of the open attempts."""
+    found: dict[tuple[int, int], str] = {}
+    for place, index in enumerate(indices, start=1):
+        item = submission.item(index)
+        if item is not None and not item.state.final:
+            executor = submission.attempt(index, item.attempt).executor
+            if executor is not None:
+                found[index, item.attempt] = executor
+        if place % SLICE == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+class _Survey:
+    def __init__(
+        self,
+        session: Session,
+        submission: Submission,
+        found: dict[tuple[int, int], Observation],
+        before: dict[int, Observation],
+        claimants: dict[tuple[int, int], str],
+    ) -> None:
+        self._session = session
+        self._submission = submission
+        self._found = found
+        self._before = before
+        self._claimants = claimants
+        self._known: list[scheduler.Event] = []
+        self._fresh: list[tuple[int, int]] = []
+
+    def add(self, index: int) -> None:
+        if self._submission.is_damaged(index):
+            self._known.append(scheduler.Refused(index))  # counts as failed, and is not run again
+            return
+        item = self._submission.item(index)
+        assert item is not None
+        if item.state.final:
+            self._known.append(scheduler.Seen(index, item))
+            return
+        seen = self._found.get((index, item.attempt))
+        claimed = self._submission.attempt(index, item.attempt).executor is not None
+        if seen is not None or claimed:
+            self._known.append(scheduler.Found(index, item.attempt))
+            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
+                claimant = self._claimants.get((index, item.attempt))
+                evidence = Evidence(index, item.attempt, seen, claimant)
+                self._session.settle_soon(self._submission, evidence)
+        elif item.attempt > 1:
+            self._known.append(scheduler.Again(index, item.attempt))
+        elif self._fresh and self._fresh[-1][1] == index:
+            self._fresh[-1] = (self._fresh[-1][0], index + 1)
+        else:
+            self._fresh.append((index, index + 1))
+
+    def events(self, count: int) -> list[scheduler.Event]:
+        events: list[scheduler.Event] = [scheduler.Known(count)]
+        if self._submission.requests.all_stopped:
+            events.append(scheduler.StopRequested())
+        events += self._known
+        if self._submission.requests.all_stopped:
+            return events + self._revived()
+        return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
+
+    def _revived(self) -> list[scheduler.Event]:
+        """Under a stop of the whole batch, only items that were reopened after it may start."""
+        requests = self._submission.requests
+        events: list[scheduler.Event] = [
+            self._reopened(one.index, one.attempt)
+            for one in self._known
+            if isinstance(one, scheduler.Again | scheduler.Found)
+            and not requests.standing(one.index).stopped
+        ]
+        for first, stop in self._fresh:
+            for index in range(first, stop):
+                item = self._submission.item(index)
+                if item is not None and item.state is wire.ItemState.OPEN:
+                    events.append(self._reopened(index, item.attempt))
+        return events
+
+    def _reopened(self, index: int, attempt: int) -> scheduler.Reopened:
+        return scheduler.Reopened(index, attempt, self._submission.requests.standing(index))
