@@ -98,18 +98,18 @@ class Batch:
 
     @property
     def group_id(self) -> str:
-        """Its id."""
+        """The ID of the batch."""
         return self.submission.identity.id
 
     def following(self, index: int) -> JobRef:
-        """Where the job of an item is followed."""
+        """Return the job of an item, for a handle."""
         return JobRef(session=self.session, submission=self.submission, index=index)
 
-    # --- what is there ---
+    # --- state ---
 
     @property
     def submits(self) -> bool:
-        """Whether this process submits it now."""
+        """Whether this process submits the batch now."""
         return self.coordinator is not None and not self.coordinator.over.is_set()
 
     @property
@@ -124,14 +124,14 @@ class Batch:
 
     @property
     def sealed(self) -> bool:
-        """Whether it can have no more items: the end of its inputs is stored, or was."""
+        """Whether no more items can come: the end of the inputs is stored, or was collected."""
         return self.inputs.sealed or self.submission.collected is not None
 
     @property
     def known(self) -> int:
         """How many items there are so far."""
         if self.inputs.total is not None:
-            return self.inputs.total  # the length that the inputs told beforehand may be wrong
+            return self.inputs.total  # `len(inputs)` may have been wrong
         return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
 
     @property
@@ -145,7 +145,10 @@ class Batch:
         return self.submission.refusals
 
     def submitted(self, index: int) -> bool:
-        """Whether an attempt of the item was decided on; what others submit counts as submitted."""
+        """Return whether an attempt of the item was decided on.
+
+        If another process submits the batch, all its items count as submitted.
+        """
         if self.submission.refusal(index) is not None:
             return False
         if self.coordinator is None:
@@ -154,9 +157,9 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to wait for here.
+        """Whether a waiter has nothing left to wait for.
 
-        All is settled, or this process was submitting it and does so no more.
+        All items are settled, or this process has stopped submitting the batch.
         """
         if self.coordinator is not None:
             settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
@@ -170,18 +173,18 @@ class Batch:
 
     @property
     def followed(self) -> bool:
-        """Whether it is kept current; a listed batch is not before it is used."""
+        """Whether the session keeps the batch current; a listed batch isn't until its first use."""
         return self._followed
 
     def follow(self) -> None:
-        """Follow it by the session's watch from now on; a listed batch is not before it is used."""
+        """Keep the batch current from now on."""
         if not self._followed:
             self._followed = True
             self.session.follow(self.submission, ours=False)
             self.observe()
 
     async def refresh(self) -> None:
-        """Learn how many items there are, when another process submits them."""
+        """Read how many items there are, if another process submits them."""
         self.follow()
         if not self.submits and self.inputs.total is None:
             await read_inputs(self.submission, self.inputs)
@@ -212,17 +215,17 @@ class Batch:
             await ending.ask(submission, begun)
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Index and status of what was submitted, read from the store now."""
+        """Return index and status of each submitted item, read from the store now."""
         submitted = [index for index in range(self.known) if self.submitted(index)]
         await self.look()
         submitted = submitted if self.coordinator is not None else [*range(self.known)]
         return [(index, self.submission.status(index)) for index in submitted]
 
     async def input_of(self, index: int) -> Any:
-        """The input of an item: the very object while it is here, else one rebuilt from the store.
+        """Return the input of an item: the user's own object, or one rebuilt from the store.
 
         Raises:
-            NotFound: It is not stored, or not any more.
+            NotFound: It isn't stored, or was removed.
             SubmissionError: It could not be pickled.
             Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
         """
@@ -297,14 +300,14 @@ class Batch:
         return Price(**fields) if fields else None
 
     def _budget_s(self, settings: MapSettings) -> float:
-        """How many seconds of attempts the budget pays for."""
+        """Return how many seconds of attempts the budget pays for."""
         if settings.budget is None or self.price is None or not self.price.usd_per_hour:
             return math.inf
         return settings.budget / self.price.usd_per_hour * HOUR_S
 
     @property
     def cause(self) -> str:
-        """Why kinetic stopped the batch, in words; empty if a user did, or it wasn't stopped."""
+        """Why kinetic stopped the batch; empty if a user stopped it, or nothing did."""
         terms = self.manifest["terms"]
         words = {
             "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
@@ -342,7 +345,7 @@ class Batch:
         if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lost:
-            self.session.watch(self.submission)  # who waits for a job hears of it further on
+            self.session.watch(self.submission)  # for those who wait for one of its jobs
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
@@ -445,7 +448,7 @@ class Batch:
     ) -> None:
         keeping = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
         if self._abandonment_watch is not None:
-            # two that close the same attempts get in each other's way
+            # Two tasks that close the same attempts would write the same outcomes.
             self._abandonment_watch.cancel()
         try:
             if self._abandonment_watch is not None:
@@ -512,13 +515,15 @@ class Batch:
             try:
                 await self.take_over()
             except Conflict:
-                logging.info("%s: somebody else has taken it, and serves this", self.group_id)
+                logging.info(
+                    "%s: another process took it over, and carries this out", self.group_id
+                )
         if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
             self._observe_again()  # what was reopened runs elsewhere
         return count
 
     async def exists(self) -> bool:
-        """Whether it was not cleaned up; what is written after that would never be removed."""
+        """Return whether the batch exists; after a cleanup, nothing would remove a new object."""
         entry = self.submission.identity.entry
         if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
@@ -545,13 +550,13 @@ class Batch:
                 return len(bases)
 
     async def _is_free(self) -> bool:
-        """Whether no living process has the lease; waits until that is certain."""
+        """Return whether no living process has the lease; wait until that is certain."""
         identity, platform = self.submission.identity, self.session.platform
         there = await _lease.read(platform.store, identity.scope)
         return there is None or not there[0].held or not await self._is_served(there[0])
 
     async def _is_served(self, lease: _lease.Lease) -> bool:
-        """Whether the holder of *lease* renews it, or another one has it by now."""
+        """Return whether the holder of *lease* renews it, or another process has it now."""
         identity, platform = self.submission.identity, self.session.platform
         since = platform.clock()
         while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
@@ -579,17 +584,17 @@ class Batch:
                 )
 
     async def seal(self) -> None:
-        """Pull no more inputs: those that were pulled are stored, and are all."""
+        """Pull no more inputs, and store the end of those that were pulled."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.finish_inputs(seal=True)
 
     # --- ending ---
 
     async def cancel(self) -> None:
-        """Stop everything and wait until it has ended.
+        """Stop the batch and wait until all its items have ended.
 
         Raises:
-            BackendError: The stop cannot be stored, or the items' outcomes cannot be read.
+            BackendError: The stop can't be stored, or an outcome can't be read.
         """
         coordinator = self.coordinator
         if coordinator is not None and self.submits and not coordinator.complete:
@@ -614,7 +619,7 @@ class Batch:
                 await self.session.closed(self.submission, index)
 
     async def delete_jobs(self) -> None:
-        """Take all its jobs off the platform, when none of them is wanted any more."""
+        """Delete all jobs of the batch from the platform, unless a retry still needs some."""
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
             cluster = self.session.platform.cluster
@@ -624,18 +629,18 @@ class Batch:
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
-        """Remove all objects of its items, which have these *values*; the manifest stays.
+        """Remove all objects of the items, which have these *values*; the manifest stays.
 
-        *history* is what a report needs of each item; it is kept.
+        *history* is what a report needs of each item; it's stored first.
 
-        Cancelled: it may be removed in part, and *values* stay here; do it again.
+        Cancelled: some objects may be removed. This process keeps *values*; call it again.
         """
         submission = self.submission
         if self.items_removed or not await self.exists():
             return
         submission.values = values
         if self.coordinator is not None:
-            await self.coordinator.over.wait()  # it has some last words about the batch
+            await self.coordinator.over.wait()  # it writes how all items ended
         await self.delete_jobs()
         await submission.write_collected(len(values), history)
         await self._delete_items()
@@ -650,12 +655,12 @@ class Batch:
             await store.delete([one.name for one in found])
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
-        """Stop it, and take away its jobs and its objects."""
+        """Stop the batch, and remove its jobs and objects."""
         if self.submission.removed:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            # Else `removal` would wait for its lease to run out.
+            # Otherwise `removal` would wait until the lease expires.
             await self.coordinator.over.wait()
         identity = self.submission.identity
         await self._until_lifted(
@@ -665,7 +670,7 @@ class Batch:
             self.session.forget(self.submission)
 
     async def _until_lifted(self, removal: Callable[[], Awaitable[None]]) -> None:
-        """Await *removal*; in the process that submitted the batch, refusals may pass."""
+        """Await *removal*; the process that submitted the batch retries passing refusals."""
 
         def waits() -> bool:
             return self.coordinator is not None and self.submission.has_started
@@ -676,7 +681,7 @@ class Batch:
     # --- observing ---
 
     def observe(self) -> None:
-        """Find out when no process submits it any more."""
+        """Watch the lease, to find out when no process submits the batch any more."""
         if self._abandonment_watch is None or self._abandonment_watch.done():
             self._abandonment_watch = self.session.spawn(
                 self.watch_abandonment(), name=f"lease of {self.group_id}"
@@ -690,7 +695,7 @@ class Batch:
         self.observe()
 
     async def look_again(self) -> None:
-        """Observe it again, if it was abandoned and a process submits it by now."""
+        """Observe the batch again, if it was abandoned and a process submits it now."""
         if self.submits or self.submission.abandoned is None:
             return
         identity, platform = self.submission.identity, self.session.platform
@@ -710,7 +715,7 @@ class Batch:
         return stuck
 
     async def watch_abandonment(self) -> None:
-        """Wait until the batch has no submitter, then end the waiting for what has no outcome."""
+        """Wait until no process submits the batch, then fail waiters of items without outcome."""
         identity, platform = self.submission.identity, self.session.platform
         lease = await retry_forever(
             lambda: _lease.until_abandoned(

@@ -80,8 +80,8 @@ def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
 class _Relauncher:
     """Launches each attempt of a single job after the first, where the platform doesn't.
 
-    It does so while the submitting process lives. If that is gone, or too slow, any process that
-    waits for the job gives it up by a stop request (`ending`), which this reads after each launch.
+    It does so while the submitting process lives. If that process is gone or too slow, any waiter
+    gives the job up by a stop request (`ending`). This class reads requests after each launch.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class _Relauncher:
             why = str(exc)
         if why is None:
             return
-        # It was refused, or launched for a job that was stopped or removed.
+        # The platform refused it, or the job was stopped or removed meanwhile.
         await release(self._session.platform.cluster.delete(names=[name]), what=f"removing {name}")
         if why:
             await self._give_up(why)
 
     async def _replace(self, number: int) -> str | None:
-        """Launch attempt *number*; return why it must go again, empty if nobody wants it.
+        """Launch attempt *number*; return why to delete it again, empty if it isn't wanted.
 
         Raises:
             KineticError: It can't be launched.

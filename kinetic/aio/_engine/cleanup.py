@@ -47,9 +47,9 @@ async def delete_all(
 ) -> None:
     """Delete all jobs that were launched in rounds up to *last*, the round at the time of the stop.
 
-    By the label of a round, not of the batch: should this request reach the platform late, it does
-    not delete the jobs of items that somebody has had tried again since. Those of the attempts that
-    are known to be *live*, pairs of item and number, go by their names before, if they are many.
+    It selects them by the label of a round, not of the batch. So a request that reaches the
+    platform late doesn't delete jobs of items that were retried since. If many attempts are known
+    to be *live*, pairs of item and number, it first deletes their jobs by name.
 
     Raises:
         BackendError: The platform does not answer.
@@ -57,7 +57,7 @@ async def delete_all(
     batch = submission.identity.id
     if len(live) > MANY:
         await _delete_many(cluster, submission, live)
-    for number in range(last + 1):  # each retry_failed() begins another
+    for number in range(last + 1):  # each retry_failed() begins a round
         await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
 
@@ -109,11 +109,11 @@ async def delete_unwanted(
 ) -> None:
     """Delete the jobs of *attempts*, pairs of item and number: in one request where possible.
 
-    That is right however late the request reaches the platform: when a stopped item is tried again,
-    its next attempt has another number, and so another name.
+    The request may reach the platform late: if a stopped item is retried, its next attempt has
+    another number, and so another name.
 
-    It saves time only, since stopped jobs end by themselves: errors are logged, and so is a
-    platform that does not answer for half a minute.
+    Stopped jobs end by themselves, so this only saves time. It logs errors, and logs if the
+    platform doesn't answer for 30 s.
     """
     names = [submission.identity.attempt_name(*one) for one in attempts]
     if not names:
@@ -166,7 +166,7 @@ def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:
-        return item.outcome.executor == wire.VOID  # a process that comes finds it closed
+        return item.outcome.executor == wire.VOID  # a process that starts late finds it closed
     if item.state is wire.ItemState.CANCELLED and item.attempt == number:
         # It has no claim: with one the item would be CANCELLING, and be at the next number
         # as soon as this attempt had its outcome.

@@ -1,4 +1,4 @@
-"""What was asked for of a batch: a log of slots that anybody may append to."""
+"""The requests to stop and retry: a log of slots that every client of a batch may append to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ControlLog:
         return [index for index, stands in self._named.items() if stands.retried]
 
     async def read(self) -> list[wire.Request]:
-        """All entries, in order; only new ones are read from the store.
+        """Return all entries, in order; read only new ones from the store.
 
         Raises:
             WireError: One is damaged, or must not be ignored and is of an unknown kind.
@@ -69,12 +69,12 @@ class ControlLog:
                 self._note(self._parsed(content))
 
     async def look(self) -> None:
-        """As `read`, with one small request where there is nothing new."""
+        """Do as `read`, with one small request if there is nothing new."""
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request after reading all before it; returns how many of those are retries."""
+        """Add a request after reading all before it; return how many of those are retries."""
         while True:
             slot, its_round = len(await self.read()), self.round
             if await self.append_at(slot, request):
@@ -91,13 +91,13 @@ class ControlLog:
         return True
 
     async def stop_items(self, indices: Iterable[int], cause: str) -> None:
-        """Ask for the end of single items; the requests of many callers are put into one entry."""
+        """Stop single items; concurrent callers share one entry of the log."""
         mine = {*indices}
         self._unsent |= mine
         async with self._sending:
             mine &= self._unsent
             if not mine:
-                return  # whoever was before us has sent them along
+                return  # another caller's request has included them
             loop = asyncio.get_running_loop()
             if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
                 await asyncio.sleep(wait)

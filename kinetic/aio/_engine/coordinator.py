@@ -65,18 +65,20 @@ async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = 
 async def keep_renewing(
     store: Store, placed: UploadedCall, inputs: InputIndex, whose: str
 ) -> NoReturn:
-    """`renewed` once a day, until cancelled."""
+    """Call `renewed` once a day, until cancelled."""
     while True:
         await asyncio.sleep(_shared_objects.DAY_S)
         try:
             gone = await renewed(store, placed, _data_of(inputs))
         except BackendError as exc:
-            logging.warning("%s: shared content was not renewed: %s; tomorrow again", whose, exc)
+            logging.warning(
+                "%s: shared content wasn't renewed (%s); will retry tomorrow", whose, exc
+            )
             continue
         if gone:
             logging.error(
-                "%s: %s is gone from the store, so jobs to come will fail; have the bucket's "
-                "lifecycle rule wait for longer than jobs take, and submit again",
+                "%s: %s was deleted from the store, so later jobs will fail; have the bucket's "
+                "lifecycle rule wait longer than jobs take, and submit again",
                 whose,
                 gone[0],
             )
@@ -309,14 +311,14 @@ class BatchCoordinator:
             try:
                 if not self.complete and not self._leaving:
                     self._abandon_waiting()
-            finally:  # whatever failed: no waiter may hang on this coordinator
+            finally:  # after any failure, no waiter may hang on this coordinator
                 self._fed.set()
                 self.over.set()
                 self._decided.set()
                 self.on_change()
 
     def _abandon_waiting(self) -> None:
-        """Raise an error for those who wait for items that are no longer submitted."""
+        """Fail the waiters of items that this process won't submit any more."""
         batch = self._submission.identity.id
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
@@ -434,7 +436,7 @@ class BatchCoordinator:
         await retry_forever(lambda: self._submission.requests.append(request), "asking for the end")
 
     def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
-        """`stop` in the background; those who wait for items get its error."""
+        """Do as `stop` in the background; if that fails, those who wait for items get the error."""
         stopping = self.stop(cause, keep_running=keep_running)
         self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
 
@@ -455,7 +457,7 @@ class BatchCoordinator:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
     async def _delete_jobs(self, sent: Sequence[tuple[int, int]], its_round: int) -> None:
-        """Delete the jobs, so that they end sooner; the stop alone keeps waiting ones back."""
+        """Delete jobs, so that running ones end sooner; the stop itself holds back waiting ones."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await retry_forever(
@@ -465,7 +467,7 @@ class BatchCoordinator:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
     async def _apply(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
-        """Look at the items that a request names; those it reopens may start."""
+        """Read the items that a request names; those that it reopens may start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are in the store, and of how many; in the loop's thread."""
+"""Called in the loop's thread with the bytes in the store and the bytes in all."""
 
 REQUESTS = 32
 READERS = 2  # threads: more of them would only keep the loop from the interpreter
@@ -89,7 +89,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
 _Locks = WeakValueDictionary[object, asyncio.Lock]
 
 _locks: WeakKeyDictionary[Store, _Locks] = WeakKeyDictionary()
-"""What is on its way to a store; a store belongs to one client and its loop."""
+"""The locks of uploads under way to a store; a store belongs to one client and its loop."""
 
 
 def _lock(store: Store, key: object) -> asyncio.Lock:
@@ -97,7 +97,7 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 
 async def renew(store: Store, name: str) -> bool:
-    """Renew the objects of a `Data`, by its manifest; False when some of them are gone."""
+    """Renew the objects of a `Data`, by its manifest; return False if some don't exist."""
     there = await store.look(name)
     if there is None or _shared_objects.is_fresh(there):
         return there is not None
@@ -105,7 +105,7 @@ async def renew(store: Store, name: str) -> bool:
     try:
         manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
     except ValueError:
-        return False  # damaged: what it named is sent again, and so is it
+        return False  # damaged: its files and the manifest are sent again
     files = {file for _, file in manifest.objects(name.split("/")[1])}
     return not (await store.renew(files) or await store.renew([name]))
 
@@ -239,7 +239,7 @@ class _Transfer:
             created = await self._store.create(one.name, Path(one.file), shared=True)
         except BackendError as exc:
             failure = exc
-        # Whatever the store says: if the file is not what it was, that comes first.
+        # A changed file is the more useful error, so check it before the store's.
         same = await anyio.to_thread.run_sync(_snapshot.unchanged, one.file, one.stamp)
         if not same and (failure or (created and not await self._is_right(one))):
             raise _snapshot.changed(one.file, self._snapshot.path) from failure
@@ -252,7 +252,7 @@ class _Transfer:
             copy = os.path.join(scratch.folder, "content")
             try:
                 await self._store.fetch(one.name, Path(copy))
-            except NotFound:  # somebody else found it damaged
+            except NotFound:  # another process found it damaged
                 return False
             digest = await _in_thread(_snapshot.sha256, copy, one.entry.path)
             return digest == one.entry.digest

@@ -1,4 +1,4 @@
-"""Attaching to the debugger of a job: wait until it listens, forward its port, say how to go on."""
+"""Attach to the debugger of a job: wait until it listens, forward its port, print instructions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
 TOLD = 8
-"""After so many looks for the debugger it is asked how the job is, and said."""
+"""After this number of looks for the debugger, kinetic reads and logs the job's state."""
 
 START_S = 60.0
 """How long a forwarder may take to open the platform."""
 
 GRACE_S = 5.0
 PLACEHOLDER = "${workspaceFolder}"
-"""What VS Code puts the folder for that it has open."""
+"""VS Code replaces this by the folder that it has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class Place:
 
 
 def require_person(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to wait for somebody who is not there.
+    """Refuse to wait for a debugger without a terminal.
 
     Raises:
-        ConfigurationError: There is no terminal, and nobody said that this is all right.
+        ConfigurationError: There is no terminal, and KINETIC_NO_TTY_DEBUG isn't 1.
     """
     person = sys.stdin is not None and sys.stdin.isatty()
     if not person and environ.get("KINETIC_NO_TTY_DEBUG") != "1":
@@ -70,7 +70,7 @@ def require_person(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def require_port(port: int) -> None:
-    """See at once whether *port* of this machine is free; 0 is for any.
+    """Check whether *port* of this machine is free; 0 means any.
 
     Raises:
         ConfigurationError: It is not.
@@ -140,7 +140,7 @@ async def ready(
 
 
 async def _standing(at: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
-    """What lies in the store for an attempt, by what it is called."""
+    """Return the metadata of an attempt's objects, by the last part of their names."""
     begins = wire.attempt_key(at.submission.identity.scope, at.index, attempt, "")
     found = await at.session.platform.store.list(begins)
     return {one.name.removeprefix(begins): one.metadata for one in found}
@@ -230,7 +230,7 @@ def _started(order: ForwardRequest) -> Forwarder:
 
 
 def _first_line(process: Forwarder) -> dict[str, Any]:
-    """What it says when it listens, or why it does not; nothing if it ends without a word."""
+    """Return the first line of a forwarder: its port or its error; empty if it ends without one."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
@@ -246,13 +246,13 @@ _KEPT: set[Forwarder] = set()
 
 
 def _keep(process: Forwarder) -> None:
-    """It ends when nobody holds it any more: that is left to the end of this process."""
+    """Hold a forwarder until this process ends: it would end with the last reference."""
     _KEPT.difference_update([one for one in _KEPT if one.poll() is not None])
     _KEPT.add(process)
 
 
 def end(process: Forwarder) -> None:
-    """End a forwarder and wait until it has ended, whatever has become of it."""
+    """End a forwarder, and wait until it has ended."""
     process.terminate()
     try:
         process.wait(GRACE_S)
@@ -267,7 +267,7 @@ def end(process: Forwarder) -> None:
 
 
 def instructions(place: Place, port: int, working_dir: str | None) -> str:
-    """What a person does now, with what VS Code needs for it."""
+    """Return instructions to attach, with the entry for VS Code."""
     entry = json.dumps(launch_configuration(place, port, working_dir), indent=2)
     return (
         f"{place.name} waits for a debugger on {LOOPBACK}:{port}. With VS Code: add this to "
@@ -276,7 +276,7 @@ def instructions(place: Place, port: int, working_dir: str | None) -> str:
 
 
 def launch_configuration(place: Place, port: int, working_dir: str | None) -> dict[str, Any]:
-    """An entry of VS Code's ``launch.json`` that attaches to *port* of this machine."""
+    """Return an entry of VS Code's ``launch.json`` that attaches to *port* of this machine."""
     known = place.project if place.project and os.path.isdir(place.project) else PLACEHOLDER
     return {
         "name": f"Attach to {place.name}",

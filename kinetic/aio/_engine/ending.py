@@ -80,7 +80,7 @@ Step = Close | Ask | Launch | GiveUp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the store and the platform say of an item.
+    """The facts from the store and the platform about an item.
 
     ``attempt`` is the open one of the item, and ``name`` its name on the platform. ``closes``
     says that this process may close it. ``launched`` is the last attempt that this process
@@ -192,7 +192,7 @@ async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
     before: tuple[wire.Item, Step] | None = None
     while (step := decide(_facts(submission, item, evidence))) is not None:
         if (item, step) == before:
-            break  # it had no effect: another process acts, or the next reading decides
+            break  # it had no effect: another process acts, or the next read decides
         before = item, step
         match step:
             case Close(death):
@@ -287,7 +287,7 @@ async def _store_closed(
     identity = submission.identity
     place = (identity.scope, index, number)
     item = await submission.look(index)  # requests are read after the claim was seen
-    silent = item.stopped or death.reason == SUBMISSION  # there is no log, or no use for it
+    silent = item.stopped or death.reason == SUBMISSION  # it has no log, or needs none
     log = "" if silent else await _log_tail(submission, index, number)
     outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
     metadata = outcome.signed(identity.key, *place)
@@ -321,7 +321,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
 
 
 async def _log_tail(submission: Submission, index: int, number: int) -> str:
-    """Return the end of the log; empty if it can't be read, for an outcome doesn't need it."""
+    """Return the end of the log; empty if it can't be read."""
     name = submission.identity.attempt_name(index, number)
     # A long line comes in several pieces, so more than LOG_LINES of them may come.
     lines: deque[str] = deque(maxlen=LOG_LINES)
@@ -406,7 +406,7 @@ async def reconcile(submission: Submission, index: int, *, explained: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What was known of an open attempt when the platform was asked about it."""
+    """The state of an open attempt when the platform was asked about it."""
 
     index: int
     number: int
@@ -435,7 +435,7 @@ async def ask(
         for number in submission.identity.related(one.number)
     ]
     found = await find(submission, names, explained=explained)
-    # What the platform lacks may have committed and gone since the caller looked.
+    # An attempt that the platform lacks may have committed since the caller looked.
     if absent := [one.index for one in questions if (one.index, one.number) not in found]:
         await submission.look_at_each(absent)
     ended: list[Evidence] = []
@@ -464,14 +464,14 @@ def _evidence(
     found: Mapping[tuple[int, int], Observation],
     launched: int,
 ) -> Evidence | None:
-    """Return what the platform's answer says of the end of an open attempt."""
+    """Return the platform's evidence that an open attempt has ended, if any."""
     index, number = asked.index, asked.number
     executor = submission.attempt(index, number).executor
     seen = found.get((index, number))
     told = submission.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
     since = told.since if told is not None else None
     if seen is None and told is not None and told.is_about(executor):
-        return told  # it says more than that the job is gone
+        return told  # it has more details than the job's absence
     if seen is None and not submission.identity.leased:
         later = any(of == index and other > number for of, other in found)
         if not later:

@@ -1,7 +1,7 @@
 """Forward a port of this machine to a port on a job's loopback.
 
-``python -m kinetic.aio._engine.forwarder``: a process of its own, because whoever asks for it
-gets its `subprocess.Popen`.
+``python -m kinetic.aio._engine.forwarder`` is a separate process, because the API returns its
+`subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kinetic.configuration import Target
 
 LOOPBACK = "127.0.0.1"
 NOBODY = 9
-"""A port that nothing listens on: to dial it shows whether one may."""
+"""A port without a listener: dialing it shows whether the user may dial."""
 
 OVER = (Phase.ENDED, Phase.GONE)
 PAUSE_S = 2.0
@@ -33,7 +33,7 @@ WATCH_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardRequest:
-    """What to forward: *local_port* to *port* of host *host* of the attempt called *name*.
+    """Forward *local_port* to *port* of host *host* of the attempt called *name*.
 
     ``labels`` find it in a watch.
     """
@@ -67,7 +67,7 @@ def taken(port: int, cause: OSError) -> errors.ConfigurationError:
 
 
 def main() -> int:
-    """Do as the order says; what to exit with."""
+    """Carry out the request from stdin; return the exit code."""
     order = ForwardRequest.of(sys.stdin.buffer.readline())
     try:
         asyncio.run(_forward(order, sys.stdin.buffer))
@@ -105,7 +105,7 @@ async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
 
 
 async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
-    """See whether the job can be reached; its debugger takes a connection for somebody's.
+    """Check whether the job can be reached, without a connection to its debugger.
 
     Raises:
         NotFound: It is not running.
@@ -124,7 +124,7 @@ async def _listen(port: int) -> MultiListener[SocketStream]:
 
 
 async def _until_closed(orders: BinaryIO) -> None:
-    """Return when whoever has started this process has ended, or has closed its pipe."""
+    """Return when the parent process has ended or closed its pipe."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
@@ -181,7 +181,7 @@ async def _carry(source: ByteStream, sink: ByteStream, both: anyio.CancelScope) 
 
 
 def _tell(words: dict[str, Any]) -> None:
-    with suppress(OSError):  # whoever asked has gone
+    with suppress(OSError):  # the parent has ended
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
 

@@ -29,7 +29,7 @@ async def read(batch: Batch) -> list[Item]:
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
-    # The requests before the attempts: what a stop says of an item holds for what comes after it.
+    # Read the requests before the attempts: a stop holds for the attempts after it.
     await batch.submission.requests.read()
     known = range(batch.known)
     attempts = await batch.submission.all_attempts(known)

@@ -20,7 +20,7 @@ _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
 
 def item_of(job_id: str) -> tuple[str, int] | None:
-    """The batch and the place in it, None for a job of its own.
+    """Return the batch and the index of an item; None for a single job.
 
     Raises:
         ConfigurationError: It is a batch's id.
@@ -58,7 +58,7 @@ def refuse_job(group_id: str) -> None:
 
 
 def is_batch(submission: str) -> bool:
-    """Whether it names a batch; else it names a job of its own.
+    """Return whether it names a batch; otherwise it names a single job.
 
     Raises:
         ConfigurationError: It names neither.
@@ -74,7 +74,7 @@ def is_batch(submission: str) -> bool:
 
 
 def is_whole(text: str) -> bool:
-    """Whether it is an id, and not only the beginning of one.
+    """Return whether *text* is a whole ID, not a prefix of one.
 
     Raises:
         ConfigurationError: It is not even that.
@@ -85,12 +85,12 @@ def is_whole(text: str) -> bool:
 
 
 def scope_of(submission: str) -> str:
-    """The prefix of the objects of a batch or a job of its own."""
+    """Return the prefix of the objects of a batch or a single job."""
     return f"{'batches' if submission.startswith('grp-') else 'jobs'}/{submission}/"
 
 
 def entry_of(submission: str) -> str:
-    """The object that describes it, which is there until it is cleaned up."""
+    """Return the name of the description, which exists until the cleanup."""
     name = "manifest" if submission.startswith("grp-") else "handle.json"
     return f"{scope_of(submission)}{name}"
 

@@ -1,4 +1,4 @@
-"""How inputs come into a batch: pulled, pickled, and stored before anything needs them.
+"""Pull, pickle, and store the inputs of a batch before their attempts start.
 
 An index is given by the slot that was won, not by the pull: two submitters
 never give the same index to different inputs.
@@ -144,7 +144,7 @@ class InputPump:
 
     @property
     def known_length(self) -> bool:
-        """Whether all inputs were there from the beginning, to be stored before the first job."""
+        """Whether the number of inputs is known: then all are stored before the first job."""
         return self._feed.length is not None
 
     def wake(self) -> None:
@@ -161,7 +161,7 @@ class InputPump:
             self._taking.cancel()
 
     def input_of(self, index: int) -> tuple[Any] | None:
-        """The input as the user gave it, in a tuple, while this process has it."""
+        """Return the user's input in a tuple, or None if this process doesn't have it any more."""
         if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
             return (self._feed.there[index - self._first],)
         return (self._kept[index],) if index in self._kept else None
@@ -266,7 +266,7 @@ class InputPump:
         return self._state.free > 0 and not self._state.waiting
 
     async def _wanted(self, size: int) -> int:
-        """How many to pull now; waits until it is more than none; 0 when none will be wanted."""
+        """Wait until some inputs may be pulled, and return how many; 0 at the end."""
         while not self._is_over():
             room = self._limit() - self._pulled
             least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
@@ -279,7 +279,7 @@ class InputPump:
         return 0
 
     def _limit(self) -> float:
-        """How many may have been pulled in all, by what runs and by the window of the consumers."""
+        """Return how many inputs may be pulled in all, by the slots and the consumers' window."""
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
@@ -352,7 +352,7 @@ class InputPump:
         return refs, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Another writer has won the slot: take its inputs in, if the lease is still ours."""
+        """Take in the inputs of another writer that won the slot, if the lease is still ours."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

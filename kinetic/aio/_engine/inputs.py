@@ -141,7 +141,7 @@ class InputIndex:
         self.slots += 1
 
     async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
-        """Where the runner finds an item's arguments, and the `Data` in them.
+        """Return where the runner finds an item's arguments, and the `Data` in them.
 
         Raises:
             SubmissionError: It could not be pickled when it was stored.
@@ -156,7 +156,7 @@ class InputIndex:
         return place
 
     def place(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]] | None:
-        """What `input` says, if that is known without asking the store.
+        """Return the same as `input` if it needs no request, otherwise None.
 
         Raises:
             SubmissionError: As `input`.
@@ -173,7 +173,7 @@ class InputIndex:
         return wire.Input(stored.name, start, offsets[at], digest), stored.data.get(at, ())
 
     async def value(self, index: int) -> Any:
-        """The input itself, rebuilt: what the function is called with.
+        """Rebuild an input, with which the function is called.
 
         Raises:
             NotFound: It is not stored.
@@ -208,7 +208,7 @@ class InputIndex:
                 return kwargs
 
     async def notes(self, parameters: Sequence[str]) -> dict[int, notes.Note]:
-        """Item → the scalars of its input, by the names of the function's *parameters*.
+        """Return item → the scalars of its input, by the names of the function's *parameters*.
 
         One request a chunk, for its footer only where it is large.
 
@@ -225,13 +225,13 @@ class InputIndex:
                 if not named:
                     note = {_called(name, parameters): one for name, one in note.items()}
                 found[stored.first + int(place)] = note
-            await asyncio.sleep(0)  # a store at hand answers without a turn of the loop
+            await asyncio.sleep(0)  # a store in memory answers without a turn of the loop
 
         await bounded(read, self._chunks, at_once=AT_ONCE)
         return found
 
     async def _footer(self, stored: _Stored) -> Mapping[str, Any]:
-        """The fields of a chunk's footer, verified, without its inputs where these are much."""
+        """Return the verified fields of a chunk's footer; of a large chunk, read only its end."""
         if stored.slot in self._bodies or stored.size <= FOOTER_BYTES:
             return (await self._body(stored)).fields
         start = stored.size - FOOTER_BYTES
@@ -287,7 +287,7 @@ class InputIndex:
     def _forged(self, what: str) -> WireError:
         batch = self._scope.strip("/").rpartition("/")[2]
         return WireError(
-            f"{what} is not what the submitter of {batch} signed: somebody else wrote it, or it "
+            f"{what} is not what the submitter of {batch} signed: another process wrote it, or it "
             f"is damaged; nothing of it was used. See who can write to {self._store.url}, and "
             f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
         )

@@ -1,4 +1,4 @@
-"""Read what the store says of a submission's items.
+"""Read the state of a submission's items from the store.
 
 Facts only grow: an older view is late, never wrong. A final item stays final until a request to
 retry it is read.
@@ -149,7 +149,7 @@ class ItemStates:
         if self._state_of(index, self._merged(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
-                # An attempt may have begun before a stop that was just read.
+                # An attempt may have begun before the stop that was just read.
                 asked = len(self.requests.entries)
                 found = await self._list_one(index)
             if await self.read_collected():  # after the listing, which may lack what was removed
@@ -199,7 +199,7 @@ class ItemStates:
         if outcome.kind is not wire.Kind.VALUE:
             await self.requests.read()
             if self.requests.standing(index).stopped:
-                return None  # whether the next attempt has begun is not known by this
+                return None  # this read doesn't show whether the next attempt has begun
         if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
             self._contents[index] = (number, outcome, content.body)
         asked = len(self.requests.entries)
@@ -247,8 +247,8 @@ class ItemStates:
                     await asyncio.sleep(0)
             if asked == len(requests.entries):
                 return
-            # New requests were read meanwhile. What they stop may have been claimed after our
-            # listing: list it again.
+            # New requests were read meanwhile. An item that they stop may have been claimed after
+            # the listing, so list it again.
             members = [
                 one for one in members if not self.is_final(one) and requests.standing(one).stopped
             ]
@@ -269,7 +269,7 @@ class ItemStates:
             return False
         for index, item in enumerate(_unpacked(await self._read_end(name))):
             if asked < len(self.requests.entries):
-                return False  # somebody has had some tried again since
+                return False  # another process has retried some since
             self._set(index, item)
             self._notify(index, item)
             if index % (SLICE * 10) == 0:
@@ -282,7 +282,7 @@ class ItemStates:
         A listing of attempts is complete if this is false afterwards.
 
         Raises:
-            WireError: What says so is forged or damaged.
+            WireError: The object that says so is forged or damaged.
         """
         if self.collected is None and self.identity.leased:
             name = wire.collected_key(self.identity.scope)
@@ -321,7 +321,7 @@ class ItemStates:
     async def write_done(self, total: int) -> None:
         """Store how all items ended, for later readers."""
         if self.ended < total or self.collected is not None:
-            return  # the outcome of some item could not be stored, or somebody has kept all
+            return  # an outcome could not be stored, or the batch is collected
         if not all(map(self.is_final, self.requests.reopened)):
             return  # a retry was read, and not carried out yet: this is not the end
         await self._write_end(wire.done_key(self.identity.scope, len(self.requests.entries)), total)

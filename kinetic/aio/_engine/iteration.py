@@ -35,14 +35,13 @@ STARTING = 1024
 
 
 class Consumer:
-    """What has ended of a batch and was not taken yet; any number may consume at once.
+    """Give the items of a batch in the order in which they end; a batch may have many consumers.
 
-    ``ready`` are the indices to be taken, also of inputs that could not be
-    submitted. With *ordered* an index is there only when all before it were;
-    what ends before its turn is remembered by its index, and its value stays
-    in the store. With *windowed*, at most ``window`` items beyond those
-    `delivered` are begun. After *search_until*, a time of the loop, nobody waits for items
-    that another process has yet to submit. Used as an async context manager.
+    ``ready`` has the indices to take, also of inputs that could not be submitted. With *ordered*,
+    an index is ready only after all before it; an earlier end is remembered, and its value stays
+    in the store. With *windowed*, the batch starts at most ``window`` items beyond those
+    `delivered`. After *search_until*, a time of the loop, `more` doesn't wait for items that
+    another process has yet to submit. Use it as an async context manager.
     """
 
     def __init__(
@@ -100,19 +99,19 @@ class Consumer:
         self._batch.watchers.remove(self._awake)
 
     def _join(self) -> None:
-        # There may be one later only: this process may take the batch over.
+        # A coordinator may come later, if this process takes the batch over.
         coordinator = self._batch.coordinator
         if self._windowed and self._delivery is None and coordinator is not None:
             self._delivery = coordinator.window.begin(self._delivered)
 
     def delivered(self) -> None:
-        """Note that one more item was handed to the consumer."""
+        """Note that the consumer has one more item."""
         self._delivered += 1
         if self._delivery is not None:
             self._delivery.add()
 
     def take(self) -> int | None:
-        """The next that is ready, or None.
+        """Return the next index that is ready, or None.
 
         Items that a retry has reopened meanwhile are skipped, but for an *ordered* consumer.
         """
@@ -121,16 +120,16 @@ class Consumer:
             item = self._batch.submission.item(index)
             if self._ordered or item is None or item.state.final or self._is_over(index):
                 return index
-            self._reported[index] = False  # a retry has opened it: it will end once more
+            self._reported[index] = False  # a retry has reopened it, so it ends again
         return None
 
     async def more(self) -> bool:
-        """Wait until something is ready; False when nothing more will be.
+        """Wait until an item is ready; return False when no more will be.
 
         Raises:
-            SubmitterLost: Nobody submits the rest of it any more.
-            ResultTimeout: Another process has not submitted the rest of it in time.
-            BaseException: What ended this process's own submitting.
+            SubmitterLost: No process submits the rest of the batch any more.
+            ResultTimeout: Another process has not submitted the rest in time.
+            BaseException: The error that ended the submitting of this process.
         """
         batch = self._batch
         while not self.ready:
@@ -150,7 +149,7 @@ class Consumer:
         return True
 
     def _search_left(self) -> float:
-        """Seconds left to wait for items that another process has yet to submit.
+        """Return how many seconds are left to wait for items that another process submits.
 
         Raises:
             ResultTimeout: There are none.
@@ -184,13 +183,13 @@ class Consumer:
             self._turn += 1
 
     def _is_over(self, index: int) -> bool:
-        """Whether an item without an outcome will not get one."""
+        """Return whether an item without an outcome won't get one."""
         submission = self._batch.submission
         if submission.refusal(index) is not None:
             return True
         if submission.final_error(index) is None:
             return False
-        # A process that submits goes on asking, so another error may pass.
+        # A process that submits keeps reading, so another error may pass.
         return submission.is_damaged(index) or not self._batch.submits
 
 
@@ -202,8 +201,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     """Wait for an item's end and return its outcome; read and rebuild its value.
 
     Raises:
-        SubmitterLost: While this waited for its end it became known that nobody will run it; if
-            that was known before, it is returned as `Failed`.
+        SubmitterLost: During the wait it became known that no process will run the item. If that
+            was known before, the outcome is `Failed`.
         BackendError: The store does not answer, or the batch was cleaned up.
     """
     submission = batch.submission
@@ -225,9 +224,9 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         if outcome.kind is wire.Kind.VALUE:
             return Succeeded(await submission.value(index, outcome, body))
     except (WireError, AuthError, JobFailed) as exc:
-        # Forged or damaged, not to be read, or not to be rebuilt here.
+        # It is forged or damaged, or this process can't read or rebuild it.
         return Failed(exc)
-    if outcome.reason == SUBMISSION:  # as the process that submitted it wrote down
+    if outcome.reason == SUBMISSION:  # the submitting process wrote this outcome
         text = frames.unpack(body).fields.get("error", {})
         return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
     end = submission.host_ends.get((index, item.attempt))
@@ -244,14 +243,13 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
 
 
 class Outcomes:
-    """Pairs of index and outcome of *batch*, values included, as *consumer* is told of them.
+    """Yield index and outcome of each item of *batch* that *consumer* reports.
 
-    *deadline* is a time of the loop; `TimeoutError` is raised if it passes while
-    no outcome is ready. What is read ahead is dropped by `aclose`.
+    *deadline* is a time of the loop; `TimeoutError` is raised if it passes while no outcome is
+    ready. `aclose` drops the outcomes that were read ahead.
 
-    No async generator: at the loop's end `shutdown_asyncgens` closes all of them
-    concurrently, and an inner one that is being closed already raises when the
-    outer one closes it.
+    This isn't an async generator. At the loop's end `shutdown_asyncgens` closes all of these
+    concurrently. An inner one that is already closing raises when the outer one closes it.
     """
 
     def __init__(self, consumer: Consumer, batch: Batch, deadline: float | None) -> None:
@@ -291,7 +289,7 @@ class Outcomes:
             return index, outcome
 
     async def aclose(self) -> None:
-        """Drop what was read ahead."""
+        """Drop the outcomes that were read ahead."""
         left = [reader for _, reader in self._ahead]
         self._ahead.clear()
         for reader in left:
@@ -300,9 +298,9 @@ class Outcomes:
 
 
 class Iteration:
-    """Gives a consumer, and the loop's time at which *timeout* is over, within ``async with``.
+    """Within ``async with``, give a consumer and the loop's time at which *timeout* is over.
 
-    Not made from an async generator, for the reason given at `Outcomes`.
+    This isn't an async generator, for the reason given at `Outcomes`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ LABEL_LENGTH = 200
 
 @dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
 class AttemptSpec:
-    """What one attempt adds to the order of its submission."""
+    """The fields that one attempt adds to the order of its submission."""
 
     index: int
     attempt: int

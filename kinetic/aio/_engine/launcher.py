@@ -35,7 +35,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What all attempts of a batch share, and the lease that allows their launch."""
+    """The part that all attempts of a batch share, and the lease that allows their launch."""
 
     session: Session
     submission: Submission
@@ -77,7 +77,7 @@ class Launcher:
 
     @property
     def pending(self) -> bool:
-        """Whether some attempt is decided, and the platform has not said that it has it."""
+        """Whether an attempt is decided on, and the platform hasn't confirmed it yet."""
         return bool(self.unasked or self._under_way)
 
     def start(self, start: scheduler.Start) -> None:
@@ -86,14 +86,14 @@ class Launcher:
         self._queue.put_nowait(start)
 
     def free(self, index: int) -> None:
-        """An outcome has freed the slot of this item."""
+        """Free the slot of an item that has an outcome."""
         if self._tries.pop(index, None) is not None:
             self._first_failures.pop(index, None)
         if self._slots.pop(index, None) is not None:
             self._context.session.limit.release()
 
     def free_all(self) -> None:
-        """Free all slots: nothing more is started here."""
+        """Free all slots: this process starts nothing more."""
         for index in tuple(self._slots):
             self.free(index)
 
@@ -138,12 +138,12 @@ class Launcher:
         limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
-            if start.index in self._slots:  # another attempt of it has waited for one, too
+            if start.index in self._slots:  # another attempt of the item took one meanwhile
                 limit.release()
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
     async def _start(self, start: scheduler.Start) -> None:
-        """Ask for the attempt; while a refusal may pass, this worker asks for nothing else."""
+        """Launch the attempt; this worker waits while the platform's refusal may pass."""
         index = start.index
         try:
             await until_lifted(
@@ -167,7 +167,7 @@ class Launcher:
         return self._launched > 0 or self._context.submission.has_started
 
     def _out_of_patience(self, refusal: KineticError) -> SubmitterLost:
-        """The end of patience. Items that did not run stay open, for `resume`."""
+        """Return the error that ends submitting. Items that did not run stay open for `resume`."""
         batch = self._context.submission.identity.id
         return SubmitterLost(
             f"batch {batch} stopped submitting: the platform took no job for "
@@ -177,7 +177,10 @@ class Launcher:
         )
 
     def _requeue(self, start: scheduler.Start, error: BackendError) -> bool:
-        """Request it again by its name, because it is unknown whether the platform took it."""
+        """Queue the attempt again, because it's unknown whether the platform took it.
+
+        A worker that waited here would hold up other items, so the pause isn't `retry`'s.
+        """
         index = start.index
         tries = self._tries[index] = self._tries.get(index, 0) + 1
         if is_definite(error) or self._is_exhausted(index, error):
@@ -190,7 +193,7 @@ class Launcher:
         return True
 
     async def _ask(self, start: scheduler.Start) -> None:
-        """Ask the platform for the attempt, if it is still wanted."""
+        """Launch the attempt, if it's still wanted."""
         context, index = self._context, start.index
         place = context.inputs.place(index)
         if place is None:
@@ -224,13 +227,13 @@ class Launcher:
         return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
 
     def _is_unchanged(self, start: scheduler.Start) -> bool:
-        """Whether the item is as it was at the decision, so that `_is_wanted` need not look."""
+        """Return whether nothing has changed since the decision, so `_is_wanted` needn't look."""
         index, requests = start.index, self._context.submission.requests.entries
         same = self._state.busy.get(index) == start.attempt
         return same and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """Whether the attempt is still wanted; asked right before the request."""
+        """Return whether the attempt is still wanted, right before its launch."""
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
@@ -276,6 +279,6 @@ class Launcher:
             submission.refuse(index, error)
             refused = True
         if refused and (item := submission.item(index)) is not None and item.state.final:
-            return  # looking at it has told the listeners, the scheduler among them
+            return  # reading it has notified the listeners, the scheduler among them
         if refused:
             self._post(scheduler.Refused(index))

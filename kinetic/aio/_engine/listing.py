@@ -21,10 +21,10 @@ from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
 LISTING = 32
-"""Handles that are read at once."""
+"""Maximum number of handles read at once."""
 
 FEW = 5
-"""Of ids that begin alike, so many are named."""
+"""Maximum number of IDs that an error about an ambiguous prefix names."""
 
 
 _Jobs = dict[tuple[str, int], str]

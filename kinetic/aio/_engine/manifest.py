@@ -27,7 +27,7 @@ from kinetic.prices import Price, price_of
 KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
 )
-"""Where a batch runs is in its record; what shows its progress is for each process to say."""
+"""The options that a manifest keeps. Its record says where a batch runs."""
 
 
 async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def _verified(session: Session, content: Object, identity: str) -> bytes:
 
 
 def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict[str, Any]:
-    """The fields of the handle of one job: the only one, or an item of a batch."""
+    """Return the fields of the handle of a single job, or of an item of a batch."""
     if "group_id" not in manifest or "record" not in manifest:
         return dict(manifest)
     record = dict(manifest["record"])
@@ -97,7 +97,7 @@ def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict
 def record_of(
     session: Session, identity: Identity, placed: UploadedCall, index: int
 ) -> dict[str, Any]:
-    """A handle's fields."""
+    """Return the fields of a handle."""
     target, job_id = session.target, identity.job_id(index)
     local = target.backend == "local"
     price = price_of(placed.call.options.parsed_accelerator, target.zone, listed=not local)
@@ -138,7 +138,7 @@ def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall
 
 
 def _shared_names(placed: UploadedCall) -> list[str]:
-    """What its job reads of the shared content, which is not collected before its outcome."""
+    """Return the shared objects that the job reads; no collection removes them before its end."""
     parts = (placed.function, placed.code, placed.image.requirements)
     names = [one.name for one in parts if one is not None]
     return [*names, *(ref.uri for ref in placed.data)]
@@ -152,11 +152,11 @@ def batch_manifest(
     length: int | None,
     price: Price | None,
 ) -> dict[str, Any]:
-    """What it takes to observe a batch from anywhere, and to go on submitting it.
+    """Return the description by which any process can observe a batch, or take it over.
 
-    ``total`` is None when nobody knew it when the batch began. It has the names
-    of the captured variables and no value: those are a secret of the platform's. It has
-    the *price*: a process that goes on counts the budget by the same one.
+    ``total`` is None if the number of inputs was unknown at the beginning. The description has the
+    names of captured variables, but no values: those are a secret of the platform. It has the
+    *price*, so that every submitter counts the budget by the same one.
     """
     deadline = settings.batch_timeout
     return {
@@ -176,13 +176,13 @@ def batch_manifest(
 
 
 def _parameters_of(placed: UploadedCall) -> list[str]:
-    """What the notes of positional arguments are called, whoever submits them."""
+    """Return the names by which notes call positional arguments."""
     function = placed.call.function
     return payload.Binding(function).positional if function is not None else []
 
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
-    """Return the options that the batch was begun with."""
+    """Return the options with which the batch began."""
     terms = manifest["terms"]
     return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS})
 
@@ -229,10 +229,9 @@ def _resources_of(fields: Mapping[str, Any]) -> Resources:
 
 
 def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
-    """What all attempts of a batch share, rebuilt from its manifest.
+    """Rebuild the part that all attempts of a batch share from its manifest.
 
-    The function itself is not here, nor is the `Data` that it captures:
-    further inputs cannot share that, and bring their own.
+    It lacks the function and the `Data` that it captures, so further inputs bring their own.
 
     Raises:
         WireError: The manifest lacks a part.

@@ -24,9 +24,9 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Counts each attempt once, however often its item is looked at, and by whom.
+    """Count each attempt once, regardless of how often its item is read.
 
-    Nothing is asked for it: it reads what is looked at anyhow.
+    It sends no requests: it uses objects that others read.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Meter:
     def seconds(self) -> float:
         """Of all attempts that ended.
 
-        One whose process died without a word tells no time, and counts as the average.
+        An attempt whose process died without an outcome counts as the average.
         """
         return self._all.seconds + self._all.untimed * self.average
 

@@ -1,7 +1,7 @@
-"""What a notebook shows of a handle beside its facts: counts, and a line updated in its place.
+"""Show a handle in a notebook: its counts, and a line that is updated in place.
 
-It is called when a cell displays a handle, on whichever thread that is. It waits for nothing and
-asks nobody: what follows the batch, or the job, is a task of its client.
+A notebook calls this when a cell displays a handle, on any thread. It doesn't wait or send a
+request: a task of the client follows the batch or the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kinetic.errors import KineticError
 
 
 def counts_of(batch: Batch) -> dict[str, int]:
-    """How many items are where, as far as this process has looked; nothing if it has not."""
+    """Return how many items are in each state; empty if this process has read none."""
     if not batch.followed:
         return {}
     states = Counter(state_at(batch.submission, index) for index in range(batch.known))
@@ -76,7 +76,7 @@ async def _show_job(at: JobRef, name: str) -> None:
     ignore = submission.listen(tell)
     try:
         tell(index, None)
-        with contextlib.suppress(KineticError):  # whoever asks for its result hears of it
+        with contextlib.suppress(KineticError):  # `result()` raises it
             await at.session.closed(submission, index)
         tell(index, None)
     finally:

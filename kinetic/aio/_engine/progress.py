@@ -60,9 +60,8 @@ def state_at(submission: Submission, index: int) -> State:
 class Watch:
     """A batch that is being counted, within ``async with``; ``changed`` is set by every change.
 
-    With *looking*, a batch that another process submits is looked at now and
-    then, as by everybody who waits for it. *clock* gives seconds; it is the
-    loop's unless another is named.
+    With *looking*, a batch that another process submits is read at intervals, as for any waiter.
+    *clock* returns seconds; the default is the loop's clock.
     """
 
     def __init__(
@@ -105,11 +104,11 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will change: it is finished, or nobody goes on with it."""
+        """Whether nothing more will change: the batch is finished or abandoned."""
         return self._batch.finished or self._batch.submission.abandoned is not None
 
     def value(self) -> Progress:
-        """How far it is now."""
+        """Return how far the batch is now."""
         total = self._batch.total
         return self._tally.value(
             self._clock(),
@@ -121,7 +120,7 @@ class Watch:
         )
 
     async def last(self) -> Progress:
-        """How far it came, with the message of the first failure if that can be had soon."""
+        """Return how far the batch came, with the first failure's message if it arrives in time."""
         self._first_failure()
         if self._reading is not None and not self._reading.done():
             await asyncio.wait({self._reading}, timeout=READING_S)
@@ -131,7 +130,7 @@ class Watch:
         submission = self._batch.submission
         item = submission.item(index)
         if item is None and index >= self._batch.known and submission.refusal(index) is None:
-            return  # not an item: a word to everybody who waits
+            return  # no item: the notification is for all who wait
         state = state_at(submission, index)
         retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
         self._tally.put(index, state, retries, self._clock(), after)
@@ -145,7 +144,7 @@ class Watch:
         if self._reading is None or self._reading.done():
             reading = self._read(index)
             self._reading = asyncio.create_task(reading, name="first failure of a batch")
-        return ""  # it is not known yet
+        return ""  # its message isn't known yet
 
     async def _read(self, index: int) -> None:
         try:
@@ -195,10 +194,10 @@ async def progress(
     looking: bool = True,
     clock: Callable[[], float] | None = None,
 ) -> AsyncGenerator[Progress, None]:
-    """The numbers now, and again whenever one has changed, until the batch is over.
+    """Yield the numbers now, and after each change, until the batch is over.
 
-    Values are at least *interval* seconds apart; a slow reader misses those in
-    between and gets the newest. The last value is that of the end.
+    Values are at least *interval* seconds apart; a slow reader skips intermediate values. The last
+    value is the final one.
     """
     loop = asyncio.get_running_loop()
     async with Watch(batch, looking=looking, clock=clock) as watch:
@@ -241,7 +240,7 @@ class _Showing:
             self._entry.value = await watch.last() if last_word else watch.value()
 
     async def end(self, *, stays: bool) -> None:
-        """Take it off the display, and wait until its last line is there, which *stays* or not."""
+        """Wait until the last line is drawn, then remove it from the display unless it *stays*."""
         from kinetic._progress.display import DISPLAY
 
         self._entry.stays = stays
@@ -266,7 +265,7 @@ def _setter(event: asyncio.Event) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits
             loop.call_soon_threadsafe(event.set)
 
     return tell
@@ -276,12 +275,12 @@ _SHOWN: dict[Batch, _Showing] = {}
 
 
 def shown(batch: Batch, wanted: bool | None = None) -> Shown:
-    """Show how far *batch* is within ``async with``; *wanted* None: only if the sync face asks."""
+    """Show how far *batch* is within ``async with``; *wanted* None: only for the sync API."""
     return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
 
 
 def is_shown(batch: Batch) -> bool:
-    """Return whether it is on the display now."""
+    """Return whether the display shows *batch* now."""
     return batch in _SHOWN
 
 
@@ -289,7 +288,7 @@ class Shown:
     """A batch that is on the display while the block runs, if it is *wanted*.
 
     Raises:
-        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        ConfigurationError: ``KINETIC_PROGRESS`` has an unknown value.
     """
 
     def __init__(self, batch: Batch, wanted: bool) -> None:
@@ -314,7 +313,7 @@ class Shown:
         showing.waiting -= 1
         if not showing.waiting:
             _SHOWN.pop(self._batch, None)
-            # Whoever waits for a second at a time does not want a line for each.
+            # A caller that waits one second at a time doesn't want a line for each.
             await showing.end(stays=not isinstance(error, TimeoutError))
 
 
@@ -331,7 +330,7 @@ def _open_display(batch: Batch) -> _Showing | None:
 
 
 def title_of(batch: Batch) -> str:
-    """Return the name of the batch, or that of its function."""
+    """Return the name of the batch, or else of its function."""
     manifest = batch.manifest
     named = manifest.get("name") or manifest.get("record", {}).get("func_name")
     return str(named or batch.group_id)

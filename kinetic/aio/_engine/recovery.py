@@ -40,7 +40,7 @@ async def recover_state(
     batch, requests = identity.id, submission.requests
     while True:
         await retry_forever(submission.requests.read, f"reading the requests of {batch}")
-        # A removal takes the requests away after the manifest: now that is there, so were they all.
+        # A removal deletes the manifest first. It exists, so no request was removed.
         there = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
         if there is None:
             raise identity.gone
@@ -95,10 +95,10 @@ async def _surveyed(
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
-    # A retry that led to one of these jobs was stored before it: without that it looks idle.
+    # A retry is stored before its jobs are launched. Without the retry, such a job looks idle.
     await retry_forever(submission.requests.read, f"reading the requests of {batch}")
     if asked != len(submission.requests.entries):
-        return []  # all is read once more
+        return []  # the caller reads everything again
     found = {
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }

@@ -64,7 +64,7 @@ def _check_metric(report: BatchReport) -> None:
 
 
 async def read(batch: Batch) -> BatchReport:
-    """What the store says of *batch* now: nothing is unpickled, and nothing is followed after it.
+    """Read the report of *batch* from the store now; nothing is unpickled.
 
     It takes the requests of `history.read`, and one for each failure that is quoted.
 

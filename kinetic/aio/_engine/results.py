@@ -25,7 +25,7 @@ INLINE_BYTES = 64 * 1024
 
 
 def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) -> wire.Outcome:
-    """The signed header of an attempt's outcome, whose body is what it says.
+    """Return the signed header of an attempt's outcome, once its body matches.
 
     Raises:
         WireError: It was not written by the job's own runner, or is damaged.
@@ -41,7 +41,7 @@ def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) 
 
 
 async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str) -> Any:
-    """The value of a successful outcome.
+    """Return the value of a successful outcome.
 
     Raises:
         WireError: A large value is not what the job signed.
@@ -73,9 +73,9 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
 
 
 async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Path) -> int:
-    """Write the value of a successful outcome to *path* as it was pickled; its size in bytes.
+    """Write the pickled value of a successful outcome to *path*; return its size in bytes.
 
-    Nothing is rebuilt. What was at *path* stays until all of the value is there.
+    Nothing is rebuilt. A file at *path* stays until the whole value replaces it.
 
     Raises:
         WireError: A large value is not what the job signed.
@@ -112,11 +112,10 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
 
 
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
-    """The exception that tells why there is no value, with *cause* as a note if it says more.
+    """Return the exception of a failed outcome, with *cause* as a note if it adds something.
 
-    The user's own where it can be rebuilt, with the remote traceback as a
-    note; else `JobFailed` with everything in words. It may import the module
-    of the exception's class: call it in a worker thread.
+    That is the user's exception with the remote traceback as a note, or `JobFailed` with its text
+    if it can't be rebuilt here. Call this in a worker thread: it may import a module.
     """
     error = _rebuilt(outcome, body, job_id)
     if cause and cause not in str(error):
@@ -125,7 +124,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "")
 
 
 def _add_note(error: BaseException, note: str) -> None:
-    """Also where its class is frozen."""
+    """Add a note, even to an exception whose class is frozen."""
     vars(error)["__notes__"] = [*vars(error).get("__notes__", ()), note]
 
 
@@ -150,7 +149,7 @@ def _rebuilt(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
 
 
 def words_of(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
-    """Why there is no value, in a few words: nothing is unpickled for them."""
+    """Return the reason of a failure as text, without unpickling anything."""
     if outcome.kind is wire.Kind.CANCELLED:
         return "cancelled"
     text = frames.unpack(body).fields.get("error", {})
@@ -217,7 +216,7 @@ def _told(outcome: wire.Outcome, text: dict[str, str]) -> str:
 def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
     remote, told = text.get("qualname", ""), _told(outcome, text)
     if why := text.get("withheld"):
-        told += f"\nIt is told in words, for it cannot be rebuilt here: {why}"
+        told += f"\nIt's shown as text because it can't be rebuilt here: {why}"
     error = JobFailed(
         f"{job_id} failed ({outcome.reason}): {told}",
         job_id=job_id,

@@ -98,7 +98,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No more than *items* may have begun; None: any number."""
+    """At most *items* may start; None: any number."""
 
     items: int | None
 
@@ -180,7 +180,7 @@ UNASKED = wire.Standing()
 
 @dataclass(slots=True)
 class State:
-    """What the decisions depend on: a byte for each item, and more for those under way.
+    """The basis of all decisions: a byte for each item, and more for those under way.
 
     ``fresh`` are ranges of items that may start for the first time. The next are
     item → attempt: ``due`` may start as soon as a slot is free, ``busy`` has a slot,
@@ -216,7 +216,7 @@ class State:
 
     @property
     def known(self) -> int:
-        """How many items there are so far."""
+        """The number of items so far."""
         return len(self.marks)
 
     @property
@@ -240,15 +240,15 @@ class State:
         return more or bool(self.unstarted or self.due or self.delayed or self.early)
 
     def is_final(self, index: int) -> bool:
-        """Whether the item has ended, as far as was reported."""
+        """Return whether the item has ended, as far as was reported."""
         return index < len(self.marks) and self.marks[index] >= SUCCEEDED
 
     def left(self) -> list[int]:
-        """The items that have not ended."""
+        """Return the items that have not ended."""
         return [index for index, mark in enumerate(self.marks) if mark < SUCCEEDED]
 
     def halted(self, index: int) -> bool:
-        """Whether a stop of the whole batch keeps the item from starting."""
+        """Return whether a stop of the whole batch keeps the item from starting."""
         return self.stopping and index not in self.revived
 
     def mark(self, index: int, mark: int) -> None:
@@ -337,7 +337,7 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
     if item.state.final:
         succeeded = item.state is wire.ItemState.SUCCEEDED
         if not succeeded and item.attempt <= state.reopened.get(index, UNASKED).base:
-            return ()  # that was before it was reopened
+            return ()  # it ended before it was reopened
         return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
     running = state.busy.get(index)
     if item.state is not wire.ItemState.OPEN or running is None or item.attempt <= running:
@@ -377,7 +377,7 @@ def _found(state: State, index: int, attempt: int) -> None:
 
 def _reopened(state: State, event: Reopened) -> Sequence[Action]:
     index, attempt = event.index, event.attempt
-    if index >= len(state.marks):  # whoever asks has seen its input before it was reported here
+    if index >= len(state.marks):  # the requester has read its input before this process did
         state.early[index] = event
         return ()
     known = index >= 0 and state.marks[index] != SUCCEEDED
@@ -412,7 +412,7 @@ def _drop_waiting(state: State) -> None:
 def _start(state: State, actions: list[Action]) -> None:
     limit = state.settings.max_concurrent
     while limit is None or len(state.busy) < limit:
-        if state.due:  # what has begun goes before what has not
+        if state.due:  # items that have begun come first
             index, attempt = state.due.popitem(last=False)
         elif state.fresh and (state.bound is None or state.begun < state.bound):
             index, stop = state.fresh.popleft()
@@ -421,7 +421,7 @@ def _start(state: State, actions: list[Action]) -> None:
             if index + 1 < stop:
                 state.fresh.appendleft((index + 1, stop))
             if state.marks[index]:
-                continue  # it was found running, or is over already
+                continue  # it was found running, or has ended
         else:
             return
         state.busy[index] = attempt

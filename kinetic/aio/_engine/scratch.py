@@ -1,7 +1,6 @@
-"""Keep content that is on its way to or from the store in a private folder.
+"""Keep content that moves to or from the store in a private folder.
 
-It is named after its process, so that whoever comes later removes what a killed
-one has left.
+The folder is named after its process, so a later process can remove that of a killed one.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from kinetic._runner.protocol.private import make_folder
 from kinetic.aio._process_identity import ProcessIdentity
 
 STALE_S = 24 * 3600.0
-"""A folder that old was left by its process, also where nobody can tell whether that lives."""
+"""Above this age, a folder is removed without knowing whether its process lives."""
 
 
 def scratch_folder() -> Path:
-    """Make one, under the user's own cache where that can be written; the caller removes it."""
+    """Make a folder, in the user's cache if that is writable; the caller removes it."""
     parent = _parent()
     try:
         make_folder(parent)
@@ -36,7 +35,7 @@ def scratch_folder() -> Path:
 
 
 def sweep_scratch() -> None:
-    """Remove what processes that were killed have left. Blocking: it may be much."""
+    """Remove the folders of killed processes. It blocks, and may take long."""
     with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # its owner has just removed it
