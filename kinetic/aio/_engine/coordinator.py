@@ -62,28 +62,6 @@ async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = 
     return sorted(gone)
 
 
-async def keep_renewing(
-    store: Store, placed: UploadedCall, inputs: InputIndex, whose: str
-) -> NoReturn:
-    """Call `renewed` once a day, until cancelled."""
-    while True:
-        await asyncio.sleep(_shared_objects.DAY_S)
-        try:
-            gone = await renewed(store, placed, _data_of(inputs))
-        except BackendError as exc:
-            logging.warning(
-                "%s: shared content wasn't renewed (%s); will retry tomorrow", whose, exc
-            )
-            continue
-        if gone:
-            logging.error(
-                "%s: %s was deleted from the store, so later jobs will fail; have the bucket's "
-                "lifecycle rule wait longer than jobs take, and submit again",
-                whose,
-                gone[0],
-            )
-
-
 def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
     """Yield the `Data` in the inputs that this process has stored."""
     for index in range(inputs.count):
@@ -513,10 +491,25 @@ class BatchCoordinator:
             elif busy.get(index) == number:
                 launcher.start(scheduler.Start(index, number))
 
-    async def _keep_shared(self) -> None:
-        context, whose = self._context, self._submission.identity.id
-        store = self._session.platform.store
-        await keep_renewing(store, context.placed, context.inputs, whose)
+    async def _keep_shared(self) -> NoReturn:
+        """Renew the shared content once a day, until cancelled."""
+        store, batch = self._session.platform.store, self._submission.identity.id
+        while True:
+            await asyncio.sleep(_shared_objects.DAY_S)
+            try:
+                gone = await renewed(store, self._context.placed, _data_of(self.inputs))
+            except BackendError as exc:
+                logging.warning(
+                    "%s: shared content wasn't renewed (%s); will retry tomorrow", batch, exc
+                )
+                continue
+            if gone:
+                logging.error(
+                    "%s: %s was deleted from the store, so later jobs will fail; have the bucket's "
+                    "lifecycle rule wait longer than jobs take, and submit again",
+                    batch,
+                    gone[0],
+                )
 
     async def _read_requests(self) -> None:
         while True:
