@@ -16,7 +16,7 @@ from tests.infra.sites import opened
 async def google() -> AsyncIterator[Google]:
     """Google's APIs of a project whose zone has e2 machines; no API is enabled."""
     made = Google(machines={"us-central1-a": ("e2-standard-4", "n2-standard-4")})
-    runner = web.AppRunner(made.app)
+    runner = web.AppRunner(made.app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -39,8 +39,8 @@ RESERVATION = "compute.googleapis.com/reservation-name"
 class Pool:
     """A node pool to have.
 
-    ``min_nodes`` is how many nodes it always has. A slice of several hosts is all of its pool,
-    so ``min_nodes`` is 0 or the number of hosts, and ``number`` counts pools for equal slices.
+    The pool always has ``min_nodes`` nodes. A slice of several hosts is all of its pool, so its
+    minimum is 0 or the number of hosts. ``number`` counts the pools of equal slices.
     """
 
     accelerator: Accelerator

@@ -1,4 +1,4 @@
-"""What exists at a site now, what runs there, what it costs, and what can't be seen."""
+"""Read what exists at a site, which jobs run there, and the cost per hour; name gaps."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What exists at a site.
+    """The state of a site: its parts, pools, queues, jobs, and cost.
 
     ``state`` is Google's word for the cluster, ``absent``, or ``unknown``.
     ``usd_per_hour`` is what all known parts cost now, in US dollars. ``unseen`` names what can't be
@@ -120,7 +120,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inside:
-    """What the cluster's own API shows; None where it doesn't."""
+    """Answers of the cluster's own API; None for those that are missing."""
 
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
