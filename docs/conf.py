@@ -23,6 +23,7 @@ extensions = [
     "myst_parser",
     "notfound.extension",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
@@ -32,12 +33,14 @@ extensions = [
 
 html_theme = "furo"
 html_title = "kinetic"
-html_theme_options = {"source_directory": "docs/"}
 html_show_sphinx = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
+default_role = "autolink"  # `JobHandle` in a docstring links to its entry
+autosummary_generate = False
+python_maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -292,6 +292,7 @@ BARE_TPUS: Mapping[int, str] = {
 
 
 Kind: TypeAlias = Literal["cpu", "gpu", "tpu"]
+"""The category of an accelerator."""
 
 MOST_HOSTS = 1024
 """Limit of hosts without accelerators in one job."""

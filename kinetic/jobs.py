@@ -832,7 +832,7 @@ def run_async_map(
         retries: How often a failed item runs again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop what runs.
-        name, tags: `list_batches` finds the batch by these.
+        name, tags: `kinetic.list_batches` finds the batch by these.
         project, cluster: Where it runs, instead of the function's own.
         window: How many items may be submitted and not yet read by your loop. None: no limit
             for inputs of known length, else twice *max_concurrent*.

@@ -316,7 +316,7 @@ class Options:
 
     @property
     def memory_bytes(self) -> int | None:
-        """`memory` in bytes."""
+        """``memory`` in bytes."""
         return None if self.memory is None else _bytes(self.memory)
 
     def changed(self, **changes: Unpack[RunOptions]) -> Self:

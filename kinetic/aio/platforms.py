@@ -97,6 +97,7 @@ BACKENDS: Mapping[str, Backend] = {
         module="kinetic.aio.backends.pathways", marker="pathways-", beside=("gke",)
     ),
 }
+"""The backends by name."""
 
 
 async def open_platform(

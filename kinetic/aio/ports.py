@@ -200,7 +200,7 @@ class JobSpec:
     The client computes ``name`` before the first request, so that a repeated launch finds the
     job of the first. ``order`` is for the runner. ``environment`` is the same for all jobs of a
     submission. It may hold the user's secrets: it goes to the job's process and nowhere else;
-    the runner adds `wire.Order.variables`. A job that is ``owned`` ends when the process that
+    the runner adds ``wire.Order.variables``. A job that is ``owned`` ends when the process that
     launched it dies, and leaves nothing, where the platform can tell.
     """
 

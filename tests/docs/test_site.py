@@ -1,0 +1,131 @@
+"""The site: it builds offline without a warning, and a browser shows it without a server."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.report.browser import CHROMIUM, MISSING, Browser
+
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+NO_NETWORK = "http://127.0.0.1:9"
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str | Path:
+    """An interpreter that has Sphinx: this one, or one with tox's packages of `site`."""
+    if importlib.util.find_spec("sphinx"):
+        return sys.executable
+    home = tmp_path_factory.mktemp("sphinx") / "venv"
+    uv = (sys.executable, "-m", "uv", "--quiet")
+    run(*uv, "venv", "--python", sys.executable, home)
+    python = home / "bin" / "python"
+    install = (*uv, "pip", "install", "--python", python, "-c", "constraints.txt")
+    run(*install, "--group", "site", "-e", ".")
+    return python
+
+
+@pytest.fixture(scope="module")
+def site(python: str | Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    html = tmp_path_factory.mktemp("site")
+    build = (python, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", html)
+    run(*build, http_proxy=NO_NETWORK, https_proxy=NO_NETWORK)
+    return html
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
+    with Browser() as browser:
+        yield browser
+
+
+def show(browser: Browser, page: Path, query: str = "", *, width: int, dark: bool = False) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.call("Page.navigate", url="about:blank")
+    browser.until("location.href === 'about:blank'")
+    browser.complaints.clear()
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+    browser.call("Page.navigate", url=page.as_uri() + query)
+    browser.until(f"document.readyState === 'complete' && location.href.includes('{page.name}')")
+
+
+def complaints(browser: Browser) -> list[str]:
+    return [one for one in browser.complaints if not one.startswith("it asked for data:")]
+
+
+def test_every_public_name_has_an_entry(site: Path) -> None:
+    inventory = (site / "objects.inv").read_bytes()
+    entries = zlib.decompress(inventory.split(b"\n", 4)[4]).decode()
+    described = set(re.findall(r"^(kinetic[\w.]*) py:", entries, re.MULTILINE))
+    rows = re.findall(
+        r"^\| `(kinetic[\w.]*)` \| (.*) \|$", (ROOT / "docs/api.md").read_text(), re.M
+    )
+    modules = {name: importlib.import_module(name) for name, _ in rows}
+    missing = []
+    for module, names in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            thing = getattr(modules[module], name)
+            homes = {f"{one}.{name}" for one in modules if vars(modules[one]).get(name) is thing}
+            homes.add(f"{getattr(thing, '__module__', '')}.{getattr(thing, '__name__', '')}")
+            if not homes & described and not isinstance(thing, ModuleType):
+                missing.append(f"{module}.{name}")
+    assert missing == []
+
+
+def test_no_page_loads_anything_from_the_network(site: Path) -> None:
+    loads = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*")
+    found = [match for page in site.rglob("*.html") for match in loads.findall(page.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_the_width_of_a_desktop_and_of_a_phone(
+    site: Path, browser: Browser, width: int, dark: bool
+) -> None:
+    backgrounds = set()
+    pages = {*site.rglob("*.html")} - {site / "404.html"}  # a host serves that one, at its root
+    for page in sorted(pages) if not dark else [site / "index.html", site / "api/kinetic.html"]:
+        show(browser, page, width=width, dark=dark)
+        wide = browser.ask("document.documentElement.scrollWidth")
+        assert (page.name, wide <= width) == (page.name, True)
+        assert (page.name, complaints(browser)) == (page.name, [])
+        backgrounds.add(browser.ask("getComputedStyle(document.body).backgroundColor"))
+    (background,) = backgrounds
+    assert (max(map(int, re.findall(r"\d+", background)[:3])) < 128) is dark
+
+
+def test_the_search_finds_pages_without_a_server(site: Path, browser: Browser) -> None:
+    show(browser, site / "search.html", "?q=run_async_map", width=1280)
+    links = "[...document.querySelectorAll('#search-results li a')].map((one) => one.href)"
+    browser.until(f"{links}.some((one) => one.includes('api/kinetic.html'))")
