@@ -114,7 +114,8 @@ def test_pages_fit_the_width_of_a_desktop_and_of_a_phone(
     site: Path, browser: Browser, width: int, dark: bool
 ) -> None:
     backgrounds = set()
-    pages = {*site.rglob("*.html")} - {site / "404.html"}  # a host serves that one, at its root
+    others = {site / "404.html", *(site / "_downloads").rglob("*")}  # a host's, and examples
+    pages = {*site.rglob("*.html")} - others
     for page in sorted(pages) if not dark else [site / "index.html", site / "api/kinetic.html"]:
         show(browser, page, width=width, dark=dark)
         wide = browser.ask("document.documentElement.scrollWidth")
