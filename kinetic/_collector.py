@@ -1,8 +1,8 @@
 """Collect unused contents that many jobs share.
 
 These are code, functions, requirements, and `Data` of a store, and their unpacked copies on this
-machine. Everything that may still be read stays: what an uncollected batch or an unfinished job
-refers to, and what was used so recently that a submission in progress may rely on it.
+machine. The collection keeps everything that a job may still read: what an uncollected batch or an
+unfinished job refers to, and what was used so recently that a submission may rely on it.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def chosen(
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
-    going: list[U] = []
+    chosen_units: list[U] = []
     for unit in oldest:
         unused = now - unit.used
         if unused < kept_s or unit.name in needed:
             continue
         if unused >= limits.age_s or total > limits.size:
-            going.append(unit)
+            chosen_units.append(unit)
             total -= unit.size
-    return going
+    return chosen_units
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
@@ -255,8 +255,10 @@ class _Store:
     ) -> Iterator[Unit]:
         """Delete units by *limits*, except those *needed*; yield the deleted ones."""
         units = self.units(kinds) if units is None else units
-        going = chosen(units, needed, limits, STORE_KEPT_S, time.time())
-        for unit, went in zip(going, self.objects.each(self._went, going), strict=True):
+        chosen_units = chosen(units, needed, limits, STORE_KEPT_S, time.time())
+        for unit, went in zip(
+            chosen_units, self.objects.each(self._went, chosen_units), strict=True
+        ):
             if went:
                 yield replace(unit, kind=f"{folder}/{unit.kind}")
 
@@ -288,12 +290,12 @@ class _Store:
     def needed(self, batches: Sequence[Listed], *, data: bool) -> set[str]:
         """Return the names that uncollected batches, and jobs without an outcome, refer to.
 
-        The `Data` in inputs only if *data* is asked for.
+        Includes the `Data` that inputs refer to only if *data* is true.
         """
         parts = {one.name: one.name.split("/") for one in batches}
         ended = {part[1] for part in parts.values() if part[2:] == ["collected"]}
-        telling = ("manifest", "inputs") if data else ("manifest",)
-        speaking = [one for one in batches if parts[one.name][2] in telling]
+        referring = ("manifest", "inputs") if data else ("manifest",)
+        referrers = [one for one in batches if parts[one.name][2] in referring]
         for one in self.objects.list("jobs/"):
             parts[one.name] = one.name.split("/")
             if one.name.endswith(".outcome"):
@@ -301,9 +303,9 @@ class _Store:
                 if outcome is not None and outcome.reason not in INFRASTRUCTURE:
                     ended.add(parts[one.name][1])  # else another attempt may follow
             elif one.name.endswith("/handle.json"):
-                speaking.append(one)
-        asked = [one for one in speaking if parts[one.name][1] not in ended]
-        return {name for names in self.objects.each(self._named_in, asked) for name in names}
+                referrers.append(one)
+        unfinished = [one for one in referrers if parts[one.name][1] not in ended]
+        return {name for names in self.objects.each(self._named_in, unfinished) for name in names}
 
     def _named_in(self, one: Listed) -> set[str]:
         """Find what a manifest, or the footer of inputs, names."""

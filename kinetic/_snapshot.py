@@ -31,7 +31,7 @@ class Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A local file or tree as it was when it was hashed.
+    """A local file or tree at the time when it was hashed.
 
     ``name`` is the manifest's object, ``size`` counts the bytes of all files;
     ``files`` are the absolute paths of the manifest's entries, ``links`` the

@@ -91,7 +91,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
         "KINETIC_FORCE_DESTROY": "0: `kinetic down` keeps the buckets (1)",
         "KINETIC_RESERVATION": "the reservation that `kinetic pool add` uses",
-        "KINETIC_PRICES": "a JSON file with prices of your own: accelerator to US dollars an hour",
+        "KINETIC_PRICES": "a JSON file with your own prices: accelerator to US dollars per hour",
         "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",
         "KINETIC_PROGRESS": "how to show progress: auto, live, plain, or off (auto)",
         "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",

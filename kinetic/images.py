@@ -16,13 +16,13 @@ __all__ = ["Plan", "base_image", "image_of", "main", "publish", "write_base", "w
 
 
 def write_runner(folder: str | Path) -> None:
-    """Write the runner of this kinetic into *folder*, for ``/app`` of an image of your own.
+    """Write the runner of this kinetic into *folder*, for ``/app`` of your own image.
 
     The runner needs Python, of the minor version that submits, and
     ``pip install cloudpickle google-cloud-storage absl-py``.
 
     Args:
-        folder: Made if it doesn't exist. ``remote_runner.py`` in it is the entry.
+        folder: Created if it doesn't exist. ``remote_runner.py`` in it is the entry.
 
     Raises:
         OSError: The folder can't be written.
@@ -43,11 +43,11 @@ def write_base(
     python: str | None = None,
     python_image: str | None = None,
 ) -> None:
-    """Write what `base_image` is built from into *folder*, to build it by other means.
+    """Write the build context of `base_image` to *folder*, to build it without Cloud Build.
 
     Args:
         category: ``cpu``, ``gpu``, or ``tpu``.
-        folder: Made if it doesn't exist.
+        folder: Created if it doesn't exist.
         python: A version such as ``3.12``. Default: this Python's.
         python_image: As for `base_image`.
 
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m kinetic.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    runner = commands.add_parser("runner", help="write the runner, for an image of your own")
+    runner = commands.add_parser("runner", help="write the runner, for your own image")
     runner.add_argument("folder")
     base = commands.add_parser("base", help="write what a base image is built from")
     base.add_argument("category", choices=("cpu", "gpu", "tpu"))

@@ -175,7 +175,7 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.call(self._aio.wait, timeout)
 
     def estimate(self) -> Estimate:
-        """Estimate by list prices what the attempts that ended cost."""
+        """Estimate the cost of the ended attempts from list prices."""
         return PORTAL.call(self._aio.estimate)
 
     def noted(self) -> dict[str, bool | int | float | str | None]:
@@ -480,7 +480,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def finished(self) -> bool:
-        """Whether every item has its outcome, by what this process has read.
+        """Whether every item has its outcome, as far as this process has read the store.
 
         A handle from `list_batches` looks when you ask it something else, such as `status_counts`.
         """
@@ -488,7 +488,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, by what this process has read."""
+        """How many inputs are stored, as far as this process has read the store."""
         return self._aio.stored
 
     @property
@@ -672,7 +672,7 @@ class BatchHandle(Generic[T, X]):
         return PORTAL.call(self._aio.report, path, direction=direction, metric=metric)
 
     def estimate(self, *, look: bool = True) -> Estimate:
-        """Estimate by list prices what the batch has cost, and may cost in the end.
+        """Estimate the batch's cost so far, and in the end, from list prices.
 
         Args:
             look: Read the outcomes of unfinished items first.
@@ -747,7 +747,7 @@ class BatchHandle(Generic[T, X]):
 def _bundle(
     twin: aio.JobHandle[Any] | aio.BatchHandle[Any], home: LoopThread | None
 ) -> dict[str, str]:
-    """Return what a cell shows; on the loop of *twin*, if it runs, which then updates the cell."""
+    """Return what a cell shows. If the loop of *twin* runs, it then updates the cell."""
 
     async def bundle() -> dict[str, str]:
         return twin.bundle()
@@ -953,7 +953,7 @@ def collect() -> Collection:
 
 
 def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
-    """Return the handle from ``begin(...)``; if interrupted, remove what it has made."""
+    """Return the handle from ``begin(...)``; if interrupted, remove what it created."""
     made: list[M] = []
 
     async def make() -> M:

@@ -171,7 +171,7 @@ _SETTING_RULES = {
     "start_timeout": _POSITIVE,
     "cpu": _POSITIVE,
 }
-"""The rules of `Options`; the other options have a check of their own."""
+"""The rules of `Options`; the other options have separate checks."""
 
 
 def check(**values: object) -> None:

@@ -32,7 +32,7 @@ class Price:
     """The price of one accelerator with all its hosts: ``usd_per_hour`` is in US dollars.
 
     ``source`` is a URL, or the file of KINETIC_PRICES; ``date`` is that of the source,
-    ISO 8601, or empty for a file of your own.
+    ISO 8601, or empty for your own file.
     """
 
     usd_per_hour: float

@@ -95,9 +95,9 @@ class Progress:
             (self.waiting, "waiting"),
             (self.retried, "retried"),
         ]
-        there = ", ".join(f"{count:,} {name}" for count, name in named if count)
+        states = ", ".join(f"{count:,} {name}" for count, name in named if count)
         of = f" of {self.total:,}" if self.total is not None else ""
-        return f"{self.ended:,}{of} ended" + (f": {there}" if there else "")
+        return f"{self.ended:,}{of} ended" + (f": {states}" if states else "")
 
     def speed(self) -> str:
         """Format the rate, per second, minute, or hour."""

@@ -74,7 +74,7 @@ class Fates:
         if module is None or name in ("__main__", "builtins") or name.partition(".")[0] in _OURS:
             return Fate.USUAL
         if getattr(module, "__name__", None) != name:
-            return Fate.USUAL  # an alias; cloudpickle knows modules by their own name
+            return Fate.USUAL  # an alias; cloudpickle registers modules by ``__name__``
         places = _places(module)
         if not places or not all(discover.is_within(one, self._below) for one in places):
             return Fate.USUAL

@@ -110,7 +110,7 @@ class Tally:
         self._pace = Pace(now)
 
     def put(self, index: int, state: State, retries: int, now: float, after: str = "") -> None:
-        """Set an item's *state*, and how often it was retried.
+        """Set an item's *state* and number of retries.
 
         *after* is why the last retried attempt failed; retries that were missed count as this.
         """

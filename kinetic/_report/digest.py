@@ -61,7 +61,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many retries had this ``reason``, and of how many items."""
+    """How many retries had this ``reason``, and how many items had them."""
 
     reason: str
     attempts: int

@@ -50,7 +50,7 @@ class Item:
 
     @property
     def failure(self) -> Attempt | None:
-        """The attempt by which the item failed or was lost, whatever was cancelled after it."""
+        """The attempt that made the item fail or get lost; later cancelled attempts don't count."""
         ended = (one for one in reversed(self.attempts) if one.kind in ("error", "lost"))
         return next(ended, None) if self.state.bad else None
 

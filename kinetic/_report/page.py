@@ -130,7 +130,7 @@ class _Room:
 
 
 def _facts(report: BatchReport, found: Digest, room: _Room) -> dict[str, Any]:
-    """Return what the page's script draws, as far as it fits into *room*."""
+    """Return the data that the page's script draws, limited to the bytes of *room*."""
     listed = _listed(report, found)
     facts: dict[str, Any] = {
         "group": report.group_id,

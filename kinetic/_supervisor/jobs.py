@@ -44,7 +44,7 @@ class Slots:
         self._free_gpus = list(gpus)
 
     def fit(self, need: Need) -> Need:
-        """Limit *need* to what the machine has."""
+        """Limit *need* to the machine's slots."""
         cpus = min(max(1, need.cpus), self.cpus)
         return Need(cpus, min(need.gpus, len(self.gpus)))
 

@@ -92,11 +92,11 @@ class Lease:
 
 
 Seen = tuple[Lease, int]
-"""A lease as it was read, and the object's generation."""
+"""A lease that was read, and the object's generation."""
 
 
 async def read(store: Store, scope: str) -> Seen | None:
-    """Return the lease as it is now, with its generation; None if there is none."""
+    """Read the current lease, with its generation; None if there is none."""
     try:
         there = await store.get(_name(scope))
     except NotFound:

@@ -132,7 +132,7 @@ def _blocking_descriptor(stream: TextIO) -> int:
 
 
 def _drop_buffer(stream: TextIO) -> None:
-    """Drop what the stream still holds: the interpreter would report an error at its exit."""
+    """Drop the stream's buffer, which the interpreter would fail to flush at its exit."""
     descriptor = stream.fileno()
     kept, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -229,7 +229,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def finished(self) -> bool:
-        """Whether every item has its outcome, by what this process has read.
+        """Whether every item has its outcome, as far as this process has read the store.
 
         A handle from `Client.list_batches` looks when you ask it something else, such as
         `status_counts`.
@@ -255,7 +255,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, by what this process has read.
+        """How many inputs are stored, as far as this process has read the store.
 
         `resume` takes the *inputs* after them.
         """
@@ -397,7 +397,7 @@ class BatchHandle(Generic[T, X]):
     def longest_running(self, count: int) -> list[tuple[int, float]]:
         """Return index and seconds of the items that have run longest.
 
-        Counts from the creation of the item's process, by what this process has read.
+        Counts from the creation of the item's process, as far as this process has read the store.
 
         Args:
             count: How many items.
@@ -581,7 +581,7 @@ class BatchHandle(Generic[T, X]):
         )
 
     async def estimate(self, *, look: bool = True) -> Estimate:
-        """Estimate by list prices what the batch has cost, and may cost in the end.
+        """Estimate the batch's cost so far, and in the end, from list prices.
 
         Args:
             look: Read the outcomes of unfinished items first. Default: yes.

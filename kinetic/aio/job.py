@@ -323,7 +323,7 @@ class JobHandle(JobRecord, Generic[T]):
         return {**(outcome.note or {})}
 
     async def estimate(self) -> Estimate:
-        """Estimate by list prices what the attempts that ended cost.
+        """Estimate the cost of the ended attempts from list prices.
 
         Raises:
             NotFound: The job was cleaned up.
@@ -800,7 +800,7 @@ class JobHandle(JobRecord, Generic[T]):
             return [name.removeprefix(prefix) for name in names if not name.endswith("/")]
         if "://" in folder:
             raise ConfigurationError(
-                f"can't list {folder} from the {self.backend} platform; use the tools of its own "
+                f"can't list {folder} from the {self.backend} platform; use the tools of its "
                 "storage"
             )
         return await anyio.to_thread.run_sync(_files_under, folder)

@@ -288,7 +288,7 @@ class Cluster(Protocol):
         ...
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield what is there now, then every change, without end; reconnects by itself."""
+        """Yield the current state, then every change, without end; reconnects automatically."""
         ...
 
     def logs(
@@ -338,7 +338,7 @@ class Cluster(Protocol):
         ...
 
     async def finish(self, name: str, fence: int) -> None:
-        """Drop what the platform keeps for processes of the batch *name*: all its jobs have ended.
+        """Drop what the platform keeps for the batch's processes; all its jobs have ended.
 
         The content of `keep_secret` stays. A later `launch` provides for its process again. Does
         nothing if another process has launched under a later *fence*.

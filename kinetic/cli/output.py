@@ -145,7 +145,7 @@ def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def lines(text: Iterable[str], *, err: bool = False) -> None:
-    """Print text of a job, such as its log; its control characters do nothing."""
+    """Print text of a job, such as its log, with control characters made harmless."""
     for line in text:
         click.echo(shown(line), err=err)
 

@@ -292,7 +292,7 @@ class Cluster:
 def _check(
     name: str, look: Callable[[], Awaitable[Finding]], needs: str, advice: str = ""
 ) -> Check:
-    """Return a check that is skipped if the user may not read what it looks at."""
+    """Return a check that is skipped if the user may not read the objects it checks."""
 
     async def permitted() -> Finding:
         try:

@@ -179,7 +179,7 @@ def _covers(folder: str, path: str) -> bool:
 
 
 def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
-    """Make *folder*, private, with the content of *ref*; return the path of what it holds."""
+    """Make *folder*, private, with the content of *ref*; return the path of the content."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(".downloads", __package__)

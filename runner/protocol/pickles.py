@@ -116,7 +116,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return make, (*args[:_FILE_NAME], self._file_name(code), *args[_FILE_NAME + 1 :])
 
     def _file_name(self, code: types.CodeType) -> Any:
-        """Return what is pickled as the name of the file of *code*."""
+        """Return the file name to pickle with *code*."""
         # A new string: sharing one with other code would make the digest depend on interning.
         return "".join(code.co_filename)
 

@@ -537,7 +537,7 @@ class Standing(NamedTuple):
     def after(self, index: int | None, request: Request, number: int) -> Standing:
         """Return the standing of item *index* after *request*, the request with this *number*.
 
-        None stands for each item that no request has named yet.
+        If *index* is None, the standing is that of all items that no request has named.
         """
         if self.removing:
             return self  # no request reopens an item whose objects are being removed

@@ -39,7 +39,7 @@ def base_image(
         The plan, for `publish`.
 
     Raises:
-        ConfigurationError: The category doesn't exist, or *repo* and *tag* make no valid name.
+        ConfigurationError: The category doesn't exist, or *repo* and *tag* don't form a valid name.
 
     Example::
 
@@ -70,7 +70,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
         target: What `kinetic.configuration.resolve` returned.
 
     Returns:
-        The plan; without a context for an image of your own.
+        The plan; without a context for your own image.
 
     Raises:
         PackError: The dependencies can't be read, or exist on this machine only.

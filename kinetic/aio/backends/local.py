@@ -46,7 +46,7 @@ def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platfor
         private.make_folder(home)
     except OSError as exc:
         raise BackendError(
-            f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to a folder of your own"
+            f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to another folder"
         ) from exc
     return Platform(
         store=DirectoryStore(root),

@@ -93,7 +93,7 @@ class Location(Place):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a store does at once and how long it waits; in seconds and bytes.
+    """The limits of a store: concurrency, timeouts (seconds), and sizes (bytes).
 
     A connection without data in either direction for ``idle_s`` counts as dead.
     Content of at most ``piece_bytes`` is uploaded in one request. At most ``transfers``

@@ -274,7 +274,7 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
     *tag* is kinetic's version by default.
 
     Raises:
-        ConfigurationError: *repo* and *tag* make no valid name.
+        ConfigurationError: *repo* and *tag* don't form a valid name.
     """
     from kinetic._version import __version__
 
@@ -283,7 +283,7 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
         return checked_image(f"{repo.rstrip('/')}/base-{category}:{tag}")
     except ConfigurationError as exc:
         raise ConfigurationError(
-            f"base_image_repo={repo!r} and the tag {tag!r} don't make a valid image name; write "
+            f"base_image_repo={repo!r} and the tag {tag!r} don't form a valid image name; write "
             "the repository as registry/path, without a scheme, and the tag in letters, digits, "
             "and _.-"
         ) from exc

@@ -76,7 +76,7 @@ class Plan:
 
     ``image`` is its name, without a registry if no project is configured. ``context`` has
     everything that the image is built from, by path, including ``Dockerfile``; it is empty for
-    an image of your own. ``requirements`` is what the image installs, or for a base image what
+    your own image. ``requirements`` is what the image installs, or for a base image what
     the job installs, and ``source`` the file that lists it.
     """
 
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def dockerfile(self) -> str:
-        """Its Dockerfile; empty for an image of your own."""
+        """Its Dockerfile; empty for your own image."""
         return self.context.get("Dockerfile", b"").decode()
 
     @property

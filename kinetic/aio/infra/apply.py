@@ -149,7 +149,7 @@ class Cloud:
             if refusal.status == 404 or is_disabled(refusal):
                 return Seen()
             if one.read.api == "iam" and refusal.status == 403 and "not exist" in refusal.said:
-                return Seen()  # IAM says so of accounts that don't exist
+                return Seen()  # IAM answers 403 for accounts that don't exist
             words = f"can't read it ({refusal.status}: {refusal.said})"
             return Seen(problem=words, status=refusal.status)
         except (KineticError, TimeoutError) as exc:

@@ -22,7 +22,7 @@ async def up(
     preview: bool = False,
     tell: Callable[[str], None] = silent,
 ) -> Plan:
-    """Create what jobs need on Google Cloud, or what is still missing of it.
+    """Create what jobs need on Google Cloud; create only the missing parts.
 
     Args:
         site: Project, zone, cluster, and namespace.

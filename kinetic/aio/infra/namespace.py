@@ -52,7 +52,7 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
     """Return the objects of *namespace*, the namespace first.
 
     *account* is the service account of Google that the pods act as. *user* gets the permission to
-    submit jobs, by a binding of their own; without one, administrators of the cluster submit.
+    submit jobs, by a separate binding. Without *user*, administrators of the cluster submit.
     """
     import yaml
 

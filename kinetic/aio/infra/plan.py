@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float:
-        """Return what the steps add to the bill, or save if negative, in US dollars an hour."""
+        """Return the change in cost, in US dollars per hour; negative if the steps save money."""
         return sum(one.usd_per_hour or 0.0 for one in self.steps)
 
     def to_dict(self) -> dict[str, Any]:

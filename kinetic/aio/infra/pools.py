@@ -60,7 +60,7 @@ class Pool:
             )
         if wanted.machine in EXTRA_NETWORKS:
             raise ConfigurationError(
-                f"{wanted} needs {wanted.machine}, whose GPUs have networks of their own; make "
+                f"{wanted} needs {wanted.machine}, whose GPUs need additional networks; make "
                 "that pool as Google's documentation of GPUDirect says, and kinetic will use it"
             )
         if wanted.multi_host and self.min_nodes not in (0, wanted.hosts):
@@ -182,7 +182,7 @@ def _about(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
 
 
 def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
-    """Return what the nodes that the pool always has cost per hour in US dollars."""
+    """Return the hourly cost, in US dollars, of the pool's minimum number of nodes."""
     if not pool.min_nodes:
         return 0.0
     price = price_of(pool.accelerator, site.zone, environ)

@@ -31,7 +31,7 @@ HEARTBEAT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many requests one client makes at a time, and how long it waits; in seconds.
+    """The limits of one client: concurrent requests, and timeouts in seconds.
 
     ``idle_s`` is the silence after which a connection counts as dead; the server
     itself ends a request after a minute. ``rights_s`` is how long the client

@@ -124,7 +124,7 @@ class Plugin:
         return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
 
     async def _hear(self, stream: asyncio.StreamReader | None) -> str:
-        """Log what the plugin tells the user, such as where to log in; return the last of it."""
+        """Log the plugin's messages to the user, such as where to log in; return the last ones."""
         said = ""
         while stream is not None and (piece := await stream.read(4096)):
             text = piece.decode(errors="replace")

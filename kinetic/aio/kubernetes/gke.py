@@ -245,7 +245,7 @@ class GkeCluster:
         return await sought(self._api, self._paths, names, labels, inquiry=inquiry)
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield what exists now, then every change, forever; it reconnects by itself.
+        """Yield the current state, then every change, forever; reconnects automatically.
 
         The log explains why a job doesn't start. The watch ends a job that can never start, or
         that waits longer than its ``start_timeout``.

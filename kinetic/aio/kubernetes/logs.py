@@ -122,7 +122,7 @@ class _Memory:
         self._skipping = self._first is not None and self._first[0] in self._yielded
 
     def texts(self, pieces: Iterator[Piece]) -> list[str]:
-        """Return what the program wrote, without what was yielded before."""
+        """Return the program's output, without the lines that were yielded before."""
         found = (self._new(piece) for piece in pieces)
         return [one.decode(errors="replace") for one in found if one is not None]
 

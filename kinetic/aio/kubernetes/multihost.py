@@ -32,7 +32,7 @@ from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
 TERMINATED = (137, 143)
-"""Exit codes of a program that was asked to end, as it is after another host failed."""
+"""Exit codes of a program that was asked to end, as happens after another host failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def _ends(seen: Seen) -> list[_End]:
 
 
 def _before_restart(pod: Document) -> Document | None:
-    """Return the pod as it was when its container ended the first time, if it was restarted."""
+    """If a container was restarted, return the pod at the time of the container's first end."""
     statuses = parts(part(pod, "status"), "containerStatuses")
     if not any(one.get("restartCount") for one in statuses):
         return None

@@ -40,7 +40,7 @@ class End:
 
     @staticmethod
     def of(job: Document | None) -> End | None:
-        """Return what the annotation of *job* says, if it has one."""
+        """Return the content of the annotation of *job*, if it has one."""
         text = part(part(job, "metadata"), "annotations").get(ENDED)
         if not text:
             return None
@@ -143,7 +143,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _starts_before(pod: Document) -> int:
-    """Return how many pods of its Job failed before this one, for whatever reason."""
+    """Return how many pods of its Job failed before this one, for any reason."""
     annotations = part(part(pod, "metadata"), "annotations")
     return sum(_number(str(annotations.get(key))) or 0 for key in _COUNTS)
 

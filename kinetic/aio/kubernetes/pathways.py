@@ -141,7 +141,7 @@ class PathwaysCluster(GkeCluster):
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield what exists now, then every change, forever; it reconnects by itself.
+        """Yield the current state, then every change, forever; reconnects automatically.
 
         The end of each host, and the deletion of the set, come as the end of another
         executor than the one that claimed: the store may have an outcome then.

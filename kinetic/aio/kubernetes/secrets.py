@@ -217,7 +217,7 @@ class Secrets:
     async def _create_or(
         self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Create *manifest*, or *settle* what has its name; repeat until either works."""
+        """Create *manifest*, or *settle* an object of its name; repeat until either works."""
         while True:
             try:
                 await self._create(manifest)

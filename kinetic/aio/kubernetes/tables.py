@@ -23,7 +23,7 @@ from kinetic.aio.ports import Observation, Phase
 
 
 class Waiting:
-    """How long a job has waited, and what was done about it; times of the loop's clock.
+    """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
     ``since`` is when it was first seen to wait, ``hopeless`` since when it can never start.
     ``asked`` counts the inquiries about it, and ``asked_as`` is what was known before the first.
@@ -92,7 +92,7 @@ class Entry:
         return self.verdict
 
     def see(self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()) -> None:
-        """Add what is known now, with *pods* of the present Job, to what was seen before."""
+        """Merge the current documents, with *pods* of the present Job, into those seen before."""
         now = replace(self.facts, job=self.job, pods=pods, makers=makers)
         self.seen = merged(self.seen, now)
 
@@ -157,7 +157,7 @@ def _finalizers(job: Document) -> Sequence[str]:
 
 
 def _leaving(pod: Document) -> Document:
-    """Return *pod* as it will be: Kubernetes deletes it after its Job."""
+    """Return *pod* as being deleted, because Kubernetes deletes it after its Job."""
     metadata = part(pod, "metadata")
     moment = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
     return {**pod, "metadata": {**metadata, "deletionTimestamp": moment}}

@@ -92,7 +92,7 @@ def _shared(value: Any) -> Any:
 
 
 def _known(one: Any) -> Any:
-    """Return the key of a part that was shared: the part keeps what the id names alive."""
+    """Return the key of a shared part, which keeps the objects alive whose ids it has."""
     return (type(one), one) if isinstance(one, (str, int, float)) else id(one)
 
 

@@ -28,7 +28,7 @@ from kinetic.errors import (
 T = TypeVar("T")
 
 FIRST = 1
-"""The generation of what was created and never replaced."""
+"""The generation of an object that was never replaced."""
 
 SMALL_BYTES = 256 * 1024
 """Up to this size a request runs on the loop, which is faster than a thread.

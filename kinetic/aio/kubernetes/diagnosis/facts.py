@@ -254,7 +254,7 @@ class Pod:
 
     @property
     def disruption(self) -> Document | None:
-        """The condition that it has if the platform ended it."""
+        """The condition that says that the platform ended it, if there is one."""
         return condition(self.document, "DisruptionTarget")
 
     @property
@@ -297,7 +297,7 @@ class Pod:
 
     @cached_property
     def node(self) -> Document | None:
-        """Its node as it was when the pod was first disrupted; otherwise as it is."""
+        """Its node when the pod was first disrupted, else its current node."""
         name = self.spec.get("nodeName")
         found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
         return self.seen.scenes.get(self.uid) or next(found, None)

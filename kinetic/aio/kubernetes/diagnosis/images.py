@@ -27,7 +27,7 @@ _CAUSES = (
     ),
     _blocked(
         r"too ?many ?requests|\b429\b|rate limit",
-        "wait, or use a copy in a registry of your own",
+        "wait, or use a copy in your own registry",
         "the registry {registry} limits how often {image} may be pulled",
         outlook=Outlook.OPEN,
     ),

@@ -30,7 +30,7 @@ _SLOW = re.compile(r"failed to sync \w+ cache|context deadline exceeded|is reser
 
 
 def container_obstacle(pod: Pod, one: Container) -> Cause | None:
-    """Return what keeps container *one* from starting, by its own state."""
+    """Return what keeps container *one* from starting, as its state says."""
     waits = one.state("waiting") or {}
     reason, said = str(waits.get("reason") or ""), str(waits.get("message") or "")
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
@@ -39,7 +39,7 @@ def container_obstacle(pod: Pod, one: Container) -> Cause | None:
         return pull_failure(pod, one, reason, said)
     if reason.startswith("CreateContainer") and _SLOW.search(said):
         what = f"the node has not created container {one.name!r} yet: {one_line(said)}"
-        return Cause(what=what, advice="wait; tell the cluster's administrator if it stays")
+        return Cause(what=what, advice="wait; tell the cluster's administrator if this persists")
     return start_failure(one, said or reason)
 
 
