@@ -8,8 +8,8 @@ The backend is the argument, else KINETIC_BACKEND, else the profile's, else ``gk
 KINETIC_KUBE_CONTEXT is configured, else ``local``. An accelerator with several hosts turns ``gke``
 into ``pathways``, because its pods must start together.
 
-GOOGLE_CLOUD_PROJECT chooses ``gke`` only for an accelerator that this machine lacks, or beside a
-cluster that is configured for kinetic. gcloud's shells, editors, and ``.env`` files set the
+GOOGLE_CLOUD_PROJECT chooses ``gke`` only for an accelerator that this machine lacks, or if a
+cluster is configured for kinetic. gcloud's shells, editors, and ``.env`` files set the
 variable, so it alone doesn't say that the user wants to upload source and pay for machines.
 """
 

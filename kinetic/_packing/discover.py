@@ -39,7 +39,7 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 def real(path: str | os.PathLike[str]) -> str:
     """Return the path of a file, with its directory resolved and its own name kept.
 
-    If a module's file is a link, the link ships, so its place counts.
+    If a module's file is a link, the link ships, so the link's directory is used.
     """
     directory, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(directory), name)

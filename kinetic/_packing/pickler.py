@@ -194,7 +194,7 @@ def refuse_hidden(parts: Sequence[Part], what: str) -> None:
     """Refuse a `Data` in a set or as a dict key, because its path differs in each job.
 
     Raises:
-        DataError: There is one; the message has its place.
+        DataError: A `Data` is in a set or is a key; the message says where.
     """
     seen: set[int] = set()
     stack = list(reversed(parts))

@@ -356,7 +356,7 @@ class BatchHandle(Generic[T, X]):
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
             if index not in self._batch.submission.values:  # else `results` removed it
-                what = "can't rebuild input %d of %s in this process; its place has None: %s"
+                what = "can't rebuild input %d of %s in this process; its input is None: %s"
                 logging.warning(what, index, self.group_id, exc)
             return None
 

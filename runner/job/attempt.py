@@ -309,7 +309,7 @@ def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
     if isinstance(error, OSError) and error.errno in FULL and phase != "execute":
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        advice = site.getting(error.name.partition(".")[0])
+        advice = site.install_advice(error.name.partition(".")[0])
         return f"The module {error.name!r} is not installed where the job runs: {advice}"
     if isinstance(error, KeyError) and _is_of_environ(error):
         return f"The job has no variable {error.args[0]!r}: name it in capture_env_vars= to pass it"

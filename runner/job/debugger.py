@@ -161,7 +161,7 @@ def _debugpy(site: Site) -> Any:
             lacking = exc
     raise RuntimeError(
         f"debug=True needs debugpy where the job runs, and it isn't installed there ({lacking}); "
-        f"{site.getting(PACKAGE)}"
+        f"{site.install_advice(PACKAGE)}"
     ) from lacking
 
 

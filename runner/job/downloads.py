@@ -164,4 +164,4 @@ def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
 
 
 def _missing(library: str, uri: str, site: Site) -> str:
-    return f"{uri} needs {library} where the job runs: {site.getting('it')}"
+    return f"{uri} needs {library} where the job runs: {site.install_advice('it')}"

@@ -296,7 +296,7 @@ class Site:
         else:
             time_limit.tell_called(self.work)
 
-    def getting(self, library: str) -> str:
+    def install_advice(self, library: str) -> str:
         """Return the steps that make *library* available to the job."""
         if self.alone:
             return f"add {library} to the dependencies in pyproject.toml or requirements.txt"

@@ -1,4 +1,4 @@
-"""An attempt in a pod: end the attempts of earlier pods, write the receipt, end a dead job."""
+"""An attempt in a pod: commit failures for earlier pods and a dead job, write the receipt."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ class _Job:
         return rest
 
     def _follow(self, which: Hosts, executor: str) -> int:
-        """Run beside the first host, which claims for all hosts."""
+        """Run a host other than the first, which claims for all hosts."""
         if not executor:
             print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY

@@ -408,7 +408,7 @@ class Outcome(NamedTuple):
     note: Note | None = None
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
-        """Return the metadata, with a signature over the header and its place."""
+        """Return the metadata, with a signature over the header and its attempt."""
         header = _compact(self._asdict())
         return {"header": header, "mac": signing.seal_of(key, scope, index, attempt, header)}
 
@@ -657,7 +657,7 @@ def attempts_of(
 ) -> dict[int, dict[int, Attempt]]:
     """Return the attempts of each item by number, from a listing of names and metadata.
 
-    An outcome without a valid signature for its place is a failure with the reason `UNVERIFIED`.
+    An outcome without a valid signature for its attempt is a failure: `UNVERIFIED`.
     """
     found: dict[int, dict[int, Attempt]] = {}
     for name, metadata in entries:

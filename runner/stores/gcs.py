@@ -68,15 +68,15 @@ class Patience:
     idle_s: float = 60.0
 
 
-class Trouble(OSError):
+class StorageError(OSError):
     """Cloud Storage, or the way to it, failed for good or for longer than patience lasts."""
 
 
 class Bucket:
-    """A bucket, for any number of threads. Failures are `Trouble`, a missing object is `KeyError`.
+    """A bucket, for any number of threads. Failures are `StorageError`, a missing object is `KeyError`.
 
     Raises:
-        Trouble: A library is missing, or there are no credentials.
+        StorageError: A library is missing, or there are no credentials.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Bucket:
                 return make()
             except self._auth.DefaultCredentialsError as exc:
                 if time.monotonic() > until:
-                    raise Trouble(
+                    raise StorageError(
                         f"there are no credentials for Cloud Storage here ({exc}); let the pods' "
                         "service account act as one of Google's (workload identity)"
                     ) from exc
@@ -311,19 +311,19 @@ class Bucket:
         try:
             yield
         except self._errors.RetryError as exc:
-            raise self._trouble(what, exc.cause or exc) from exc
+            raise self._as_storage_error(what, exc.cause or exc) from exc
         except self._errors.NotFound as exc:
             if "bucket does not exist" in str(exc):
-                raise self._trouble(what, exc) from exc
+                raise self._as_storage_error(what, exc) from exc
             raise KeyError(what.partition(" ")[2]) from exc
         except (self._errors.GoogleAPICallError, self._auth.GoogleAuthError, self._corrupt) as exc:
-            raise self._trouble(what, exc) from exc
+            raise self._as_storage_error(what, exc) from exc
         except Exception as exc:
             if not self._is_of_the_network(exc):
                 raise
-            raise self._trouble(what, exc) from exc
+            raise self._as_storage_error(what, exc) from exc
 
-    def _trouble(self, what: str, exc: BaseException) -> Trouble:
+    def _as_storage_error(self, what: str, exc: BaseException) -> StorageError:
         advice = ""
         if isinstance(exc, self._errors.Forbidden):
             advice = (
@@ -334,7 +334,7 @@ class Bucket:
             advice = f"; check the name of gs://{self.place.bucket} and the right to see it"
         elif isinstance(exc, self._corrupt):
             advice = "; checksum mismatch: check the network"
-        return Trouble(f"cannot {what}: {self._words(exc)}{advice}")
+        return StorageError(f"cannot {what}: {self._words(exc)}{advice}")
 
     def _words(self, exc: Any) -> str:
         """Return the service's message, if there is one, on one line."""
@@ -446,7 +446,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:
-        raise Trouble(
+        raise StorageError(
             f"the job's image lacks {exc.name!r}, which a job in the cloud needs; install "
             "google-cloud-storage into it"
         ) from exc

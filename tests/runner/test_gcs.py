@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, Trouble
+from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, StorageError
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
@@ -289,7 +289,7 @@ def test_a_missing_permission_is_told_at_once_with_what_to_do(
 ) -> None:
     fault = server.fail("*", times=99, status=403, text="the pod may not")
     with pytest.raises(
-        Trouble, match=r"gs://kn-test/jobs/x: .*the pod may not.*storage.objectUser"
+        StorageError, match=r"gs://kn-test/jobs/x: .*the pod may not.*storage.objectUser"
     ):
         objects.create("x", b"")
     assert fault.seen == 1
@@ -301,7 +301,7 @@ def test_a_missing_permission_is_told_at_once_with_what_to_do(
 
 def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsObjects) -> None:
     server.buckets.clear()
-    with pytest.raises(Trouble, match="bucket"):
+    with pytest.raises(StorageError, match="bucket"):
         objects.list("a")
 
 

@@ -109,11 +109,11 @@ class Policy:
         return f"{self.kind} {self.name}"
 
     def missing(self, policy: Document) -> tuple[Binding, ...]:
-        """Return those of the bindings that *policy* lacks."""
+        """Return the bindings that *policy* lacks."""
         return tuple(one for one in self.bindings if not _has(policy, one))
 
     def completed(self, policy: Document) -> dict[str, Any]:
-        """Return *policy* with all bindings."""
+        """Return *policy* with these bindings added."""
         bindings = [dict(one) for one in policy.get("bindings") or ()]
         for one in self.missing(policy):
             into = next((each for each in bindings if _is_of(each, one)), None)
@@ -126,7 +126,7 @@ class Policy:
         return {**policy, "bindings": bindings, "version": 3}
 
     def without(self, policy: Document, members: Sequence[str]) -> dict[str, Any]:
-        """Return *policy* with none of *members*, also where IAM marks them as deleted."""
+        """Return *policy* without *members*, including those that IAM marks as deleted."""
         bindings: list[dict[str, Any]] = []
         for each in policy.get("bindings") or ():
             kept = [one for one in each.get("members") or () if not _is_member(one, members)]

@@ -122,7 +122,7 @@ class Api:
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Open a request and give its body in pieces, as they come, until the server ends it.
 
-        Each stream has its own connection, beside those of requests. A stream that
+        Each stream has its own connection, separate from those of requests. A stream that
         breaks isn't repeated: only the caller knows where to go on.
 
         Args:

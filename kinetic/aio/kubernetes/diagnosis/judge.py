@@ -167,7 +167,7 @@ class _Pods:
         self.over = [
             (pod, _ended_pod(pod))
             for pod in found
-            if pod not in alive and not (suspended and pod.deleted)  # the queue took its place
+            if pod not in alive and not (suspended and pod.deleted)  # the queue evicted it
         ]
 
     @property
