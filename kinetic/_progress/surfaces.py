@@ -125,7 +125,7 @@ class Screen:
         self._send(before + "\n".join(f"{line}\x1b[K" for line in self._lines) + "\x1b[J")
 
     def _at_a_line(self) -> str:
-        """Return text that moves the cursor to the start of a line, if its position isn't known yet.
+        """Return text that moves the cursor to the start of a line if its position is unknown.
 
         A terminal's width of blanks wraps only if the cursor isn't at the start.
         """

@@ -235,10 +235,10 @@ class Supervisor:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
             self._schedule()
-            self._keep_time()
+            self._handle_due_timers()
             self._schedule()
             self._flush()
-        self._say_goodbye()
+        self._shut_down()
 
     # --- events ------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Supervisor:
         command = " ".join(parent.key.command)
         return Reason.SETUP, f"the interpreter {command} can't run jobs: {words}"
 
-    def _keep_time(self) -> None:
+    def _handle_due_timers(self) -> None:
         now = time.monotonic()
         while (due := self._timers.due(now)) is not None:
             what, job = due
@@ -596,7 +596,7 @@ class Supervisor:
             self._places.socket.unlink()
         self._listener.close()
 
-    def _say_goodbye(self) -> None:
+    def _shut_down(self) -> None:
         self._flush()
         self._parents.dismiss_all()
         until = time.monotonic() + SHUTDOWN_GRACE_S

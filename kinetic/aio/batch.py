@@ -138,15 +138,15 @@ class BatchHandle(Generic[T, X]):
             or batch.submission.removed
         ):
             return
-        level, left = logging.INFO, "its block was left"
+        level, cause = logging.INFO, "its block ended"
         interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         if error is not None:
-            by = "interrupted" if interrupted else f"{left} by {type(error).__name__}"
-            level, left = logging.WARNING, by
+            level = logging.WARNING
+            cause = "interrupted" if interrupted else f"its block raised {type(error).__name__}"
         words = (
             "batch %s: %s; unfinished items are cancelled. To run them: kinetic batches retry %s"
         )
-        logging.log(level, words, self.group_id, left, self.group_id)
+        logging.log(level, words, self.group_id, cause, self.group_id)
         submission = batch.submission
         try:
             await release(

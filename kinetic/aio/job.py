@@ -838,11 +838,11 @@ def _prepared(folder: Path, name: str) -> Path:
     """Return where the file *name* goes under *folder*: its folder exists, the file does not.
 
     Raises:
-        ConfigurationError: The name leads out of *folder*, as a job can write any name.
+        ConfigurationError: The name points outside *folder*, because a job can write any name.
     """
     path = Path(os.path.realpath(folder / name))
     if not path.is_relative_to(os.path.realpath(folder)):
-        raise ConfigurationError(f"the output {name!r} leads out of {folder}; it isn't copied")
+        raise ConfigurationError(f"the output {name!r} points outside {folder}; it isn't copied")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path

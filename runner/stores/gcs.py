@@ -69,11 +69,13 @@ class Patience:
 
 
 class StorageError(OSError):
-    """Cloud Storage, or the way to it, failed for good or for longer than patience lasts."""
+    """Cloud Storage, or the network, failed permanently or for longer than the retries last."""
 
 
 class Bucket:
-    """A bucket, for any number of threads. Failures are `StorageError`, a missing object is `KeyError`.
+    """A bucket, for any number of threads.
+
+    Failures raise `StorageError`, a missing object raises `KeyError`.
 
     Raises:
         StorageError: A library is missing, or there are no credentials.

@@ -26,7 +26,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
     Raises:
         ConfigurationError: There is no such cluster or context, no store is
-            configured, or KINETIC_MULTIHOST names no kind of sets.
+            configured, or KINETIC_MULTIHOST has an invalid value.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """

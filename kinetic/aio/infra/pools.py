@@ -190,7 +190,7 @@ def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
 
 
 def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
-    """Return the placement policy *name*; only to create it, *topology* is needed."""
+    """Return the placement policy *name*; creating it needs *topology*, other requests don't."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": topology}
     return Resource(
@@ -272,7 +272,7 @@ def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str
 
 
 def described(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a node pool of the cluster offers, in the words of `kinetic pool list`."""
+    """Return what a node pool of the cluster offers, by the fields of `kinetic pool list`."""
     config: Mapping[str, Any] = document.get("config") or {}
     scaling: Mapping[str, Any] = document.get("autoscaling") or {}
     placement: Mapping[str, Any] = document.get("placementPolicy") or {}

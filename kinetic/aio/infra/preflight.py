@@ -203,8 +203,8 @@ async def _elsewhere(google: GoogleClient, setup: Setup, found: Preflight) -> No
     for one in answer.get("clusters") or ():
         if one.get("name") == site.cluster and one.get("location") != setup.location:
             found.problems.append(
-                f"a cluster {site.cluster} exists in {one['location']}, and names are shared; "
-                f"use --zone {one['location']}, or another --cluster"
+                f"a cluster {site.cluster} exists in {one['location']}; both would use the same "
+                f"resource names. Use --zone {one['location']}, or another --cluster"
             )
     if missing := answer.get("missingZones"):
         found.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
