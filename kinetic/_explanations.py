@@ -232,8 +232,9 @@ ENTRIES = (
         "KN316",
         "No node fits the job",
         "no node pool could hold this pod, so it can never start as requested",
-        "No node pool has this accelerator, or as much CPU or memory as the job asks for.",
-        "Ask for what a pool has, or add one: `kinetic pool add --accelerator NAME`.",
+        "No node pool has this accelerator, or as much CPU or memory as the job asks for. Or the "
+        "cluster has no node.",
+        "Ask for what a pool has, or add nodes. On GKE: `kinetic pool add --accelerator NAME`.",
     ),
     Entry(
         "KN317",

@@ -552,5 +552,8 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> Non
     known = [*inspect.signature(settings).parameters]
     for name in given:
         if name not in known:
-            hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
+            if settings is not MapSettings and name in MapOptions.__annotations__:
+                hint = f"it's an option of run_async_map, as in run_async_map(inputs, {name}=...)"
+            else:
+                hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
             raise TypeError(f"{words} {name!r}: {hint}")

@@ -117,11 +117,17 @@ def _for_people(known: dict[str, Any]) -> dict[str, Any]:
     return {name: known[name] for name in names if known.get(name) not in (None, "")}
 
 
-async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> None:
-    """Print the lines of a job's log; with *follow*, until the job ends."""
+async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
+    """Print the lines of a job's log; with *follow*, until the job ends.
+
+    Return whether the log has lines.
+    """
+    printed = False
     async with aclosing(job.logs(follow=follow)) as lines:
         async for line in lines:
             output.lines([line])
+            printed = True
+    return printed
 
 
 @jobs.command("logs")
@@ -139,7 +145,9 @@ async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None) -> None
     if follow and tail is not None:
         raise click.UsageError("--follow prints all lines, --tail the last ones: give one of them")
     if tail is None:
-        await print_log(job, follow=follow)
+        printed = await print_log(job, follow=follow)
+        if not printed and (status := (await job.status()).value) == "PENDING":
+            output.note(f"{job.job_id} has no log yet. It is {status}: {await job.reason()}")
     else:
         output.lines((await job.tail(tail)).splitlines())
 

@@ -156,8 +156,9 @@ BATCH = "grp-local-000000000000"
             lambda client: client.attach_batch("job-local-1"),
             "attach('job-local-1') and `kinetic jobs`",
         ),
-        (lambda client: client.attach_batch("../x"), "'../x' is no id"),
-        (lambda client: client.attach("nonsense"), "those of jobs begin with job-"),
+        (lambda client: client.attach_batch("../x"), "'../x' isn't a valid ID"),
+        (lambda client: client.attach("kinetic-job-1234567890ab"), "its ID is job-1234567890ab"),
+        (lambda client: client.attach("nonsense"), "job IDs start with job-"),
     ],
 )
 async def test_an_id_of_the_other_kind_is_told_which_call_takes_it(

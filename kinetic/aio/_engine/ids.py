@@ -97,9 +97,14 @@ def entry_of(submission: str) -> str:
 
 def _require_id(text: str) -> None:
     if not _ID.fullmatch(text):
+        shown, job_id = one_line(repr(text), 80), text.removeprefix("kinetic-")
+        if job_id != text and _ID.fullmatch(job_id):
+            raise ConfigurationError(
+                f"{shown} is the name of the job on its platform; its ID is {job_id}"
+            )
         raise ConfigurationError(
-            f"{one_line(repr(text), 80)} is no id: those of jobs begin with job-, those of batches "
-            "with grp-, as in a handle's job_id and group_id, and in `kinetic jobs list`"
+            f"{shown} isn't a valid ID: job IDs start with job-, batch IDs with grp-; "
+            "`kinetic jobs list` and `kinetic batches list` show them"
         )
 
 

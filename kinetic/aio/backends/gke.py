@@ -121,8 +121,8 @@ def store_url(target: configuration.Target) -> str:
         if target.project is None:
             raise ConfigurationError(
                 f"the context {target.kube_context!r} says where jobs run, not where to store "
-                "their values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET or "
-                "to a directory that all nodes mount, or configure a project"
+                "their values: pass --store, or set KINETIC_STORE or the client's store=, to "
+                "gs://BUCKET or to a directory that all nodes mount, or configure a project"
             )
         return _bucket(target, "jobs")
     if target.store.startswith("gs://"):

@@ -47,6 +47,11 @@ class Site:
             ("cluster", self.cluster, CLUSTER, "kinetic-cluster"),
             ("namespace", self.namespace, NAMESPACE, "default"),
         ):
+            if not value:
+                raise ConfigurationError(
+                    f"a cluster on Google Cloud needs a {what}: pass --{what}, or set "
+                    f"KINETIC_{what.upper()}; for any other cluster, run `kinetic doctor`"
+                )
             if not form.fullmatch(value):
                 raise ConfigurationError(
                     f"{value!r} can't be a {what}'s name; name one like {example!r}"

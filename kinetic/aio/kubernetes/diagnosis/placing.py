@@ -75,7 +75,9 @@ def _label(key: str, values: Collection[str]) -> str:
     return f"{key.removeprefix('cloud.google.com/')}={' or '.join(values)}"
 
 
-_NO_NODE = _unplaced("the cluster has no node", "add a node pool, or let one grow from zero")
+_NO_NODE = _unplaced(
+    "the cluster has no node", "add a node, or a node pool that scales up from zero"
+)
 
 
 def _compared(spec: Document, nodes: Sequence[Document], said: str) -> Cause:
