@@ -105,5 +105,15 @@ def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = whole if count else linked(whole, folder)
 
 
+def _without_a_type(
+    app: Sphinx, kind: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Undo what napoleon does to "Return what is left: ..." of a property: a type and its text."""
+    for line in [line for line in lines if line.startswith(":type: ")]:
+        lines.remove(line)
+        lines[0] = f"{line.removeprefix(':type: ')}: {lines[0]}"
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _without_a_type, priority=600)
     app.connect("source-read", _with_links_of_the_site)
