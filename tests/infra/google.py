@@ -163,6 +163,7 @@ class Google:
     policies: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     operations: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     requests: list[str] = field(default_factory=list[str])
+    payers: set[str] = field(default_factory=set[str])
     writes: int = 0
     etag: int = 0
     objects: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -201,6 +202,7 @@ class Google:
         known, path = api(full), f"/{rest}"
         found = known.match(request.method, path)
         self.requests.append(f"{request.method} {name} {path}")
+        self.payers.add(request.headers.get("X-Goog-User-Project", ""))
         if found is None:
             return refusal(404, "NOT_FOUND", f"no method {request.method} {path}")
         method, _parts = found

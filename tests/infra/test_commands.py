@@ -63,6 +63,15 @@ def console(google: Google, tmp_path: Path) -> Console:
     return Console(google, tmp_path)
 
 
+async def test_the_quota_project_of_a_login_pays_for_requests(
+    console: Console, google: Google
+) -> None:
+    login = console.folder / "adc.json"
+    login.write_text(json.dumps({**json.loads(login.read_text()), "quota_project_id": "payer"}))
+    await console.run("up", *SITE, "--preview")
+    assert google.payers == {"payer"}
+
+
 async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: Google) -> None:
     said = await console.run("up", *SITE, "--preview")
     assert "+ create   cluster lab" in said

@@ -125,6 +125,8 @@ class GoogleClient:
 
         async def send(token: str) -> dict[str, Any]:
             headers = {"Authorization": f"Bearer {token}"}
+            if project := self.credentials.quota_project:
+                headers["X-Goog-User-Project"] = project
             if data is not None:
                 headers["Content-Type"] = "application/json"
             sent = self._http.session().request(

@@ -171,6 +171,7 @@ class TokenCache(Generic[T]):
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+QUOTA_VARIABLE = "GOOGLE_CLOUD_QUOTA_PROJECT"
 LOGIN = (
     "run `gcloud auth application-default login`, or set "
     f"{VARIABLE} to the key file of a service account"
@@ -207,6 +208,16 @@ class Credentials(TokenCache[str]):
                 return "workload identity federation"
             case _:
                 return "the metadata server of this machine"
+
+    @property
+    def quota_project(self) -> str | None:
+        """The project that pays for requests of a user's login, once `get` was called.
+
+        Without one, Google counts them for the project of gcloud's own client, which hasn't
+        enabled most APIs. https://cloud.google.com/docs/quotas/set-quota-project
+        """
+        data = self._token.service_data if self._token is not None else {}
+        return os.environ.get(QUOTA_VARIABLE) or data.get("quota_project_id")
 
     async def aclose(self) -> None:
         """Cancel a renewal in progress, and close its connections."""
