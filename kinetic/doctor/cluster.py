@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kinetic._tasks import all_or_none
+from kinetic.aio._engine.submission import LABEL_SUBMISSION
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
@@ -247,12 +248,16 @@ class Cluster:
     async def _pending(self) -> Finding:
         pods = await self._list(f"{self._place}/pods", "status.phase=Pending")
         limit = f"{WAITING_S / 60:g} min"
-        old = [one["metadata"]["name"] for one in pods if _age_s(one) > WAITING_S]
-        if not old:
+        late = [one["metadata"] for one in pods if _age_s(one) > WAITING_S]
+        if not late:
             return ok(f"{len(pods)}, none for more than {limit}")
+        old = [pod["name"] for pod in late]
+        see = f"kubectl describe pod {old[0]} -n {self._at.namespace}"
+        if LABEL_SUBMISSION in late[0].get("labels", {}):
+            see = "kinetic jobs list shows why each job waits"
         return warning(
             f"{len(old)} for more than {limit}: {', '.join(old[:SHOWN])}",
-            f"kubectl describe pod {old[0]} -n {self._at.namespace}",
+            see,
         )
 
     async def _warnings(self) -> Finding:
