@@ -14,7 +14,7 @@ __all__ = ["MOST_WORDS", "PAGES", "ROOT", "Prose", "read"]
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
-    *(ROOT / name for name in ("CODE_OF_CONDUCT.md", "SECURITY.md")),
+    *(ROOT / name for name in ("CODE_OF_CONDUCT.md", "SECURITY.md", "benchmarks/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MOST_WORDS = 25
