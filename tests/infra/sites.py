@@ -16,6 +16,8 @@ QUICK = RetryPolicy(total_s=2.0, first_s=0.001, longest_s=0.01)
 class Tokens:
     """Credentials that never end."""
 
+    quota_project: str | None = None
+
     async def get(self) -> str:
         return "token"
 
