@@ -260,7 +260,7 @@ async def test_parents_that_nobody_needs_go(cluster: LocalCluster, home: Path) -
 
 async def test_a_bad_order_is_refused(cluster: LocalCluster) -> None:
     for name in ("../escape", ".hidden", "a/b", "", "x" * 300):
-        with pytest.raises(LaunchError, match="no name for a job"):
+        with pytest.raises(LaunchError, match="name"):
             await cluster.launch(spec(name))
     with pytest.raises(LaunchError, match="timeout"):
         await cluster.launch(spec("t", timeout=-1.0))
