@@ -14,7 +14,7 @@ def order_of(facts: dict[str, Any], **fields: Any) -> wire.Order:
     """Return an order that tells a stand-in these *facts*; see `facts_of`."""
     usual: dict[str, Any] = {"job_id": "job-a", "index": 0, "attempt": 1}
     return wire.Order(
-        store="file:///nowhere",
+        store="gs://kn-nowhere",
         scope="jobs/job-a/",
         function=NOTHING,
         arguments=NOTHING,
