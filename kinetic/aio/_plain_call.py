@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import logging
@@ -82,6 +82,13 @@ def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def cancelled_on_sigterm() -> AbstractContextManager[_Handler | None]:
+    """Have SIGTERM cancel the running task, as `ending_on_sigterm`; the task ends its job."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    return ending_on_sigterm(lambda: loop.call_soon_threadsafe(task.cancel))
+
+
 def _die() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTERM)
@@ -108,7 +115,7 @@ async def run_plain_call(
     because no other process knows its name. Its output directory stays, and so does the log of a
     job that ended before its output was printed.
     """
-    with ending_on_sigterm(_cancel_this()) as sigterm:
+    with cancelled_on_sigterm() as sigterm:
         try:
             if debug:
                 return await _debugged(submit)
@@ -116,13 +123,6 @@ async def run_plain_call(
         finally:
             if sigterm is not None:
                 await sigterm.all_ready()
-
-
-def _cancel_this() -> Callable[[], object]:
-    """Return a function that cancels the running task from outside its loop."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    return lambda: loop.call_soon_threadsafe(task.cancel)
 
 
 async def _submitted(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle[T]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,7 +81,7 @@ def run(
         if settings:
             raise click.UsageError("--name, --max-concurrent, --retries, --budget require --map")
         functions.check(function, given)
-        run_async(_run_job(where, function, given, detach, as_json))
+        run_async(_end_on_sigterm(_run_job(where, function, given, detach, as_json)))
         return
     if detach:
         raise click.UsageError("--detach takes one call: this process submits the items of a --map")
@@ -91,6 +91,13 @@ def run(
     inputs = [one for _, one in found]
     if run_async(_run_batch(where, function, inputs, settings, as_json)):
         raise click.exceptions.Exit(1)
+
+
+async def _end_on_sigterm(job: Coroutine[Any, Any, None]) -> None:
+    from kinetic.aio._plain_call import cancelled_on_sigterm
+
+    with cancelled_on_sigterm():
+        await job
 
 
 async def _run_job(
@@ -110,7 +117,7 @@ async def _run_job(
             output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
         try:
             value = await job.result(stream_logs=not as_json)
-        except asyncio.CancelledError:  # Ctrl-C ends the job, because no other process knows its ID
+        except asyncio.CancelledError:  # Ctrl-C or SIGTERM: no other process knows its ID
             await release(job.cleanup(), what=f"removing {job.job_id}")
             raise
         if as_json:

@@ -9,6 +9,7 @@ import time
 import anyio
 
 from kinetic._tasks import release
+from kinetic.aio._plain_call import cancelled_on_sigterm
 from kinetic.aio.client import Client
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, failed, ok
@@ -23,7 +24,8 @@ def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]
     """Return the check that runs a job on *target*, once the checks *after* have passed."""
 
     async def look() -> Finding:
-        return await _run(target, container_image)
+        with cancelled_on_sigterm():
+            return await _run(target, container_image)
 
     return Check(
         name="job",

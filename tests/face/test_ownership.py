@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+import kinetic
 from tests.face.child import DEADLINE, Child
 
 COMMON = """
@@ -74,6 +75,47 @@ def test_sigterm_of_a_call_removes_its_job_and_then_ends_the_script(
         status, _, err = process.end()
     assert status == -signal.SIGTERM and "Traceback" not in err, err
     assert gone(pid) and left(home, job_id) == []
+
+
+RUN = """
+from kinetic.cli.app import main
+
+if __name__ == "__main__":
+    main(["run", __file__ + ":waits", "--arg", "folder=" + here, "--backend", "local"])
+"""
+DOCTOR = """
+from kinetic.cli.app import main
+
+if __name__ == "__main__":
+    os.environ["KINETIC_LOCAL_SLOTS"] = "1"
+    waits.run_async(here)
+    while not os.path.exists("job"):
+        time.sleep(0.01)
+    main(["doctor", "--run", "--backend", "local"])
+"""
+
+
+def test_sigterm_of_kinetic_run_removes_its_job(script, tmp_path: Path, home: Path) -> None:
+    with script(RUN) as process:
+        pid, job_id = started(tmp_path)
+        os.kill(process.pid, signal.SIGTERM)
+        status, _, err = process.end()
+    assert status == -signal.SIGTERM and "Traceback" not in err, err
+    assert gone(pid) and left(home, job_id) == []
+
+
+def test_sigterm_of_the_doctor_removes_its_waiting_job(script, tmp_path: Path, home: Path) -> None:
+    def waiting() -> set[str]:
+        return {one.job_id for one in kinetic.list_jobs()} - {job_id}
+
+    with script(DOCTOR) as process:
+        _, job_id = started(tmp_path)
+        (waits,) = until(waiting)
+        os.kill(process.pid, signal.SIGTERM)
+        status, _, err = process.end()
+        assert status == -signal.SIGTERM and "Traceback" not in err, err
+        assert left(home, waits) == []
+        kinetic.attach(job_id).cleanup()
 
 
 def test_of_several_calls_sigterm_removes_every_job(script, tmp_path: Path, home: Path) -> None:
