@@ -1,4 +1,9 @@
-"""Every Python block of README.md and docs/ runs, as a script of its own in an empty project."""
+"""Every Python block of README.md and docs/ runs, or is checked by mypy and says why.
+
+A `python` block runs as a script of its own in an empty project. A `py` block needs what a test
+lacks, and its first line says what. On the pages of examples it is an excerpt: test_examples.py
+finds it in its example.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ from kinetic import configuration
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CHECKED = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REASON = re.compile(r"# needs .+, so the tests of this page don't run it\n")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -52,6 +59,40 @@ def test_the_block_runs(block: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block)
     run(script, cwd=tmp_path)
+
+
+def checked() -> dict[Path, str]:
+    """Return the `py` blocks of each page that isn't one of examples, as one program."""
+    programs = {page: "\n".join(CHECKED.findall(page.read_text())) for page in PAGES}
+    examples = ROOT / "docs" / "examples"
+    return {
+        page: program
+        for page, program in programs.items()
+        if program and page.with_suffix("") != examples and examples not in page.parents
+    }
+
+
+def test_a_block_that_does_not_run_says_why() -> None:
+    assert [page for page, program in checked().items() if not REASON.match(program)] == []
+
+
+@pytest.mark.full
+def test_the_types_of_the_blocks_that_do_not_run_are_right(tmp_path: Path) -> None:
+    for page, program in checked().items():
+        (tmp_path / f"{page.stem}.py").write_text(program)
+    options = ["--strict", "--ignore-missing-imports", "--no-warn-return-any"]
+    lenient = ["--follow-imports=silent", "--disable-error-code=empty-body"]  # `...` is a body
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *lenient, tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"no issues found in {len(checked())} source files" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
