@@ -26,6 +26,7 @@ from kinetic.errors import (
     ConfigurationError,
     Conflict,
     NotFound,
+    Unavailable,
     WireError,
 )
 
@@ -60,6 +61,10 @@ class Verb(enum.Enum):
 
 class Damaged(WireError):
     """Content differs between here and the bucket."""
+
+
+class Replaced(Unavailable):
+    """Another process replaced the object while kinetic read it."""
 
 
 class Location(Place):
@@ -199,21 +204,20 @@ class Http:
                 raise
             raise explained(refusal, verb, self.place.bucket, name) from None
 
+    async def look(self, name: str) -> Described:
+        """Look at an object; this is to be called within `do`."""
+        resource = await self.storage.download_metadata(
+            self.place.bucket, self.place.object_name(name), timeout=self.timeout
+        )
+        return Described.from_resource(name, resource)
+
     async def described(self, name: str) -> Described:
         """Look at an object.
 
         Raises:
             NotFound: It doesn't exist.
         """
-        object_name = self.place.object_name(name)
-
-        async def work() -> Described:
-            resource = await self.storage.download_metadata(
-                self.place.bucket, object_name, timeout=self.timeout
-            )
-            return Described.from_resource(name, resource)
-
-        return await self.do(Verb.GET, name, work)
+        return await self.do(Verb.GET, name, lambda: self.look(name))
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -222,12 +226,12 @@ class Http:
 
 
 def forgiving() -> Callable[[Exception], bool]:
-    """Return a test for one operation: retry what may pass, and damaged content twice."""
+    """Return a test for one operation: retry what may pass, and a spoilt transfer twice."""
     damaged = itertools.count(1)
 
     def may_pass(failure: Exception) -> bool:
         lost = isinstance(failure, HttpError) and failure.status in LOST
-        if lost or _is_damage(failure):
+        if lost or _is_damage(failure) or isinstance(failure, Replaced):
             return next(damaged) < DAMAGED_TRIES
         return _is_limited(failure) or is_retryable(failure)
 

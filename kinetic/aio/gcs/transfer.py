@@ -14,7 +14,7 @@ import io
 import itertools
 import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -24,11 +24,12 @@ from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, cut
-from kinetic.aio.gcs.http import DAMAGED_TRIES, NONCE, Damaged, Described, Http, Verb
+from kinetic.aio.gcs.http import NONCE, Damaged, Http, Replaced, Verb
 from kinetic.aio.ports import Object
-from kinetic.errors import BackendError, NotFound, Unavailable
+from kinetic.errors import BackendError, NotFound
 
 if TYPE_CHECKING:
+    import aiohttp
     from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 T = TypeVar("T")
@@ -210,125 +211,84 @@ async def _unless_silent(
 # --- download ---
 
 
-class _TooLong(Exception):
-    """The content has more bytes than allowed."""
-
-
-class Replaced(Unavailable):
-    """Another process replaced the object while kinetic read it."""
-
-
 async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Object:
     """Read an object from byte *start* on; one with more than *limit* bytes has an empty body.
 
     The service knows only the checksum of the whole, so a part isn't checked.
     """
 
-    async def once() -> Object:
+    async def read() -> tuple[int, bytes | None]:
         pieces, size = list[bytes](), 0
+        async with _opened(http, name, start) as answer:
+            async for piece in answer.content.iter_any():
+                pieces.append(piece)
+                size += len(piece)
+                if limit is not None and size > limit:
+                    return 0, None
+        body = await in_thread(b"".join, pieces) if size > LONG else b"".join(pieces)
+        return _generation(answer), body
 
-        async def take(piece: bytes) -> None:
-            nonlocal size
-            size += len(piece)
-            if limit is not None and size > limit:
-                raise _TooLong
-            pieces.append(piece)
-
+    async def once() -> Object:
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
-        about, read = await asyncio.gather(
-            http.described(name),
-            _download(http, name, take, start=start),
-            return_exceptions=True,
-        )
+        about, content = await asyncio.gather(http.look(name), read(), return_exceptions=True)
         if isinstance(about, BaseException):
             raise about
-        if isinstance(read, _TooLong):
-            return _object(about, b"")
-        if isinstance(read, BaseException):
-            raise read
-        if read not in (0, about.info.generation):
+        if isinstance(content, BaseException):
+            raise content
+        generation, body = content
+        info = about.info
+        if generation not in (0, info.generation):
             raise _replaced(http, name)
-        body = await in_thread(b"".join, pieces) if size > LONG else b"".join(pieces)
-        if not start and about.crc32c not in ("", await checksum(body)):
+        if body and not start and about.crc32c not in ("", await checksum(body)):
             raise _damaged(http, name)
-        return _object(about, body)
+        return Object(
+            name=name, body=body or b"", metadata=info.metadata, generation=info.generation
+        )
 
-    return await _consistent(once)
-
-
-def _object(about: Described, body: bytes) -> Object:
-    info = about.info
-    return Object(name=info.name, body=body, metadata=info.metadata, generation=info.generation)
+    return await http.do(Verb.GET, name, once)
 
 
 async def fetch(http: Http, name: str, path: Path) -> None:
     """Download an object to a new file at *path*, and check it; a failure leaves no file."""
+    furthest = 0
 
     async def once() -> None:
-        about, value = await http.described(name), 0
-        async with _new_file(path) as file:
-
-            async def take(piece: bytes) -> None:
-                nonlocal value
+        nonlocal furthest
+        about, value, size = await http.look(name), 0, 0
+        async with _new_file(path) as file, _opened(http, name) as answer:
+            if _generation(answer) not in (0, about.info.generation):
+                raise _replaced(http, name)
+            async for piece in answer.content.iter_any():
                 with _writing(path):
                     await file.write(piece)
-                value = extended(value, piece)
-
-            await _download(http, name, take, about=about)
+                value, size = extended(value, piece), size + len(piece)
+                furthest = max(furthest, size)
             if about.crc32c not in ("", encoded(value)):
                 raise _damaged(http, name)
 
-    await _consistent(once)
+    await http.do(Verb.GET, name, once, progress=lambda: furthest, large=True)
 
 
-async def _consistent(once: Callable[[], Awaitable[T]]) -> T:
-    """Read an object; read it again if it arrives damaged or another process replaced it."""
-    for _ in range(DAMAGED_TRIES - 1):
-        with contextlib.suppress(Damaged, Replaced):
-            return await once()
-    return await once()
+@contextlib.asynccontextmanager
+async def _opened(http: Http, name: str, start: int = 0) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """Open the content of an object from byte *start* on."""
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    stream = await http.storage.download_stream(
+        http.place.bucket, http.place.object_name(name), headers=headers, timeout=http.timeout
+    )
+    async with stream as answer:
+        try:
+            yield answer
+        finally:
+            cut(answer)
 
 
-async def _download(
-    http: Http,
-    name: str,
-    take: Callable[[bytes], Awaitable[None]],
-    *,
-    start: int = 0,
-    about: Described | None = None,
-) -> int:
-    """Pass the content from byte *start* on to *take*; continue after a cut connection.
-
-    *about*, if known, says which generation to read. Returns the generation, or 0 if the server
-    doesn't tell.
-    """
-    object_name, offset = http.place.object_name(name), start
-    generation = about.info.generation if about is not None else 0
-
-    async def once() -> None:
-        nonlocal generation, offset
-        headers = {"Accept-Encoding": "identity"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-        stream = await http.storage.download_stream(
-            http.place.bucket, object_name, headers=headers, timeout=http.timeout
-        )
-        async with stream as answer:
-            try:
-                current = int(answer.headers.get("X-Goog-Generation", 0))
-                if generation and current not in (0, generation):
-                    raise _replaced(http, name)
-                generation = generation or current
-                async for piece in answer.content.iter_any():
-                    await take(piece)
-                    offset += len(piece)
-            finally:
-                cut(answer)
-
-    large = about is not None and about.info.size > http.limits.piece_bytes
-    await http.do(Verb.GET, name, once, progress=lambda: offset, large=large)
-    return generation
+def _generation(answer: aiohttp.ClientResponse) -> int:
+    """Return the generation of the content; 0 if the server doesn't say."""
+    return int(answer.headers.get("X-Goog-Generation", 0))
 
 
 @contextlib.asynccontextmanager
