@@ -15,7 +15,7 @@ from aiohttp import web
 
 from kinetic import configuration
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.kubernetes.access import ENDPOINT_VARIABLE, open_access, open_gke
+from kinetic.aio.kubernetes.access import open_access, open_gke
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
 from tests.cluster import certificates
@@ -40,7 +40,7 @@ class Google:
             "KINETIC_PROJECT": "acme",
             "KINETIC_ZONE": "europe-west4-b",
             "KINETIC_CLUSTER": "lab",
-            ENDPOINT_VARIABLE: server.url,
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER": server.url,
         }
         self.described: Handler = answer({"endpoint": "203.0.113.7", "masterAuth": {}})
         self.listed: Handler = answer({})

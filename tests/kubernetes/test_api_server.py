@@ -44,7 +44,7 @@ def test_every_accelerator_makes_a_job_that_kubernetes_takes(control_plane: Cont
     [
         AT,
         Placement(secret="s", queue="research", priority_class="high", run_as_user=1000),
-        Placement(secret="s", token=True, annotations={"a.example/b": "ü"}),
+        Placement(secret="s", annotations={"a.example/b": "ü"}),
     ],
 )
 def test_what_an_owner_of_a_cluster_may_set_is_taken(

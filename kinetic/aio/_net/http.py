@@ -13,7 +13,7 @@ import time
 import urllib.parse
 import urllib.request
 import weakref
-from collections.abc import Awaitable, Collection, Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from kinetic._messages import one_line
@@ -292,23 +292,19 @@ class HttpClient:
             )
         return known
 
-    async def answered(
-        self, request: Awaitable[aiohttp.ClientResponse], accepted: Collection[int] = ()
-    ) -> aiohttp.ClientResponse:
+    async def answered(self, request: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
         """Return the answer to *request*, whose content is still to be read; `cut` it afterwards.
 
         Raises:
-            HttpError: Its status is 300 or more, and not in *accepted*.
+            HttpError: Its status is 300 or more.
         """
         answer = await request
-        await self._examined(answer, accepted)
+        await self._examined(answer)
         return answer
 
-    async def _examined(
-        self, answer: aiohttp.ClientResponse, accepted: Collection[int] = ()
-    ) -> None:
+    async def _examined(self, answer: aiohttp.ClientResponse) -> None:
         self._sockets.read(answer)
-        if answer.status < 300 or answer.status in accepted:
+        if answer.status < 300:
             return
         try:
             said = b""

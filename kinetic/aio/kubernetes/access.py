@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
+from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError, google_refusal, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
-from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache, lasting
 from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
@@ -31,14 +31,12 @@ from kinetic.aio.kubernetes.credentials import (
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
-from kinetic.aio.kubernetes.request import Request
 from kinetic.configuration import Target
 from kinetic.errors import (
     AuthError,
     BackendError,
     ConfigurationError,
     KineticError,
-    NotFound,
     Unavailable,
 )
 
@@ -343,40 +341,23 @@ def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, Clust
     return str(configuration.host), namespace or "default", shown
 
 
-ENDPOINT = "https://container.googleapis.com"
-ENDPOINT_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER"
-"""gcloud's variable for another address of the API, such as a private endpoint."""
-
-IDLE_S = 60.0
-"""Seconds of silence after which a connection to Google's API counts as dead."""
-
-
 class _Google:
-    """Credentials for a cluster from application-default credentials."""
+    """Credentials for a cluster from application-default credentials, those of *google*."""
 
-    def __init__(self, credentials: Credentials, tls: ssl.SSLContext | None) -> None:
-        self._credentials = credentials
+    def __init__(self, google: GoogleClient, tls: ssl.SSLContext) -> None:
+        self._google = google
         self._shown = ClusterCredentials()
         self._tls = tls
+        self.aclose = google.aclose
 
     async def get(self) -> ClusterCredentials:
-        header = f"Bearer {await self._credentials.get()}"
+        header = f"Bearer {await self._google.credentials.get()}"
         if self._shown.authorization != header:
             self._shown = ClusterCredentials(authorization=header, tls=self._tls)
         return self._shown
 
     def forget(self, value: ClusterCredentials) -> None:
-        self._credentials.forget(value.authorization.removeprefix("Bearer "))
-
-    async def aclose(self) -> None:
-        await self._credentials.aclose()
-
-
-class _Borrowed(_Google):
-    """The same for a client that closes first: the credentials stay open."""
-
-    async def aclose(self) -> None:
-        """Do nothing."""
+        self._google.credentials.forget(value.authorization.removeprefix("Bearer "))
 
 
 async def open_gke(
@@ -391,21 +372,21 @@ async def open_gke(
     """
     for module in ("aiohttp", "gcloud.aio.auth"):  # 0.2 s, off the event loop
         await anyio.to_thread.run_sync(importlib.import_module, module)
-    credentials = Credentials()
+    google = GoogleClient(environ, policy or RetryPolicy())
     try:
-        described = await _described(target, environ, credentials, policy or RetryPolicy())
+        described = await _described(google, target)
         server, ca = _address(described, target)
         context = await anyio.to_thread.run_sync(trusting, ca)
-        return Access(
-            server=server,
-            name=_name(target),
-            passes=_Google(credentials, context),
-            proxy=proxy_for(server),
-            pools=_pools(described),
-        )
     except BaseException:
-        await credentials.aclose()
+        await google.aclose()
         raise
+    return Access(
+        server=server,
+        name=_name(target),
+        passes=_Google(google, context),
+        proxy=proxy_for(server),
+        pools=_pools(described),
+    )
 
 
 def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
@@ -423,48 +404,29 @@ def _name(target: Target) -> str:
     return f"the GKE cluster {target.cluster!r} (project {target.project}, {target.zone})"
 
 
-async def _described(
-    target: Target, environ: Mapping[str, str], credentials: Credentials, policy: RetryPolicy
-) -> dict[str, Any]:
+async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
     """Return what Google's API says about the cluster.
 
     Raises:
         ConfigurationError: The cluster doesn't exist; the message lists those that do.
     """
-    endpoint = (environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
-    secure = endpoint.startswith("https:")
-    tls = await anyio.to_thread.run_sync(trusting, None) if secure else None
-    access = Access(
-        server=endpoint,
-        name="Google's container API",
-        passes=_Borrowed(credentials, tls),
-        proxy=proxy_for(endpoint),
-    )
-
-    def explain(answer: HttpError, _: Request, __: str) -> BackendError:
-        return _as_backend_error(answer, target)
-
-    api = Api(access, Limits(idle_s=IDLE_S, retry=policy), explain=explain)
-    names = ("projects", target.project, "locations", target.zone, "clusters", target.cluster)
-    path = "/v1/" + "/".join(urllib.parse.quote(name or "", safe="") for name in names)
+    quoted = [urllib.parse.quote(one or "", safe="") for one in (target.zone, target.cluster)]
+    project = f"/v1/projects/{urllib.parse.quote(target.project or '', safe='')}/locations"
     try:
-        return await api.call("GET", path)
-    except NotFound:
-        raise await _no_such(api, path, target) from None
-    finally:
-        await api.aclose()
-
-
-async def _no_such(api: Api, path: str, target: Target) -> ConfigurationError:
-    """List the clusters that exist: most often the zone is wrong, or a letter of the name."""
-    every = f"{path.partition('/locations/')[0]}/locations/-/clusters"
+        return await google.call(
+            GoogleRequest("container", f"{project}/{quoted[0]}/clusters/{quoted[1]}")
+        )
+    except HttpError as refusal:
+        if refusal.status != 404:
+            raise _as_backend_error(refusal, target) from None
+    # Most often the zone is wrong, or a letter of the name.
     try:
-        found: list[dict[str, Any]] = (await api.call("GET", every)).get("clusters") or []
-        there = ", ".join(sorted(f"{one['name']} in {one['location']}" for one in found)[:10])
-        hint = f"it has {there}" if there else "it has none"
-    except (KineticError, KeyError, TypeError):
+        answer = await google.call(GoogleRequest("container", f"{project}/-/clusters"))
+        there = [f"{one['name']} in {one['location']}" for one in answer.get("clusters") or ()]
+        hint = f"it has {', '.join(sorted(there)[:10]) or 'none'}"
+    except (HttpError, KineticError, KeyError, TypeError):
         hint = "`gcloud container clusters list` lists those that exist"
-    return ConfigurationError(
+    raise ConfigurationError(
         f"there is no GKE cluster {target.cluster!r} in {target.zone} of the project "
         f"{target.project}: {hint}; set KINETIC_CLUSTER and KINETIC_ZONE"
     )
@@ -472,19 +434,15 @@ async def _no_such(api: Api, path: str, target: Target) -> ConfigurationError:
 
 def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
     said, what = answer.said, f"cannot look up {_name(target)}"
-    match answer.status:
-        case 404:
-            return NotFound(said)
-        case 403:
-            return AuthError(
-                f"{what}: {said}; the credentials need container.clusters.get there: grant it "
-                f"with `gcloud projects add-iam-policy-binding {target.project} "
-                "--member=user:YOU --role=roles/container.developer`, and check that the API is "
-                "enabled: `gcloud services enable container.googleapis.com --project "
-                f"{target.project}`"
-            )
-        case _:
-            return google_refusal(answer, what, "Google's container API")
+    if answer.status != 403:
+        return google_refusal(answer, what, "Google's container API")
+    return AuthError(
+        f"{what}: {said}; the credentials need container.clusters.get there: grant it "
+        f"with `gcloud projects add-iam-policy-binding {target.project} "
+        "--member=user:YOU --role=roles/container.developer`, and check that the API is "
+        "enabled: `gcloud services enable container.googleapis.com --project "
+        f"{target.project}`"
+    )
 
 
 def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.request import Forbidden, Request, explained
-from kinetic.errors import BackendError, Unavailable
+from kinetic.errors import Unavailable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -56,23 +56,15 @@ class Api:
     for success. Connecting and silence have timeouts; a whole request has none.
 
     Every method raises `AuthError` for refused credentials or a missing permission, `NotFound`,
-    `AlreadyThere`, `Conflict`, `Expired`, `Refused`, `Throttled`, and `Unavailable`. *explain*
-    makes these of a refusal; the default knows Kubernetes.
+    `AlreadyThere`, `Conflict`, `Expired`, `Refused`, `Throttled`, and `Unavailable`.
     """
 
-    def __init__(
-        self,
-        access: Access,
-        limits: Limits | None = None,
-        *,
-        explain: Callable[[HttpError, Request, str], BackendError] = explained,
-    ) -> None:
+    def __init__(self, access: Access, limits: Limits | None = None) -> None:
         self.server = access.server
         self.default_namespace = access.namespace
         self.cluster = access.name
         self._access = access
         self._limits = limits or Limits()
-        self._explain = explain
         # A request keeps its turn while it waits to retry: a server that takes fewer gets fewer.
         self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
@@ -226,7 +218,7 @@ class Api:
                 with self._translated(ask):
                     result = await work()
             except HttpError as refusal:
-                raise self._explain(refusal, ask, self.cluster) from None
+                raise explained(refusal, ask, self.cluster) from None
             self._had.add(_key(ask))
             return result
 
@@ -305,7 +297,7 @@ class Api:
             decoded = None
         if not isinstance(decoded, dict):
             said = HttpError(200, raw[:4096].decode(errors="replace"))
-            raise self._explain(said, ask, self.cluster)
+            raise explained(said, ask, self.cluster)
         return cast("dict[str, Any]", decoded)
 
 

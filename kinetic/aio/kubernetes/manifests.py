@@ -301,7 +301,6 @@ class Placement:
     priority_class: str = ""
     run_as_user: int | None = None
     claim: str = ""
-    token: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -404,7 +403,7 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "serviceAccountName": at.service_account,
-        "automountServiceAccountToken": at.token,
+        "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
         "securityContext": _pod_security(user, claim=at.claim),

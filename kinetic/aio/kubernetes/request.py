@@ -42,8 +42,6 @@ class Request:
         return _right(self.method.upper(), self.path, watches)
 
     def __str__(self) -> str:
-        if not self.path.startswith(("/api/", "/apis/")):  # of Google's API
-            return f"{self.method} {self.path}"
         right = self.right
         name = f" {right.name!r}" if right.name else ""
         where = f" in namespace {right.namespace!r}" if right.namespace else ""
