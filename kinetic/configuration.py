@@ -283,11 +283,11 @@ def sources(
         arguments=arguments, environ=environ, profile=_profiles(environ).active(environ)
     )
     found = {name: settings.find(name) for name in SHOWN}
-    told = {name: (value, origin or "default") for name, (value, origin) in found.items()}
-    told |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
+    shown = {name: (value, origin or "default") for name, (value, origin) in found.items()}
+    shown |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
     if found["project"][0] is None and (shared := environ.get("GOOGLE_CLOUD_PROJECT")):
-        told["project"] = shared, "GOOGLE_CLOUD_PROJECT"
-    return {**told, "backend": _backend(settings, None)}
+        shown["project"] = shared, "GOOGLE_CLOUD_PROJECT"
+    return {**shown, "backend": _backend(settings, None)}
 
 
 @dataclass(frozen=True, slots=True)

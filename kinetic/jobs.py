@@ -416,7 +416,7 @@ class BatchHandle(Generic[T, X]):
         try:
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
-            _TOLD.add(self.group_id)
+            _REPORTED.add(self.group_id)
             logging.warning(
                 "interrupted again: some jobs of batch %s may still run. "
                 "To end them: kinetic batches cancel %s",
@@ -1035,17 +1035,17 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
         )
     await batch.submitted()
     ended_by = getattr(sys, "last_value", None)  # the exception that ended the script
-    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _TOLD:
+    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _REPORTED:
         _say_that_it_goes_on(batch)
 
 
-_TOLD = set[str]()
+_REPORTED = set[str]()
 """The IDs of batches for which a message about Ctrl-C was logged."""
 
 
 def _say_that_it_goes_on(batch: aio.BatchHandle[Any]) -> None:
     if not batch.finished:
-        _TOLD.add(batch.group_id)
+        _REPORTED.add(batch.group_id)
         logging.warning(
             "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
             "To end it: kinetic batches cancel %s",

@@ -191,15 +191,15 @@ def _profiles(content: object, path: Path) -> Profiles:
 def _profile(name: str, entry: object, path: Path) -> Profile:
     if NAME.fullmatch(name) is None:
         raise _malformed(path, f"{name!r} can't be the name of a profile")
-    said = _mapping(entry, path, f"the profile {name!r}")
+    given = _mapping(entry, path, f"the profile {name!r}")
     settings: dict[str, str] = {}
     for setting in SETTINGS:
-        value = said.get(setting)
+        value = given.get(setting)
         if isinstance(value, str) and value:
             settings[setting] = value
         elif value not in (None, ""):
             raise _malformed(path, f'"{setting}" of the profile {name!r} must be text')
-    extra = {key: one for key, one in said.items() if key not in SETTINGS}
+    extra = {key: one for key, one in given.items() if key not in SETTINGS}
     for key in extra:
         hint = suggest(key, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
         _warn(f"{path}: the profile {name!r} has {key!r}, which isn't a setting; {hint}")
