@@ -86,7 +86,7 @@ def main() -> None:
                 if turn:
                     seen[name].append(took)
         walls = {name: [wall for wall, _ in runs] for name, runs in seen.items()}
-        figures.row(f"{rounds} rounds, {many[0]} jobs", "modules", "median ms", "min ms", "x bare")
+        figures.head(f"{rounds} rounds, {many[0]} jobs", "modules", "median ms", "min ms", "x bare")
         for name, runs in seen.items():
             ratio = figures.ratio(walls[name], walls["bare interpreter"])
             figures.row(name, runs[-1][1], *figures.shown(walls[name], 1e3, 0), f"{ratio:.1f}")

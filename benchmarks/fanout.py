@@ -81,7 +81,7 @@ def engine(sizes: tuple[int, ...], rounds: int) -> None:
             for name, consume in ways.items():
                 total = asyncio.run(engine_seconds(items, consume))
                 seen.setdefault((name, items), []).append(total - bare[items][-1])
-    figures.row("cpu us an item", *(f"{items:,}" for items in sizes), "x in all")
+    figures.head("cpu us an item", *(f"{items:,}" for items in sizes), "x in all")
     platform = [statistics.median(bare[items]) / items * 1e6 for items in sizes]
     figures.row("the platform itself", *(f"{cost:.1f}" for cost in platform))
     for name in ways:
@@ -131,7 +131,7 @@ def memory(sizes: tuple[int, ...]) -> None:
     tracemalloc.start()
     held = [asyncio.run(bytes_held(items)) for items in sizes]
     tracemalloc.stop()
-    figures.row("bytes an item", *(f"{items:,}" for items in sizes))
+    figures.head("bytes an item", *(f"{items:,}" for items in sizes))
     figures.row("waiting", *(f"{waiting:.0f}" for waiting, _ in held))
     figures.row("finished", *(f"{finished:.0f}" for _, finished in held))
 
@@ -164,7 +164,7 @@ async def delays(items: int, *, one_by_one: bool) -> list[float]:
 
 def latency(items: int) -> None:
     """Percentiles."""
-    figures.row("outcome to async for, us", "p50", "p99", "max")
+    figures.head("outcome to async for, us", "p50", "p99", "max")
     for name, one_by_one in (("one at a time", True), ("all at once", False)):
         found = sorted(asyncio.run(delays(items, one_by_one=one_by_one)))
         cells = (found[len(found) // 2], found[int(len(found) * 0.99)], found[-1])
@@ -254,7 +254,7 @@ def local(items: int, rounds: int) -> None:
     """Jobs a second, and the ratio."""
     with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
         seen = [asyncio.run(local_round(items, number)) for number in range(rounds)]
-    figures.row(f"local, {items} jobs", "median/s", "best/s", "x bare")
+    figures.head(f"local, {items} jobs", "median/s", "best/s", "x bare")
     engine, bare = [one for one, _ in seen], [one for _, one in seen]
     for name, rates in (("the jobs alone", bare), ("a batch", engine)):
         median, best = statistics.median(rates), max(rates)
@@ -283,7 +283,7 @@ def side_by_side(items: int) -> None:
                     taken[contender.name] = (time.perf_counter() - started) / some * items
             except TimeoutError as late:
                 print(f"{contender.name}, {some} items: {late}, so left out", flush=True)
-    figures.row(f"{items} items, {SLOTS} slots", "seconds", "x kinetic", "isolated", "durable")
+    figures.head(f"{items} items, {SLOTS} slots", "seconds", "x kinetic", "isolated", "durable")
     for contender in CONTENDERS:
         if (seconds := taken.get(contender.name)) is not None:
             ratio = f"{seconds / taken[KINETIC]:.2f}"

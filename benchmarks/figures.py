@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
 import signal
@@ -12,7 +13,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Effort", "effort", "limited", "machine", "ratio", "row", "seconds", "shown"]
+__all__ = [
+    "RECORD",
+    "Effort",
+    "caption",
+    "effort",
+    "head",
+    "limited",
+    "machine",
+    "ratio",
+    "record",
+    "row",
+    "seconds",
+    "shown",
+]
+
+RECORD = "BENCHMARKS_RECORD"
+"""The variable that names the file for the figures of a run."""
 
 
 def machine() -> str:
@@ -77,6 +94,30 @@ def shown(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> tuple
     )
 
 
-def row(name: str, *cells: object, width: int = 11) -> None:
-    """Print one line of a table."""
-    print(f"{name:26}" + "".join(f"{cell!s:>{width}}" for cell in cells), flush=True)
+def caption(text: str) -> None:
+    """Print the line above a table."""
+    print(text, flush=True)
+    record("caption", text)
+
+
+def head(name: str, *cells: object) -> None:
+    """Print the first line of a table: a name for the rows, and one for each column."""
+    _print(name, cells)
+    record("head", [name, *map(str, cells)])
+
+
+def row(name: str, *cells: object) -> None:
+    """Print another line of a table."""
+    _print(name, cells)
+    record("row", [name, *map(str, cells)])
+
+
+def _print(name: str, cells: Sequence[object]) -> None:
+    print(f"{name:26}" + "".join(f"{cell!s:>11}" for cell in cells), flush=True)
+
+
+def record(kind: str, content: object) -> None:
+    """Add a line of JSON to the file that ``python -m benchmarks --record`` names."""
+    if file := os.environ.get(RECORD):
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps({kind: content}, ensure_ascii=False) + "\n")

@@ -49,7 +49,7 @@ def main() -> None:
         for name, code in IMPORTS.items():
             seen[name].append(probe(code))
     walls = {name: [wall for wall, _ in runs[1:]] for name, runs in seen.items()}
-    figures.row(f"{effort.rounds} rounds", "modules", "median ms", "min ms", "x asyncio")
+    figures.head(f"{effort.rounds} rounds", "modules", "median ms", "min ms", "x asyncio")
     for name, runs in seen.items():
         ratio = figures.ratio(walls[name], walls["import asyncio"])
         figures.row(name, runs[-1][1], *figures.shown(walls[name], 1e3), f"{ratio:.2f}")

@@ -125,7 +125,7 @@ def submitting(turns: Turns, jobs: int) -> None:
                     seen.setdefault(name, []).append(jobs / (last - began))
                     costs.setdefault(name, []).append(used / jobs * 1000)
     titles = ("median/s", "best/s", "x bare", "x kinetic", "cpu ms/job")
-    figures.row(f"submitting {jobs}", *titles)
+    figures.head(f"submitting {jobs}", *titles)
     for name, rates in seen.items():
         cells = [f"{statistics.median(rates):.1f}", f"{max(rates):.1f}"]
         cells += [f"{figures.ratio(rates, seen[other]):.3f}" for other in (RAW, KINETIC)]
@@ -155,7 +155,7 @@ def completing(turns: Turns, jobs: int) -> None:
             assert len(found) == jobs, f"{name} has {len(found)} values of {jobs}"
             seen.setdefault(name, Batches()).note(began, found, gone)
     titles = ("p50 ms", "p99 ms", "max ms", "x bare", "x same pods", "values s", "removed s")
-    figures.row(f"{jobs} jobs, {SLOTS} at a time", *titles)
+    figures.head(f"{jobs} jobs, {SLOTS} at a time", *titles)
     for name, one in seen.items():
         lags = sorted(one.lags)
         cells = [lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1]]
@@ -177,7 +177,7 @@ def single(turns: Turns) -> None:
     if turns.peer is not None:
         with place.corner() as corner:
             seen[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]
-    figures.row("one after the other", "submit ms", "after end ms", "call to value ms")
+    figures.head("one after the other", "submit ms", "after end ms", "call to value ms")
     for name, found in seen.items():
         parts = [
             [submitted - called for called, submitted, _, _ in found],

@@ -55,7 +55,7 @@ def main() -> None:
             bare.append(figures.seconds(lambda: server.run([3])))
         loop.run(client.aclose())
     whole = [a + b for a, b in zip(submitting, waiting, strict=True)]
-    figures.row(f"{effort.rounds} pairs", "median ms", "min ms", "x fresh")
+    figures.head(f"{effort.rounds} pairs", "median ms", "min ms", "x fresh")
     for name, runs in {
         "python -c pass": fresh,
         "bare fork server": bare,

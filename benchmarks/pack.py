@@ -8,8 +8,6 @@ at most 0.4, unchanged at most 0.02; more is a regression.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import random
 import resource
 import statistics
@@ -20,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import figures
 from kinetic._packing import archive
 
 MB = 1_000_000
@@ -107,16 +106,15 @@ def main() -> None:
                 "kinetic, unchanged": ours,
             }.items():
                 seen.setdefault(name, []).append(timed(work))
-    print(f"{files} files, {size / MB:.0f} MB; Python {platform.python_version()}, ", end="")
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
-    print(f"{'':22}{'median s':>9}{'min s':>9}{'cpu s':>9}{'MB':>8}{'ratio':>8}")
+    figures.caption(f"{files} files, {size / MB:.0f} MB, {rounds} rounds")
+    figures.head("", "median s", "min s", "cpu s", "MB", "x zipfile")
     base = statistics.median(wall for wall, _, _ in seen["zipfile, deflate 6"])
     for name, runs in seen.items():
         wall = [run[0] for run in runs]
         median = statistics.median(wall)
         cpu = statistics.median(run[1] for run in runs)
-        print(f"{name:22}{median:9.3f}{min(wall):9.3f}{cpu:9.2f}", end="")
-        print(f"{runs[0][2] / MB:8.1f}{median / base:8.3f}")
+        cells = [f"{median:.3f}", f"{min(wall):.3f}", f"{cpu:.2f}", f"{runs[0][2] / MB:.1f}"]
+        figures.row(name, *cells, f"{median / base:.3f}")
     unit = 1024 if sys.platform != "darwin" else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     print(f"peak memory of the process: {peak / MB:.0f} MB")

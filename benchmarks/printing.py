@@ -41,7 +41,7 @@ def main() -> None:
         seen: dict[str, list[float]] = {}
         for _ in range(effort.rounds):
             take_turns(seen, Path(home, "printed"))
-    figures.row(f"{effort.rounds} rounds of {LINES:,}", "lines/s", "best/s", "x logs()")
+    figures.head(f"{effort.rounds} rounds of {LINES:,}", "lines/s", "best/s", "x logs()")
     for name, beside in (
         ("running: logs(follow=True)", ""),
         ("running: plain call", "running: logs(follow=True)"),

@@ -42,7 +42,7 @@ def main() -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-    figures.row(f"{effort.rounds} rounds of {CALLS}", "median us", "min us", "x run")
+    figures.head(f"{effort.rounds} rounds of {CALLS}", "median us", "min us", "x run")
     for name, runs in seen.items():
         ratio = figures.ratio(runs, seen["asyncio.run"])
         figures.row(name, *figures.shown(runs, 1e6, 1), f"{ratio:.2f}")

@@ -77,7 +77,7 @@ def client_seconds() -> float:
 def table(all_seen: dict[Contender, Seen]) -> None:
     """Rates and ratios."""
     rates = {contender.name: seen.rates for contender, seen in all_seen.items()}
-    figures.row("", "median/s", "best/s", "x bare", "x fresh", "isolated", "durable")
+    figures.head("", "median/s", "best/s", "x bare", "x fresh", "isolated", "durable")
     for contender, seen in all_seen.items():
         shared = len(seen.rates)
         ratios = [
@@ -96,7 +96,7 @@ def table(all_seen: dict[Contender, Seen]) -> None:
 def breakdown(all_seen: dict[Contender, Seen]) -> None:
     """Where the time goes, median per job."""
     names = ["client", "supervisor", "parent", "server", "job", "all", "faults"]
-    figures.row("cpu ms per job", *names)
+    figures.head("cpu ms per job", *names)
     for contender, seen in all_seen.items():
         if seen.costs:
             cells = [
@@ -121,8 +121,8 @@ def places(effort: figures.Effort) -> None:
                     measure(contender, 2, jobs, seen, disk=disk)
                     rates.setdefault((name, disk, files), []).extend(seen.rates)
     who = "root" if os.geteuid() == 0 else "an ordinary user"
-    print(f"2 slots, {effort.rounds} rounds of {jobs} jobs, as {who}")
-    figures.row("kinetic", "median/s", "best/s", "x bare", "x 5 files")
+    figures.caption(f"2 slots, {effort.rounds} rounds of {jobs} jobs, as {who}")
+    figures.head("kinetic", "median/s", "best/s", "x bare", "x 5 files")
     for disk, files in PLACES:
         mine = rates[KINETIC, disk, files]
         figures.row(
@@ -155,7 +155,9 @@ def main() -> None:
                     except TimeoutError as late:
                         print(f"{contender.name}, {jobs} jobs: {late}, so left out", flush=True)
                         chosen.remove(contender)
-            print(f"{slots} slots, {effort.rounds} rounds of {total} jobs, in {scratch.parent}")
+            figures.caption(
+                f"{slots} slots, {effort.rounds} rounds of {total} jobs, in {scratch.parent}"
+            )
             seen = {contender: one for contender, one in seen.items() if one.rates}
             table(seen)
             breakdown(seen)

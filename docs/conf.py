@@ -105,6 +105,17 @@ def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = whole if count else linked(whole, folder)
 
 
+def _with_included_text(app: Sphinx, error: Exception | None) -> None:
+    """Show the text of included files in llms-full.txt, which is made from `_sources`."""
+    for page in sorted(app.env.found_docs):
+        text = Path(app.env.doc2path(page)).read_text(encoding="utf-8")
+        copy = Path(app.outdir, "_sources", f"{page}.md.txt")
+        if _INCLUDE.search(text) and copy.exists():
+            source = [text]
+            _with_links_of_the_site(app, page, source)
+            copy.write_text(source[0], encoding="utf-8")
+
+
 def _without_a_type(
     app: Sphinx, kind: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
@@ -117,3 +128,4 @@ def _without_a_type(
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _without_a_type, priority=600)
     app.connect("source-read", _with_links_of_the_site)
+    app.connect("build-finished", _with_included_text, priority=400)  # before sphinx_llms_txt

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.prose import PAGES
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("site"), pytest.mark.timeout(400)]
@@ -106,6 +107,14 @@ def test_no_page_loads_anything_from_the_network(site: Path) -> None:
     loads = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*")
     found = [match for page in site.rglob("*.html") for match in loads.findall(page.read_text())]
     assert found == []
+
+
+def test_the_text_for_language_models_has_what_pages_include(site: Path) -> None:
+    lines = (site / "llms-full.txt").read_text().splitlines()
+    pages = [page for page in PAGES if page.name != "README.md" or page.parent != ROOT]
+    titles = [page.read_text().partition("\n")[0] for page in pages]
+    assert [one for one in titles if one.startswith("# ") and one not in lines] == []
+    assert [line for line in lines if "{include}" in line] == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -1,0 +1,44 @@
+"""The recorded tables of benchmarks/README.md are what ``python -m benchmarks.record`` writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import record
+from tests.docs.prose import ROOT
+
+
+def test_the_page_has_the_tables_of_the_recorded_run() -> None:
+    page = record.PAGE.read_text()
+    assert record.replaced(page, record.RUN.read_text().splitlines()) == page
+
+
+def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
+    run = {"name": "pack", "machine": "a machine", "version": "1"}
+    lines = [
+        {"question": run},
+        {"row": ["before", "1"]},
+        {"question": run | {"version": "2"}},
+        {"caption": "one file"},
+        {"head": ["", "median s", "MB"]},
+        {"row": ["kinetic, cold", "0.5"]},
+    ]
+    assert record.rendered(map(json.dumps, lines)) == (
+        "### `pack`\n\nVersion 2, a machine.\n\none file:\n\n"
+        "|  | median s | MB |\n|---|---|---|\n| **kinetic, cold** | 0.5 |  |\n\n"
+    )
+
+
+@pytest.mark.full
+def test_a_run_is_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "benchmarks", "imports", "--quick", "--record", str(file)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    text = record.rendered(file.read_text().splitlines())
+    assert text.startswith("### `imports`\n\nVersion ")
+    assert "| import asyncio |" in text
