@@ -7,20 +7,15 @@ then doesn't get values that were changed in memory.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import inspect
-import io
 import os
 import pickle
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from absl import logging
 
@@ -38,23 +33,12 @@ from kinetic._packing.pickler import (
     DataTable as DataTable,
 )
 from kinetic._runner.protocol import frames, pickles
+from kinetic._runner.protocol.spool import Spool, Stored
 from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
 
 MEMORY_BYTES = 1024 * 1024
 """Content above this size goes to a file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pickled:
-    """A container of pickles, in memory or in a file that the caller removes.
-
-    ``digest`` is the SHA-256 of the content, ``size`` its bytes.
-    """
-
-    content: bytes | Path
-    digest: str
-    size: int
 
 
 class SpoolError(Exception):
@@ -77,62 +61,24 @@ class Counter:
         return size
 
 
-class Spool:
-    """Keep and hash bytes: in memory up to 1 MiB, then in a private file in *directory*.
-
-    Without a directory they stay in memory.
-
-    Raises:
-        SpoolError: The file can't be written; from `write` and `finish`.
-    """
+class _Spool(Spool):
+    """A spool whose failures differ from those of pickling."""
 
     def __init__(self, directory: Path | None) -> None:
-        self.size = 0
-        self._directory = directory
-        self._sha256 = hashlib.sha256()
-        self._memory = io.BytesIO()
-        self._file: BinaryIO = self._memory
-        self._path: Path | None = None
+        path = None if directory is None else directory / f"{os.urandom(8).hex()}.pkl"
+        super().__init__(path, MEMORY_BYTES)
 
     def write(self, data: bytes | memoryview, /) -> int:
-        size = memoryview(data).nbytes
         try:
-            if self._path is None and self._directory and self.size + size > MEMORY_BYTES:
-                self._move(self._directory)
-            self._file.write(data)
+            return super().write(data)
         except OSError as exc:
             raise SpoolError(exc) from exc
-        self._sha256.update(data)
-        self.size += size
-        return size
 
-    def _move(self, directory: Path) -> None:
-        descriptor, name = tempfile.mkstemp(suffix=".pkl", dir=directory)
-        self._path = Path(name)
-        self._file = open(descriptor, "wb")  # noqa: SIM115 - closed by finish or discard
-        self._file.write(self._memory.getbuffer())
-
-    def finish(self) -> Pickled:
-        """Close the spool and return its content."""
-        content: bytes | Path
-        if self._path is None:
-            content = self._memory.getvalue()
-        else:
-            try:
-                self._file.close()
-            except OSError as exc:
-                raise SpoolError(exc) from exc
-            content = self._path
-        return Pickled(content=content, digest=self._sha256.hexdigest(), size=self.size)
-
-    def discard(self) -> None:
-        """Remove the file, if there is one."""
-        if self._path is None:
-            return
-        with contextlib.suppress(OSError):  # the disk may be full
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+    def finish(self) -> Stored:
+        try:
+            return super().finish()
+        except OSError as exc:
+            raise SpoolError(exc) from exc
 
 
 PLAIN = frozenset({type(None), bool, int, float})
@@ -270,7 +216,7 @@ def dump_function(
     project: Project,
     table: DataTable,
     spool: Path | None = None,
-) -> Pickled:
+) -> Stored:
     """Pickle *function* with the current values of what it captures.
 
     *table* gets the `Data` that the function captures. A large function goes to a file in the
@@ -309,7 +255,7 @@ def dump_arguments(
     *,
     function: Callable[..., Any] | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Pickled:
+) -> Stored:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
     *what* is the function's name, for messages; with *function*, errors call
@@ -399,9 +345,9 @@ class _Pickling:
         self._parts = parts
         self._fates = Fates(project)
 
-    def dump(self, value: Any, spool: Path | None, own: frozenset[str] = frozenset()) -> Pickled:
+    def dump(self, value: Any, spool: Path | None, own: frozenset[str] = frozenset()) -> Stored:
         while True:
-            sink = Spool(spool)
+            sink = _Spool(spool)
             try:
                 if self._write(value, sink):
                     refuse_hidden(self._parts(), self._what)
@@ -447,7 +393,7 @@ class _Pickling:
         named = [f"{label} ({tree.amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
         return f"{words} {', '.join(named)}." if named else ""
 
-    def _write(self, value: Any, sink: Spool | Counter, leave_out: Collection[int] = ()) -> bool:
+    def _write(self, value: Any, sink: _Spool | Counter, leave_out: Collection[int] = ()) -> bool:
         """Pickle *value*; return whether it contains a `Data`."""
         made: list[CallPickler] = []
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from kinetic._runner.fork import fork_server
 from kinetic._runner.job import processes, spares, time_limit
-from kinetic._runner.job.processes import LINUX, MARK, NOBODY, Children, children, mark_of
+from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import JobHeader, Places
@@ -96,7 +96,6 @@ class Parent:
         self._mains: dict[int, int] = {}
         self._ending: dict[int, _Ending] = {}
         self._orphans: dict[int, frozenset[str]] = {}
-        self._children = Children(pid)
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -189,7 +188,6 @@ class Parent:
         """Close the connection: the parent ends its jobs and itself."""
         self.gone_at = time.monotonic()
         self._sock.close()
-        self._children.close()
 
     def kill(self) -> None:
         """Kill the parent if it doesn't end by itself."""
@@ -212,7 +210,11 @@ class Parent:
         """Kill processes of ended jobs; return the executors of these jobs."""
         left: set[str] = set()
         running: set[str] | None = None
-        for pid in self._children.read():
+        try:
+            pids = children(self.pid)
+        except OSError:  # no free descriptor to list them: try again next time
+            return {ending.job.executor for ending in self._ending.values()}
+        for pid in pids:
             if pid in self._mains or (owners := self._owners(pid)) is None:
                 continue
             if running is None:

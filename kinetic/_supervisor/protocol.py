@@ -244,66 +244,22 @@ def edition(runner: Path) -> str:
     return f"{latest:x}"
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
     """The files of one supervisor; the major version of the protocol is part of every path."""
 
-    home: Path
-
-    @property
-    def state(self) -> Path:
-        """The folder of everything below; private to the user."""
-        return self.home / "local" / f"v{VERSION[0]}"
-
-    @property
-    def socket(self) -> Path:
-        """Where the supervisor listens."""
-        return self.state / "socket"
-
-    @property
-    def lock(self) -> Path:
-        """The lock that the supervisor holds while it runs."""
-        return self.state / "lock"
-
-    @property
-    def starting(self) -> Path:
-        """The lock that a supervisor holds while it starts or stops."""
-        return self.state / "starting"
-
-    @property
-    def journal(self) -> Path:
-        """The events of jobs; see `journal`."""
-        return self.state / "journal"
-
-    @property
-    def diary(self) -> Path:
-        """The standard error of the supervisor and the warm parents."""
-        return self.state / "supervisor.log"
-
-    @property
-    def logs(self) -> Path:
-        """The folder with a log file for each job."""
-        return self.state / "logs"
-
-    @property
-    def work(self) -> Path:
-        """The folder with a work folder for each running job."""
-        return self.state / "work"
-
-    @property
-    def refuse(self) -> Path:
-        """The trash: folders of ended jobs that a helper removes."""
-        return self.state / "refuse"
-
-    @property
-    def spares(self) -> Path:
-        """Folders of ended jobs that later jobs of the same project reuse."""
-        return self.state / "spares"
-
-    @property
-    def cache(self) -> Path:
-        """Unpacked code and data that jobs share, by digest."""
-        return self.home / "cache"
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.cache = home / "cache"  # unpacked code and data that jobs share, by digest
+        self.state = home / "local" / f"v{VERSION[0]}"  # all of the following; private to the user
+        self.socket = self.state / "socket"
+        self.lock = self.state / "lock"  # held while the supervisor runs
+        self.starting = self.state / "starting"  # a lock, held while one starts or stops
+        self.journal = self.state / "journal"
+        self.diary = self.state / "supervisor.log"  # the standard error, also of warm parents
+        self.logs = self.state / "logs"
+        self.work = self.state / "work"  # a folder for each running job
+        self.refuse = self.state / "refuse"  # the trash, which a helper process empties
+        self.spares = self.state / "spares"
 
     def log(self, name: str) -> Path:
         """Return the log file of a job."""

@@ -237,14 +237,3 @@ class Server:
         if not connection.closed:
             connection.channel.send(reply)
             self.dirty.add(connection)
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Return the user at the other end."""
-    peer_credentials: int | None = getattr(socket, "SO_PEERCRED", None)
-    if peer_credentials is not None:
-        packed = sock.getsockopt(socket.SOL_SOCKET, peer_credentials, 12)
-        return int(struct.unpack("3i", packed)[1])
-    # LOCAL_PEERCRED of macOS answers with struct xucred { version, uid, ... }.
-    packed = sock.getsockopt(0, 1, 8)
-    return int(struct.unpack("II", packed)[1])

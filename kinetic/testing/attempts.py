@@ -14,7 +14,6 @@ from typing import Any
 
 from kinetic._runner.protocol import outcomes, pickles, wire
 from kinetic._runner.protocol.notes import note_of_result
-from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.errors import NotFound
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
@@ -71,13 +70,7 @@ async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes
     name = wire.attempt_key(*place, "outcome")
     if not await run.store.create(name, body, outcome.signed(run.spec.key, *place)):
         run.print("kinetic: another process has ended this attempt")
-    if outcome.kind is wire.Kind.VALUE:
-        return wire.EXIT_VALUE
-    if outcome.kind is wire.Kind.CANCELLED:
-        return wire.EXIT_FINAL
-    infrastructure = outcome.reason in INFRASTRUCTURE
-    budget = order.budgets.infrastructure if infrastructure else order.budgets.user
-    return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL
+    return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
 
 async def _standing(run: Run, order: wire.Order) -> wire.Item:

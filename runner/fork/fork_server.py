@@ -126,25 +126,15 @@ def _execute_commands(
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
     """Reap ended children; return the reports about them."""
     reports = b""
-    look = getattr(os, "waitid", None)  # macOS has it from Python 3.13 on
     while True:
         try:
-            if look is not None:
-                # A zombie keeps its ID, so the process group is still the job's.
-                seen = look(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if seen is None:
-                    return reports
-                if seen.si_pid in serials:
-                    _end_group(seen.si_pid)
-                pid, status = os.waitpid(seen.si_pid, 0)
-            else:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return reports
-                if pid in serials:
-                    _end_group(pid)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return reports
+        if pid == 0:
+            return reports
+        if pid in serials:  # no new process gets its ID so soon, as the kernel counts up
+            _end_group(pid)
         serial = serials.pop(pid, 0)
         pids.pop(serial, None)
         reports += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
@@ -153,9 +143,7 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
 def _slay(pid: int) -> None:
     """Kill an orphan if it is still a child: another process may have its ID otherwise."""
     with contextlib.suppress(OSError):
-        look = getattr(os, "waitid", None)
-        if look is not None:
-            look(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
-from ..protocol.retry_budgets import INFRASTRUCTURE
+from ..protocol.spool import Stored
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, opened
 from . import opening, outputs, views, workspace
@@ -63,7 +63,7 @@ class Invocation:
         self.read_ahead: Callable[[], bytes] = bytes
         """Return the arguments if they were read and checked before, else nothing."""
 
-    def run(self) -> tuple[Outcome, outcomes.Stored]:
+    def run(self) -> tuple[Outcome, Stored]:
         """Make the call; return the outcome and its body. Any error of the call is an outcome.
 
         The job's output files are uploaded before this returns.
@@ -73,7 +73,7 @@ class Invocation:
             self._outputs.finish(self._stopping, self._order.grace)
         return ended
 
-    def _ended(self) -> tuple[Outcome, outcomes.Stored]:
+    def _ended(self) -> tuple[Outcome, Stored]:
         self._reserve = _reserve()
         try:
             with self._stopping.interruptible():
@@ -156,15 +156,12 @@ class Invocation:
             raise
         return value
 
-    def _encoded(self, value: Any) -> tuple[Outcome, outcomes.Stored]:
+    def _encoded(self, value: Any) -> tuple[Outcome, Stored]:
         self._phase = "result serialization"
-        spool = f"{self._site.work}/result"
         try:
-            stored = outcomes.encode_value(value, spool)
+            stored = outcomes.encode_value(value, f"{self._site.work}/result")
         except BaseException as error:
             self._reserve = b""
-            with suppress(OSError):  # it may take the disk space that the outcome needs
-                os.unlink(spool)
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)
             words = f"the result cannot be pickled: {text.qualname}: {text.message}"
             words += self._hint(error, ". ")
@@ -178,7 +175,7 @@ class Invocation:
             outcome = outcome._replace(value=(name, stored.digest))
         return outcome, stored
 
-    def _failed(self, error: BaseException) -> tuple[Outcome, outcomes.Stored]:
+    def _failed(self, error: BaseException) -> tuple[Outcome, Stored]:
         if self._phase == "execute":
             text = self._located(
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
@@ -196,7 +193,7 @@ class Invocation:
         outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
         return outcome, outcomes.encode_error(text, rebuilt)
 
-    def _stopped(self, stopped: Stopped) -> tuple[Outcome, outcomes.Stored]:
+    def _stopped(self, stopped: Stopped) -> tuple[Outcome, Stored]:
         limit = self._order.timeout
         called, late = self._called, limit is not None and self._stopping.out_of_time
         if limit is not None and called is not None:
@@ -349,13 +346,13 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
     stopping.install()
     objects = opened(order.store)
     invocation = Invocation(order, objects, site, stopping, executor)
-    return Attempt(order, key, executor, objects, stopping, invocation.run).run()
+    attempt = Attempt(order, key, executor, objects, stopping, invocation.run)
+    invocation.read_ahead = attempt.read_ahead
+    return attempt.run()
 
 
 class Attempt:
     """The steps of one attempt, over any objects and any way to make the call."""
-
-    opening_kind: type[Opening] = Opening
 
     def __init__(
         self,
@@ -364,7 +361,7 @@ class Attempt:
         executor: str,
         objects: Objects,
         stopping: Stopping,
-        invoke: Callable[[], tuple[wire.Outcome, outcomes.Stored]],
+        invoke: Callable[[], tuple[wire.Outcome, Stored]],
     ) -> None:
         self._order = order
         self._key = key
@@ -372,7 +369,11 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self._opening = self.opening_kind(order, key, executor, objects)
+        self._opening = Opening(order, key, executor, objects)
+
+    def read_ahead(self) -> bytes:
+        """Return the arguments if the check for inputs has read them, else nothing."""
+        return self._opening.arguments
 
     def run(self) -> int:
         """Take all steps and return the exit code."""
@@ -401,7 +402,7 @@ class Attempt:
             return wire.EXIT_FINAL
         if not may_run:
             yield "commit"
-            return self._commit(self._cancelled("not started"), outcomes.Stored(b"", "", 0))
+            return self._commit(self._cancelled("not started"), Stored(b"", "", 0))
         yield "run"
         mine = os.getpid()
         outcome, body = self._invoke()
@@ -425,7 +426,7 @@ class Attempt:
             ended=time.time(),
         )
 
-    def _commit(self, outcome: wire.Outcome, body: outcomes.Stored) -> int:
+    def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
                 self._create(outcome.value[0], body.content, consume=True)
@@ -472,7 +473,7 @@ class Attempt:
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
         """Return the exit code; *metadata* and *content* are the outcome committed here."""
-        return exit_code(outcome, self._order)
+        return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
@@ -530,14 +531,3 @@ def _tell_full(exc: OSError) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def exit_code(outcome: wire.Outcome, order: Order) -> int:
-    """Return the exit code for the platform: done, may be retried, or final."""
-    if outcome.kind is wire.Kind.VALUE:
-        return wire.EXIT_VALUE
-    if outcome.kind is wire.Kind.CANCELLED:
-        return wire.EXIT_FINAL
-    infrastructure = outcome.reason in INFRASTRUCTURE
-    budget = order.budgets.infrastructure if infrastructure else order.budgets.user
-    return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL

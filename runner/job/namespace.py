@@ -34,8 +34,6 @@ MS_REC = 0x4000
 MS_UNBINDABLE = 0x20000
 MS_PRIVATE = 0x40000
 MS_RELATIME = 0x200000
-MNT_DETACH = 0x2
-PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 KEPT = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
 """Flags of a mount that `statvfs` reports by the same numbers."""
 
@@ -279,17 +277,8 @@ def _check_kind(point: str, view: str) -> None:
 
 def _change_root(root: str) -> None:
     os.chdir(root)
-    try:
-        number = PIVOT_ROOT.get(os.uname().machine)
-        if number is None:
-            raise OSError(errno.ENOSYS, "pivot_root")
-        _call("syscall", number, b".", b".", what="pivot_root")
-    except OSError:
-        # The kernel's first root can't be pivoted, nor a root that isn't a mount.
-        _mount(".", "/", flags=MS_MOVE)
-        os.chroot(".")
-    else:
-        _call("umount2", b".", MNT_DETACH, what="umount2 of the old root")
+    _mount(".", "/", flags=MS_MOVE)
+    os.chroot(".")
     os.chdir("/")
 
 
@@ -337,7 +326,5 @@ def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     text, number = ctypes.c_char_p, ctypes.c_ulong
     library.mount.argtypes = [text, text, text, number, text]
-    library.umount2.argtypes = [text, ctypes.c_int]
     library.unshare.argtypes = [ctypes.c_int]
-    library.syscall.argtypes = [ctypes.c_long, text, text]
     return library

@@ -14,8 +14,16 @@ REQUEST_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a request; a longer one is cut here, so that its signature fails."""
 
 
+READ_AHEAD = 1024 * 1024
+"""Maximum bytes of arguments that are read to check that the submission still exists."""
+
+
 class Opening:
-    """The objects of one attempt that exist before it starts."""
+    """The objects of one attempt that exist before it starts.
+
+    It sends few requests, because each takes a round trip to a bucket. ``arguments`` are the
+    arguments if `inputs_there` has read them.
+    """
 
     def __init__(self, order: wire.Order, key: bytes, executor: str, objects: Objects) -> None:
         self._order = order
@@ -23,6 +31,7 @@ class Opening:
         self._executor = executor
         self._objects = objects
         self._made_claim = False
+        self.arguments = b""
 
     def claim(self) -> bool:
         """Create the claim; return False if another process has claimed the attempt."""
@@ -66,19 +75,28 @@ class Opening:
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
     def inputs_there(self) -> bool:
-        """Return whether the inputs still exist: a cleanup removes them."""
-        return self._objects.exists(self._order.arguments.name)
+        """Return whether the inputs still exist: a cleanup removes them. Read small ones."""
+        part = self._order.arguments
+        if part.stop - part.start > READ_AHEAD:
+            return self._objects.exists(part.name)
+        try:
+            self.arguments = content(self._objects, part)
+        except KeyError:
+            return False
+        except ValueError:
+            pass  # they are damaged; the next reader reports it
+        return True
 
     def _standing_of_first(self) -> wire.Item | None:
         """Return the item's state with the fewest requests: for an unclaimed first attempt."""
-        if self._order.attempt != 1 or self._is_closed():
+        if self._order.attempt != 1:
+            return None
+        # A closed attempt has a claim, so a new claim proves that it isn't closed.
+        if not self._made_claim and self._objects.exists(self._name("outcome")):
             return None
         if self._objects.holds(f"{self._order.scope}control"):
             return None
         return wire.Item(wire.ItemState.OPEN, 1)
-
-    def _is_closed(self) -> bool:
-        return self._objects.exists(self._name("outcome"))
 
     def _requests(self) -> list[wire.Request]:
         scope = self._order.scope

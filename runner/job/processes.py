@@ -138,65 +138,23 @@ def close_inherited() -> None:
 def children(parent: int | None = None) -> list[int]:
     """Return the children, with zombies, of this process or of *parent*; both single-threaded.
 
-    The list is complete if no process reaps any of them meanwhile.
+    The kernel iterates by position, and skips a child for each earlier one that was reaped
+    between two reads. Two equal readings prove that none was skipped.
     """
     if not LINUX:
         return []
     pid = parent or os.getpid()
     try:
-        fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
+        with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
+            before, now = b"", file.readall()
+            while now and now != before:
+                file.seek(0)
+                before, now = now, file.readall()
     except FileNotFoundError:
         return _children_by_search(pid) if os.path.exists(f"/proc/{pid}") else []
-    parts: list[bytes] = []
-    try:
-        while part := os.read(fd, 1 << 16):
-            parts.append(part)
     except ProcessLookupError:
         return []  # the parent has ended
-    finally:
-        os.close(fd)
-    return [int(one) for one in b"".join(parts).split()]
-
-
-class Children:
-    """The children of one process that is read repeatedly; the kernel's list stays open."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._path = f"/proc/{parent}/task/{parent}/children"
-        self._fd = -1
-
-    def read(self) -> list[int]:
-        """Return all children, even while the parent reaps some.
-
-        The kernel iterates by position, and skips a child for each earlier one that was reaped
-        between two reads. Two equal readings prove that none was skipped.
-        """
-        if self._fd < 0 and LINUX:
-            with contextlib.suppress(OSError):
-                self._fd = os.open(self._path, os.O_RDONLY)
-        if self._fd < 0:
-            return children(self._parent)
-        try:
-            before, now = None, self._look()
-            while now != before and now:
-                before, now = now, self._look()
-        except ProcessLookupError:
-            return []  # the parent has ended
-        return [int(one) for one in now.split()]
-
-    def _look(self) -> bytes:
-        content = part = os.pread(self._fd, 1 << 16, 0)
-        while part:
-            part = os.pread(self._fd, 1 << 16, len(content))
-            content += part
-        return content
-
-    def close(self) -> None:
-        """Close the list."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    return [int(one) for one in now.split()]
 
 
 def _children_by_search(parent: int) -> list[int]:

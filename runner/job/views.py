@@ -25,7 +25,8 @@ from . import namespace, workspace
 
 if TYPE_CHECKING:
     from ..protocol.wire import DataRef
-    from .workspace import Objects, Site
+    from ..stores.objects import Objects
+    from .workspace import Site
 
 GROUND = ".kinetic"
 """The folder in a mounted volume in which kinetic builds the content."""

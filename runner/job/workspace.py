@@ -14,11 +14,11 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..protocol.private import make_folder
 from . import namespace, spares, time_limit
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import zipfile
 
     from ..protocol.wire import Code
+    from ..stores.objects import Objects
 
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
@@ -301,22 +302,6 @@ class Site:
         if self.alone:
             return f"add {library} to the dependencies in pyproject.toml or requirements.txt"
         return f"install {library} for {sys.executable}, which runs local jobs"
-
-
-class Objects(Protocol):
-    """The reading methods of a store; a missing object is a ``KeyError``."""
-
-    def get(
-        self, name: str, start: int | None = None, stop: int | None = None
-    ) -> tuple[bytes, Mapping[str, str]]: ...
-
-    def path(self, name: str) -> Path | None:
-        """Return a file with exactly the content, if there is one."""
-        ...
-
-    def fetch(self, name: str, path: Path) -> None:
-        """Write the content to a new file."""
-        ...
 
 
 def prepare(code: Code | None, objects: Objects, site: Site) -> Path:

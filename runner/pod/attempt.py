@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..job import opening
 from ..job.attempt import Attempt
 from ..job.opening import Opening, out_of_time
 from ..protocol import signing, wire
-from ..protocol.outcomes import Death, Stored, closed
+from ..protocol.outcomes import Death, closed
 from ..protocol.retry_budgets import INFRASTRUCTURE
+from ..protocol.spool import Stored
 from ..stores.objects import Objects
 from .guard import Ended
 
@@ -39,48 +39,15 @@ class Restarts:
         return self.failures + self.disruptions
 
 
-READ_AHEAD = 1024 * 1024
-"""Maximum bytes of arguments that are read to check that the submission still exists."""
-
-
-class _PodOpening(Opening):
-    """An opening with fewer requests, because each takes a round trip to the bucket."""
-
-    arguments = b""
-
-    def _is_closed(self) -> bool:
-        """Return whether the attempt is closed; a new claim proves that it isn't."""
-        return not self._made_claim and super()._is_closed()
-
-    def inputs_there(self) -> bool:
-        """Return whether the inputs exist; read small ones, which takes no more requests."""
-        part = self._order.arguments
-        if part.stop - part.start > READ_AHEAD:
-            return super().inputs_there()
-        try:
-            self.arguments = opening.content(self._objects, part)
-        except KeyError:
-            return False
-        except ValueError:
-            pass  # they are damaged; the next reader reports it
-        return True
-
-
 class PodAttempt(Attempt):
     """An attempt whose exit code controls whether Kubernetes starts another pod.
 
     It stores its *output* before its outcome, so a cleanup after the outcome finds all objects.
     """
 
-    opening_kind = _PodOpening
-
     receipt = ""
     host = 0
     output: Callable[[], bytes]
-
-    def read_ahead(self) -> bytes:
-        """Return the arguments if `_PodOpening` has read them."""
-        return self._opening.arguments if isinstance(self._opening, _PodOpening) else b""
 
     def beside(self, done: str) -> int:
         """Run a host that doesn't lead: create *done*, or commit the failure."""

@@ -26,6 +26,7 @@ from ..job.processes import Stopped
 from ..job.workspace import Site
 from ..pauses import pauses
 from ..protocol import outcomes, wire
+from ..protocol.spool import Stored
 from ..stores.objects import Objects, opened
 from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, code_of
 from .guard import Line
@@ -115,7 +116,7 @@ class HostCall(Invocation):
     hosts: Hosts
     watch: Watch
 
-    def watched(self) -> tuple[wire.Outcome, outcomes.Stored]:
+    def watched(self) -> tuple[wire.Outcome, Stored]:
         """Make the call, and watch meanwhile whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
@@ -138,10 +139,10 @@ class HostCall(Invocation):
         self.watch.start()
         self.hosts.join()
 
-    def _encoded(self, value: Any) -> tuple[wire.Outcome, outcomes.Stored]:
+    def _encoded(self, value: Any) -> tuple[wire.Outcome, Stored]:
         if self.hosts.leads:
             return super()._encoded(value)
-        return self._outcome(wire.Kind.VALUE, None), outcomes.Stored(b"", "", 0)
+        return self._outcome(wire.Kind.VALUE, None), Stored(b"", "", 0)
 
     def _place(self) -> tuple[int, int]:
         return self.hosts.index, self.hosts.count

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ VERSION = 1
 PLAIN, EXECUTABLE = 0o644, 0o755
 LONGEST_SEGMENT = 220  # bytes when quoted: a directory store makes it the name of a file
 LONGEST_NAME = 900  # bytes: Cloud Storage takes names of at most 1024
-ENTRIES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest's object."""
-        head = _json({"version": VERSION, "kind": "dir" if self.is_dir else "file"})[:-1]
-        rows = _list([one.path, one.size, one.mode, one.digest] for one in self.entries)
-        return b'%s,\n"empty":%s,\n"entries":%s}' % (head, _list(self.empty), rows)
+        rows = [(one.path, one.size, one.mode, one.digest) for one in self.entries]
+        kind = "dir" if self.is_dir else "file"
+        return _json({"version": VERSION, "kind": kind, "empty": self.empty, "entries": rows})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
@@ -141,17 +140,3 @@ def _relative(path: str) -> str:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _list(values: Iterable[Any]) -> bytes:
-    """Format a JSON list in pieces, because one long call would hold the GIL until its end."""
-    pieces: list[bytes] = []
-    batch: list[Any] = []
-    for value in values:
-        batch.append(value)
-        if len(batch) == ENTRIES_AT_ONCE:
-            pieces.append(_json(batch)[1:-1])
-            batch = []
-    if batch:
-        pieces.append(_json(batch)[1:-1])
-    return b"[%s]" % b",\n".join(pieces)

@@ -8,8 +8,6 @@ even if it can't rebuild the exception.
 from __future__ import annotations
 
 import hashlib
-import io
-import os
 import pickle
 import time
 import traceback
@@ -18,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from . import exceptions, frames, notes, pickles, wire
+from .spool import Spool, Stored
 
 TEXT_LIMIT = 64 * 1024
 REPR_LIMIT = 20_000
 PLAIN_CHARACTERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An encoded body: in memory when it is small, else in a file; with its SHA-256."""
-
-    content: bytes | Path
-    digest: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,36 +101,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or kind in (bool, float) or (kind is int and value.bit_length() < 64)
 
 
-class _Spool:
-    """Collects in memory up to a limit, then in a file; hashes on the way."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path, self._limit = path, limit
-        self._file: Any = io.BytesIO()
-        self._in_memory = True
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        view = memoryview(data)
-        self._size += view.nbytes
-        if self._in_memory and self._size > self._limit:
-            start = self._file.getvalue()
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._file = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by finish()
-            self._file.write(start)
-            self._in_memory = False
-        self._hash.update(view)
-        self._file.write(view)
-        return view.nbytes
-
-    def finish(self) -> Stored:
-        """Close it and return the content."""
-        content: bytes | Path = self._file.getvalue() if self._in_memory else self._path
-        self._file.close()
-        return Stored(content, self._hash.hexdigest(), self._size)
-
-
 def digest(content: bytes) -> str:
     """SHA-256 as hex."""
     return hashlib.sha256(content).hexdigest()
@@ -155,12 +115,13 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
     if _is_plain(value):
         content = frames.pack_one(pickle.dumps(value, protocol=5))
         return Stored(content, digest(content), len(content))
-    sink = _Spool(Path(spool), limit)
+    sink = Spool(spool, limit)
     try:
         pickles.dump(value, sink)
-    finally:
-        stored = sink.finish()
-    return stored
+        return sink.finish()
+    except BaseException:
+        sink.discard()
+        raise
 
 
 def encode_error(text: ErrorText, error: BaseException | None) -> Stored:

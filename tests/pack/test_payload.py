@@ -26,6 +26,7 @@ import pytest
 from kinetic._packing import culprit, payload
 from kinetic._packing.discover import Project, find_project
 from kinetic._runner.protocol import pickles
+from kinetic._runner.protocol.spool import Stored
 from kinetic.data import Data
 from kinetic.errors import DataError, PackError
 
@@ -39,7 +40,7 @@ def project() -> Project:
     return Project(root=HERE, entry_dir=HERE / "tests/pack", cwd="", sys_path=("",))
 
 
-Dump = Callable[..., payload.Pickled]
+Dump = Callable[..., Stored]
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def imported(tmp_path: Path, make: Make) -> Iterator[Callable[..., ModuleType]]:
             del sys.modules[name]
 
 
-def loaded(pickled: payload.Pickled) -> Any:
+def loaded(pickled: Stored) -> Any:
     content = pickled.content
     return pickles.load(content) if isinstance(content, bytes) else pickles.load_file(content)
 

@@ -17,7 +17,6 @@ import cloudpickle
 import pytest
 
 from kinetic._runner.protocol import pickles, wire
-from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
 from tests.runner.pods import KEY
 
@@ -79,12 +78,6 @@ def test_an_exception_is_kept_with_its_words_outside_the_pickle(bench) -> None:
     assert (words["qualname"], words["message"]) == ("ValueError", "no good")
     assert "in fail" in words["traceback"] and "a note" in words["traceback"]
     assert "kinetic_runner" not in words["traceback"], "the runner's own frames are noise"
-
-
-def test_a_failure_with_retries_left_may_be_restarted(bench) -> None:
-    order = bench.order(lambda: 1 / 0)
-    code, _ = bench.run(replace(order, budgets=RetryBudgets(user=1)))
-    assert code == wire.EXIT_RETRY
 
 
 def test_an_exception_that_cannot_be_pickled_is_told_in_words_that_say_why(bench) -> None:

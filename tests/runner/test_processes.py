@@ -41,15 +41,13 @@ def test_no_child_is_passed_over_while_others_are_reaped() -> None:
     ) as mother:
         assert mother.stdin is not None
         assert mother.stdout is not None
-        children = processes.Children(mother.pid)
         for _ in range(ROUNDS):
             lasting = int(mother.stdout.readline())
             mother.stdin.write("reap\n")
             while not select.select([mother.stdout], [], [], 0)[0]:
-                assert lasting in children.read()
+                assert lasting in processes.children(mother.pid)
             assert mother.stdout.readline() == "reaped\n"
-            assert children.read() == [lasting]
+            assert processes.children(mother.pid) == [lasting]
             mother.stdin.write("next\n")
-        children.close()
         mother.stdin.close()
         assert mother.wait(30) == 0

@@ -21,6 +21,7 @@ from typing import Any
 from kinetic._runner.job import attempt
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import outcomes, pickles, wire
+from kinetic._runner.protocol.spool import Stored
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
@@ -740,7 +741,7 @@ class Pod:
             self.executor, order.index, order.attempt, self.value, self.objects.checked
         )
 
-    def _call(self) -> tuple[wire.Outcome, outcomes.Stored]:
+    def _call(self) -> tuple[wire.Outcome, Stored]:
         """The user's code comes to its end; what it does is drawn by the seed."""
         if self._stopping.requested:
             text = outcomes.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")

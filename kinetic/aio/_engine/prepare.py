@@ -24,6 +24,7 @@ from kinetic._messages import amount
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.spool import Stored
 from kinetic._tasks import all_or_none, in_thread
 from kinetic.aio import _shared_objects
 from kinetic.aio._engine import data_upload
@@ -60,8 +61,8 @@ class PackedCall:
     call: Call
     project: discover.Project
     archive: archive.Archive | None
-    function: payload.Pickled
-    arguments: payload.Pickled | None
+    function: Stored
+    arguments: Stored | None
     data: tuple[Data, ...]
     environment: Mapping[str, str] = field(repr=False)
     spool: Path
@@ -270,7 +271,7 @@ async def _upload_code(store: Store, packed: PackedCall) -> wire.Code | None:
     )
 
 
-async def _upload_function(store: Store, function: payload.Pickled) -> wire.Input:
+async def _upload_function(store: Store, function: Stored) -> wire.Input:
     name = f"functions/{function.digest}.pkl"
     await _upload(store, name, function.content)
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import datetime
 import json
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kinetic.aio.local.supervisor import Connection
 
 LONGEST_LINE = 1 << 20
-"""Maximum bytes of a line; a longer line comes in pieces of this size."""
+"""Maximum characters of a line; a longer line comes in pieces of this size."""
 
 TAIL_BYTES = 2 << 20
 """Maximum distance of a tail from the end of the log: a job can write a line of any length."""
@@ -50,45 +51,30 @@ class Lines:
     """Splits a stream of bytes into lines, and replaces what isn't UTF-8."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the lines that *data* completes, without their newlines."""
-        searched = len(self._rest)
-        self._rest += data
-        start = 0
-        while (end := self._rest.find(b"\n", max(start, searched))) >= 0:
-            yield from _pieces(bytes(self._rest[start:end]))
-            start = end + 1
-        del self._rest[:start]
-        while (
-            len(self._rest) > LONGEST_LINE
-        ):  # the byte after a piece shows whether a character ends there
-            cut = _boundary(self._rest, LONGEST_LINE)
-            yield self._rest[:cut].decode(errors="replace")
-            del self._rest[:cut]
+        first, *others = self._decoder.decode(data).split("\n")
+        lines = [self._rest + first, *others]
+        self._rest = lines.pop()
+        for line in lines:
+            yield from _pieces(line)
+        *whole, self._rest = _pieces(self._rest)
+        yield from whole
 
     def rest(self) -> Iterator[str]:
         """Yield the last line, if it has no newline."""
-        if self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest.clear()
+        if last := self._rest + self._decoder.decode(b"", final=True):
+            yield last
+        self._rest = ""
 
 
-def _pieces(line: bytes) -> Iterator[str]:
-    while len(line) > LONGEST_LINE:
-        cut = _boundary(line, LONGEST_LINE)
-        yield line[:cut].decode(errors="replace")
-        line = line[cut:]
-    yield line.decode(errors="replace")
-
-
-def _boundary(data: bytes | bytearray, cut: int) -> int:
-    """Return the last position up to *cut* that is between two characters."""
-    for back in range(4):
-        if data[cut - back] & 0xC0 != 0x80:
-            return cut - back
-    return cut
+def _pieces(line: str) -> Iterator[str]:
+    yield line[:LONGEST_LINE]
+    for start in range(LONGEST_LINE, len(line), LONGEST_LINE):
+        yield line[start : start + LONGEST_LINE]
 
 
 def tail_offset(fd: int, count: int) -> int:

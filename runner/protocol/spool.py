@@ -1,0 +1,72 @@
+"""Collect the bytes of a pickle, in memory or in a file, and hash them on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Collected bytes: in memory if they are few, else in a file; with their SHA-256 and number."""
+
+    content: bytes | Path
+    digest: str
+    size: int
+
+
+class Spool:
+    """Collect up to *limit* bytes in memory, and more in the private file *path*.
+
+    Without a path, all bytes stay in memory.
+    """
+
+    def __init__(self, path: str | Path | None, limit: int) -> None:
+        self.size = 0
+        self._path = path
+        self._limit = limit
+        self._sha256 = hashlib.sha256()
+        self._memory = io.BytesIO()
+        self._file: BinaryIO = self._memory
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Add bytes.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        size = memoryview(data).nbytes
+        in_memory = self._file is self._memory
+        if in_memory and self._path is not None and self.size + size > self._limit:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._file = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 - closed at the end
+            self._file.write(self._memory.getbuffer())
+        self._sha256.update(data)
+        self._file.write(data)
+        self.size += size
+        return size
+
+    def finish(self) -> Stored:
+        """Close the file and return the content.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        content: bytes | Path = self._memory.getvalue()
+        if self._path is not None and self._file is not self._memory:
+            self._file.close()
+            content = Path(self._path)
+        return Stored(content, self._sha256.hexdigest(), self.size)
+
+    def discard(self) -> None:
+        """Remove the file, if there is one: it may take space that others need."""
+        if self._path is not None and self._file is not self._memory:
+            with contextlib.suppress(OSError):  # the disk may be full
+                self._file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
