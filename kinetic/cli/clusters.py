@@ -20,11 +20,11 @@ MARKS = {"create": "+", "update": "~", "replace": "~", "remove": "-", "wait": "â
 
 
 LIST_COLUMNS = (
-    *("name", "machine", "accelerator", "topology", "min_nodes", "max_nodes", "spot"),
+    *("name", "kind", "machine", "accelerator", "topology", "min_nodes", "max_nodes", "spot"),
     *("reservation", "status", "problem"),
 )
 POOL_COLUMNS = (
-    *("name", "machine", "nodes", "used", "min_nodes", "max_nodes", "spot", "reservation"),
+    *("name", "kind", "machine", "nodes", "used", "min_nodes", "max_nodes", "spot", "reservation"),
     *("status", "usd_per_hour"),
 )
 
@@ -212,10 +212,12 @@ def pool() -> None:
 @with_site
 @json_option
 def _list(site: Site, as_json: bool) -> None:
-    """List the cluster's node pools."""
+    """List the cluster's node pools and ComputeClasses."""
     from kinetic.aio import infra
 
-    _show_pools(run_async(infra.list_pools(site)), as_json=as_json)
+    pools = run_async(infra.list_pools(site, tell=output.note))
+    empty = "no node pools; add one: kinetic pool add --accelerator NAME"
+    output.table("pool.list", LIST_COLUMNS, pools, as_json=as_json, empty=empty)
 
 
 @pool.command("add")
@@ -229,7 +231,14 @@ def _list(site: Site, as_json: bool) -> None:
     default=0,
     help="Nodes that the pool always has. Default: 0.",
 )
-@click.option("--spot", is_flag=True, help="Use spot machines.")
+@click.option(
+    "--spot",
+    is_flag=True,
+    help="Use spot machines; a ComputeClass uses on-demand ones while there are none.",
+)
+@click.option(
+    "--fixed", is_flag=True, help="Add a node pool, also where the cluster has ComputeClasses."
+)
 @click.option(
     "--slices",
     type=click.IntRange(min=1),
@@ -251,13 +260,18 @@ def _add(
     accelerator: str,
     min_nodes: int,
     spot: bool,
+    fixed: bool,
     slices: int,
     reservation: str,
     preview: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Add a node pool for an accelerator. Adding it again changes nothing."""
+    """Add nodes for an accelerator: a ComputeClass if the cluster has them, or a node pool.
+
+    --fixed, --min-nodes, --reservation, and slices of several hosts make a node pool. Adding it
+    again changes nothing.
+    """
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool
 
@@ -266,7 +280,7 @@ def _add(
     )
 
     async def plan(infra: Infrastructure) -> Planned:
-        return await infra.plan_pool(wanted, slices=slices)
+        return await infra.plan_pool(wanted, slices=slices, fixed=fixed)
 
     question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
     run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
@@ -279,7 +293,11 @@ def _add(
 @yes_option
 @json_option
 def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> None:
-    """Remove a node pool. Jobs that run on it are lost, or retried elsewhere."""
+    """Remove a node pool or a ComputeClass.
+
+    Jobs that run on a node pool are lost, or retried elsewhere. GKE removes the nodes of a
+    ComputeClass when they are idle.
+    """
 
     async def plan(infra: Infrastructure) -> Planned:
         return await infra.plan_pool_removal(name)
@@ -354,11 +372,6 @@ def _lines(planned: Planned) -> list[str]:
     verb = "adds" if change >= 0 else "saves"
     summary = f"{len(plan.steps)} to change, {kept} as planned"
     return [*lines, f"{summary}; {verb} about ${abs(change):.2f} an hour before any job runs"]
-
-
-def _show_pools(pools: list[dict[str, Any]], *, as_json: bool) -> None:
-    empty = "no node pools; add one: kinetic pool add --accelerator NAME"
-    output.table("pool.list", LIST_COLUMNS, pools, as_json=as_json, empty=empty)
 
 
 def _save(name: str, site: Site, zone: str) -> None:

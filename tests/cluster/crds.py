@@ -164,3 +164,26 @@ def webhook(port: int, ca: str) -> Json:
             }
         ],
     }
+
+
+def compute_class() -> Json:
+    """GKE's ComputeClass, as far as its published description matters here: no other field."""
+    accelerator = {"type": STRING, "count": INTEGER}
+    rule = _object(
+        machineType=STRING,
+        spot=BOOLEAN,
+        location=_object("zones", zones=_list(STRING)),
+        gpu=_object("type", "count", **accelerator, driverVersion=_one_of("default", "latest")),
+        tpu=_object("type", "count", "topology", **accelerator, topology=STRING),
+    )
+    spec = _object(
+        "priorities",
+        nodePoolAutoCreation=_object("enabled", enabled=BOOLEAN),
+        nodePoolConfig=_object(serviceAccount=STRING),
+        priorities=_list(rule),
+        whenUnsatisfiable=_one_of("DoNotScaleUp", "ScaleUpAnyway"),
+    )
+    made = definition("ComputeClass", "cloud.google.com", "v1", spec)
+    names = {**made["spec"]["names"], "plural": "computeclasses"}
+    made["metadata"]["name"] = "computeclasses.cloud.google.com"
+    return {**made, "spec": {**made["spec"], "names": names, "scope": "Cluster"}}

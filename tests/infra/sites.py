@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kinetic.aio._net.google import GoogleClient
@@ -47,16 +48,28 @@ def client(google: Google) -> GoogleClient:
     return GoogleClient(google.environ, QUICK, look_s=0.001, credentials=credentials)
 
 
-def opened(google: Google, site: Site, look_s: float = 30.0) -> Infrastructure:
-    """Return the infrastructure of *site* as *google* and its stand-in of a cluster have it."""
+def opened(
+    google: Google,
+    site: Site,
+    look_s: float = 30.0,
+    connect: Callable[[], Awaitable[Access]] | None = None,
+) -> Infrastructure:
+    """Return the infrastructure of *site* as *google* and its stand-in of a cluster have it.
 
-    async def connect() -> Access:
+    *connect* leads to another cluster than the stand-in.
+    """
+
+    async def stand_in() -> Access:
         return Access(
             server=f"{google.url}/kubernetes/{site.cluster}", name="the cluster", passes=Passes()
         )
 
     return Infrastructure(
-        site, environ=google.environ, google=client(google), connect=connect, look_s=look_s
+        site,
+        environ=google.environ,
+        google=client(google),
+        connect=connect or stand_in,
+        look_s=look_s,
     )
 
 

@@ -92,27 +92,33 @@ async def add_pool(
     pool: Pool,
     *,
     slices: int = 1,
+    fixed: bool = False,
     preview: bool = False,
     tell: Callable[[str], None] = silent,
 ) -> Plan:
-    """Add a node pool to the site's cluster; one that exists already is success.
+    """Add nodes for an accelerator to the site's cluster; what exists already is success.
+
+    Where the cluster has ComputeClasses, it adds one. A pool with a minimum, a reservation, or
+    several hosts is always a node pool.
 
     Args:
         site: Project, zone, and cluster.
         pool: The pool to have.
         slices: Slices of several hosts to have, each in its own pool; default: 1.
+        fixed: Add a node pool, also where a ComputeClass would do; default: False.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
     Raises:
         NotFound: The cluster doesn't exist.
-        ConfigurationError: A quota or a reservation is too small.
+        ConfigurationError: A quota or a reservation is too small, or jobs of this accelerator use
+            a ComputeClass.
         Refused: Google refuses it; a stock-out names zones that have capacity.
 
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_pool(pool, slices=slices)
+        planned = await infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
         if not preview:
             await infrastructure.apply(planned)
         return planned.plan
@@ -121,7 +127,10 @@ async def add_pool(
 async def remove_pool(
     site: Site, name: str, *, preview: bool = False, tell: Callable[[str], None] = silent
 ) -> Plan:
-    """Remove a node pool. Jobs that run on it are lost, or retried elsewhere.
+    """Remove a node pool or a ComputeClass of kinetic's.
+
+    Jobs that run on a node pool are lost, or retried elsewhere. A ComputeClass' nodes stay until
+    they are idle.
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
@@ -135,13 +144,15 @@ async def remove_pool(
         return planned.plan
 
 
-async def list_pools(site: Site) -> list[dict[str, Any]]:
-    """Return the node pools of the site's cluster: machine, accelerator, limits, and state.
+async def list_pools(site: Site, *, tell: Callable[[str], None] = silent) -> list[dict[str, Any]]:
+    """Return node pools and ComputeClasses of the site's cluster: machine, limits, and state.
+
+    *tell* receives a line if ComputeClasses can't be listed.
 
     Raises:
         NotFound: The cluster doesn't exist.
     """
-    async with Infrastructure(site) as infrastructure:
+    async with Infrastructure(site, tell=tell) as infrastructure:
         return await infrastructure.list_pools()
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.infra import lookup
+from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
@@ -25,9 +25,10 @@ from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status, survey
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import Target, resolve
-from kinetic.errors import ConfigurationError, NotFound, Refused
+from kinetic.errors import BackendError, ConfigurationError, NotFound, Refused
 
 
 def silent(_: str) -> None:
@@ -134,15 +135,27 @@ class Infrastructure:
             manifests=manifests,
         )
 
-    async def plan_pool(self, pool: Pool, *, slices: int = 1) -> Planned:
+    async def plan_pool(self, pool: Pool, *, slices: int = 1, fixed: bool = False) -> Planned:
         """Plan what `add_pool` creates. Nothing is written.
 
         Raises:
             NotFound: The cluster doesn't exist.
-            ConfigurationError: A quota or reservation is too small.
+            ConfigurationError: A quota or reservation is too small, or the pool's jobs would use a
+                ComputeClass instead.
         """
         cluster = await lookup.cluster(self._google, self.site)
         pools = pool.slices(slices)
+        there = {str(one["name"]) for one in cluster.get("nodePools") or ()}
+        if not pool.accelerator.multi_host and pool.name not in there:
+            async with self._opened() as api:
+                if classes.carries(pool) and not fixed and await classes.served(api):
+                    return await self._plan_class(api, pool)
+                name = class_name(pool.accelerator)
+                if name in await classes.found(api):
+                    raise ConfigurationError(
+                        f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
+                        f"those of a node pool; first run `kinetic pool remove {name}`"
+                    )
         wanted = node_pools.all_wanted(self.site, pools, self._environ)
         checked = await preflight(self._google, self.site, await self._missing(pools))
         checked.check()
@@ -155,6 +168,20 @@ class Infrastructure:
             notes=tuple(checked.notes),
         )
 
+    async def _plan_class(self, api: Api, pool: Pool) -> Planned:
+        checked = await preflight(self._google, self.site, (pool,), regional=True)
+        checked.check()
+        zones = checked.zones or (self.site.zone,)
+        manifest = classes.wanted(self.site, pool.accelerator, zones)
+        about = classes.about(self.site, pool.accelerator, zones, self._environ)
+        change = await classes.planned(api, manifest, about)
+        return Planned(
+            plan=Plan(site=self.site, changes=(change,)),
+            wanted=(),
+            notes=tuple(checked.notes),
+            manifests=(manifest,),
+        )
+
     async def plan_pool_removal(self, name: str) -> Planned:
         """Plan what `remove_pool` removes. Nothing is written.
 
@@ -164,9 +191,16 @@ class Infrastructure:
         cluster = await lookup.cluster(self._google, self.site)
         there = {str(one["name"]) for one in cluster.get("nodePools") or ()}
         if name not in there:
-            raise NotFound(
-                f"{self.site.cluster} has no node pool {name!r}; it has {', '.join(sorted(there))}"
-            )
+            async with self._opened() as api:
+                known = await classes.found(api)
+            if name not in known:
+                every = ", ".join(sorted({*there, *known}))
+                raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {every}")
+            one = classes.named(name)
+            reason = "GKE removes its nodes when they are idle"
+            change = replace(one.change, action=Action.REMOVE, reason=reason)
+            plan = Plan(site=self.site, changes=(change,))
+            return Planned(plan=plan, wanted=(), manifests=(one,), removes=True)
         wanted = (node_pools.named(self.site, name),)
         seen = await self._cloud.observe(wanted)
         seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
@@ -218,19 +252,26 @@ class Infrastructure:
             await self._cloud.enable(read, write, setups.SERVICES)
         if planned.removes:
             await self._cloud.remove(plan.changes, planned.wanted)
+            await self._take(planned.manifests)
             return
         await self._cloud.apply(plan.changes, planned.wanted)
         if planned.manifests:
             await self._give(planned.manifests)
 
     async def list_pools(self) -> list[dict[str, Any]]:
-        """Return the node pools of the cluster.
+        """Return the node pools of the cluster, and kinetic's ComputeClasses.
 
         Raises:
             NotFound: The cluster doesn't exist.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        return [node_pools.described(one) for one in cluster.get("nodePools") or ()]
+        pools = [node_pools.described(one) for one in cluster.get("nodePools") or ()]
+        try:
+            async with self._opened() as api:
+                pools += [classes.described(one) for one in (await classes.found(api)).values()]
+        except BackendError as exc:
+            self._tell(f"can't list ComputeClasses: {str(exc).splitlines()[0]}")
+        return pools
 
     async def status(self) -> Status:
         """Return what exists, what runs, what it costs now, and what can't be seen."""
@@ -265,6 +306,15 @@ class Infrastructure:
                 if change.action is not Action.KEEP:
                     await in_cluster.apply(api, one)
                     self._tell(f"{change.kind} {change.name} is ready")
+
+    async def _take(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
+        if not manifests:
+            return
+        async with self._opened() as api:
+            for one in manifests:
+                with suppress(NotFound):
+                    await api.call("DELETE", one.path)
+                self._tell(f"{one.change.kind} {one.change.name} is removed")
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[Api]:

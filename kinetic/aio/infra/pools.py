@@ -12,6 +12,7 @@ from kinetic.accelerators import GPUS, Accelerator, catalogue, parse
 from kinetic.aio.infra.resources import Resource, call
 from kinetic.aio.infra.setup import MACHINE_USD, node_body, pool_body
 from kinetic.aio.infra.site import Site
+from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
@@ -72,10 +73,8 @@ class Pool:
     @property
     def name(self) -> str:
         """Return the same name for the same pool, so that adding it twice makes one."""
-        wanted = self.accelerator
-        what = re.sub(r"[^a-z0-9]+", "-", str(wanted).removesuffix(":spot").lower()).strip("-")
         number = str(self.number) if self.number > 1 else ""
-        parts = [what, "spot" * wanted.spot, self.reserved[1], number]
+        parts = [class_name(self.accelerator), self.reserved[1], number]
         name = "-".join(part for part in parts if part)
         if len(name) <= LONGEST_NAME:
             return name
@@ -280,6 +279,7 @@ def described(document: Mapping[str, Any]) -> dict[str, Any]:
     affinity: Mapping[str, Any] = config.get("reservationAffinity") or {}
     return {
         "name": str(document.get("name")),
+        "kind": "node pool",
         "machine": str(config.get("machineType") or ""),
         "accelerator": ", ".join(
             f"{one['acceleratorType']} x{one['acceleratorCount']}" for one in gpus

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 
@@ -55,12 +56,14 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 class Preflight:
     """The results of the checks: ``problems`` stop `up`, ``notes`` don't.
 
-    ``machine`` is the machine type for system pods, one that the zone has.
+    ``machine`` is the machine type for system pods, one that the zone has. ``zones`` are those of
+    the region that have the pool's machines, the site's first; empty if unknown.
     """
 
     problems: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     machine: str = SYSTEM_MACHINES[0]
+    zones: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise if there are problems.
@@ -74,11 +77,17 @@ class Preflight:
 
 
 async def preflight(
-    google: GoogleClient, site: Site, pools: Sequence[Pool] = (), setup: Setup | None = None
+    google: GoogleClient,
+    site: Site,
+    pools: Sequence[Pool] = (),
+    setup: Setup | None = None,
+    *,
+    regional: bool = False,
 ) -> Preflight:
     """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
     A pool that exists already has its machines, so its quota and reservation may be used up.
+    *regional*: any zone of the region will do for the pools.
     """
     found = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
@@ -98,7 +107,8 @@ async def preflight(
         for pool, needed in nodes.items():
             group.start_soon(_reservation, google, site, pool, needed, found)
             group.start_soon(_quota, google, site, pool, needed, found)
-            group.start_soon(_machine, google, site, pool, found)
+            machine = partial(_machine, google, site, pool, found, regional=regional)
+            group.start_soon(machine)
     found.problems.sort()
     return found
 
@@ -289,10 +299,11 @@ async def _quota(
         )
 
 
-async def _machine(google: GoogleClient, site: Site, pool: Pool, found: Preflight) -> None:
-    """Check that the zone has a pool's machine type."""
+async def _machine(
+    google: GoogleClient, site: Site, pool: Pool, found: Preflight, *, regional: bool
+) -> None:
+    """Find the zones that have a pool's machine type."""
     machine = pool.accelerator.machine
-    path = f"projects/{site.project}/zones/{site.zone}/machineTypes/{machine}"
     listing = call(
         api="compute",
         method="GET",
@@ -300,25 +311,21 @@ async def _machine(google: GoogleClient, site: Site, pool: Pool, found: Prefligh
         query=query(filter=f'name = "{machine}"'),
     )
     try:
-        await google.call(call(api="compute", method="GET", path=path))
-        return
-    except HttpError as refusal:
-        if refusal.status != 404:
-            if not is_disabled(refusal):
-                found.notes.append(f"couldn't look for {machine} in {site.zone}: {refusal.said}")
-            return
-    try:
         by_place: Document = (await google.call(listing)).get("items") or {}
     except HttpError as refusal:
-        found.notes.append(f"couldn't look for zones that have {machine}: {refusal.said}")
+        if not is_disabled(refusal):
+            found.notes.append(f"couldn't look for zones that have {machine}: {refusal.said}")
         return
-    zones = sorted(
+    every = sorted(
         place.rpartition("/")[2] for place, one in by_place.items() if one.get("machineTypes")
     )
-    if zones:
+    here = [one for one in every if one == site.zone or one.startswith(f"{site.region}-")]
+    found.zones = tuple(sorted(here, key=lambda one: one != site.zone)) or found.zones
+    place = site.region if regional else site.zone
+    if not every:
+        found.notes.append(f"Google lists {machine} in no zone, so {place} may lack it")
+    elif not here if regional else site.zone not in every:
         found.problems.append(
-            f"{site.zone} has no {machine}, which {pool.accelerator} needs; these zones do: "
-            f"{', '.join(zones)}"
+            f"{place} has no {machine}, which {pool.accelerator} needs; these zones do: "
+            f"{', '.join(every)}"
         )
-    else:
-        found.notes.append(f"Google lists {machine} in no zone, so {site.zone} may lack it")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from kinetic.aio._net.google import GoogleClient
-from kinetic.aio.infra import lookup
+from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import Cloud
@@ -19,7 +19,7 @@ from kinetic.aio.infra.site import Site
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.diagnosis.documents import part
-from kinetic.aio.kubernetes.manifests import MANAGED, NAME
+from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, NAME
 from kinetic.aio.kubernetes.reflector import listing
 from kinetic.aio.kubernetes.secrets import SUBMISSION
 from kinetic.aio.kubernetes.sets import NODE_POOL
@@ -48,18 +48,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
-    """A node pool. ``used`` counts nodes with jobs.
+    """A node pool or a ComputeClass (``kind``). ``used`` counts nodes with jobs.
 
     ``nodes`` and ``used`` are None if they can't be seen, ``usd_per_hour`` (of its nodes now) if
-    that or the price is unknown.
+    that or the price is unknown. A class has no ``max_nodes`` and no cost: GKE keeps its nodes in
+    node pools, which have their own cost.
     """
 
     name: str
+    kind: str
     machine: str
     accelerator: str
     topology: str
     min_nodes: int
-    max_nodes: int
+    max_nodes: int | None
     nodes: int | None
     used: int | None
     spot: bool
@@ -124,7 +126,8 @@ class _Inside:
 
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
-    nodes: Mapping[str, str] | None = None
+    classes: Sequence[Document] = ()
+    nodes: Sequence[Document] | None = None
     pods: Sequence[Document] | None = None
 
 
@@ -175,6 +178,7 @@ async def survey(
     pools = tuple(
         _pool(one, site, environ, inside) for one in (cluster or {}).get("nodePools") or ()
     )
+    made = tuple(_class(one, inside) for one in inside.classes)
     looks.failed += [
         f"cost of the pool {one.name}: the price or the number of nodes is unknown"
         for one in pools
@@ -202,7 +206,7 @@ async def survey(
             )
             for one in wanted
         ),
-        pools=pools,
+        pools=(*pools, *made),
         controllers=inside.controllers,
         queues=inside.queues,
         work=_work(inside.pods or ()),
@@ -231,12 +235,16 @@ async def _inside(site: Site, connect: Callable[[], Awaitable[Access]], looks: _
         queues: tuple[Queue, ...] = ()
         if version := versions.get("kueue.x-k8s.io"):
             queues = await _queues(api, site, f"/apis/kueue.x-k8s.io/{version}", looks)
+        made: Mapping[str, Document] = {}
+        if "cloud.google.com" in versions:
+            made = await looks.at("ComputeClasses", classes.found(api)) or {}
     finally:
         await api.aclose()
     return _Inside(
         controllers=tuple(name for group, name in CONTROLLERS.items() if group in versions),
         queues=queues,
-        nodes=None if nodes is None else _pools_of_nodes(nodes.items),
+        classes=tuple(made.values()),
+        nodes=None if nodes is None else nodes.items,
         pods=None if pods is None else pods.items,
     )
 
@@ -261,26 +269,33 @@ async def _queues(api: Api, site: Site, root: str, looks: _Looks) -> tuple[Queue
     return tuple(found)
 
 
-def _pools_of_nodes(nodes: Sequence[Document]) -> dict[str, str]:
-    """Return the node pool of each node."""
-    return {
-        str(one["metadata"]["name"]): str(part(one["metadata"], "labels").get(NODE_POOL))
-        for one in nodes
-    }
-
-
 def _pool(document: Document, site: Site, environ: Mapping[str, str], inside: _Inside) -> NodePool:
     shown = node_pools.described(document)
-    nodes = used = None
-    if inside.nodes is not None:
-        own = {name for name, pool in inside.nodes.items() if pool == shown["name"]}
-        nodes = len(own)
-        if inside.pods is not None:
-            used = len(own & {_node(pod) for pod in inside.pods if _phase(pod) == "Running"})
+    nodes, used = _counts(inside, NODE_POOL, shown["name"])
     price = node_pools.node_price(document, site.zone, environ)
     cost = None if price is None or nodes is None else round(nodes * price, 4)
     cost = 0.0 if nodes == 0 else cost
     return NodePool(**shown, nodes=nodes, used=used, usd_per_hour=cost)
+
+
+def _class(document: Document, inside: _Inside) -> NodePool:
+    shown = classes.described(document)
+    nodes, used = _counts(inside, COMPUTE_CLASS, shown["name"])
+    return NodePool(**shown, nodes=nodes, used=used, usd_per_hour=None)
+
+
+def _counts(inside: _Inside, label: str, value: str) -> tuple[int | None, int | None]:
+    """Return how many nodes have the label, and how many of them run jobs."""
+    if inside.nodes is None:
+        return None, None
+    own = {
+        str(one["metadata"]["name"])
+        for one in inside.nodes
+        if part(one["metadata"], "labels").get(label) == value
+    }
+    if inside.pods is None:
+        return len(own), None
+    return len(own), len(own & {_node(pod) for pod in inside.pods if _phase(pod) == "Running"})
 
 
 def _node(pod: Document) -> str:

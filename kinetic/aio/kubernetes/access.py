@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import ConfigNode
 
 
+GKE_PLUGIN = "gke-gcloud-auth-plugin"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A kubeconfig's section about one cluster or user; its paths are relative to ``folder``."""
@@ -177,6 +180,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         tls_name=first.cluster.text("tls-server-name") or None,
         proxy=proxy,
         headers=headers,
+        gke=Path(str((first.user.values.get("exec") or {}).get("command"))).name == GKE_PLUGIN,
     )
 
 
@@ -386,6 +390,7 @@ async def open_gke(
         passes=_Google(google, context),
         proxy=proxy_for(server),
         pools=_pools(described),
+        gke=True,
     )
 
 

@@ -104,6 +104,7 @@ class Access:
     ``name`` describes the cluster in messages. ``namespace`` is the default one.
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
     Each request carries ``headers``. ``pools`` are the node pools that GKE named on opening.
+    ``gke``: it is a cluster of GKE, which may have ComputeClasses.
     """
 
     server: str
@@ -114,3 +115,4 @@ class Access:
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     pools: tuple[Pool, ...] = ()
+    gke: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic._tasks import bounded, release
 from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.compute_classes import ComputeClasses
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.judge import refused_request
@@ -163,7 +164,8 @@ class GkeCluster:
     *at* says where and how to place jobs; the default namespace is that of *api*. Nothing is
     sent before the first call. Closing the cluster closes *api*; jobs keep running.
 
-    The submitter retries a job. Kubernetes only replaces a pod that it disrupted.
+    The submitter retries a job. Kubernetes only replaces a pod that it disrupted. *classes*: jobs
+    use the ComputeClass for their accelerator, if the cluster has one.
     """
 
     def __init__(
@@ -171,6 +173,7 @@ class GkeCluster:
         api: Api,
         at: Placement | None = None,
         *,
+        classes: bool = False,
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
@@ -180,6 +183,7 @@ class GkeCluster:
         self._at = replace(placement, namespace=namespace)
         self._paths = Paths(namespace)
         self._secrets = Secrets(api, self._paths)
+        self._classes = ComputeClasses(api) if classes else None
         self._inquiry = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
 
@@ -196,9 +200,15 @@ class GkeCluster:
 
         Cancelled: the job may or may not exist; delete it by name.
         """
-        manifest = job_manifest(job, replace(self._at, secret=submission_secret(job)))
+        manifest = job_manifest(job, await self._placed(job))
         if not await _comes_by_itself(self._api, self._paths, job):
             await create_job(self._api, self._paths, self._secrets, job, manifest)
+
+    async def _placed(self, job: JobSpec) -> Placement:
+        at = replace(self._at, secret=submission_secret(job))
+        if self._classes is None:
+            return at
+        return replace(at, compute_class=await self._classes.of(job.resources.accelerator))
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None

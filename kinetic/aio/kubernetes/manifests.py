@@ -280,6 +280,11 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX uses the first, and fails if it is missing instead of falling back."""
 
 
+SPOT = "cloud.google.com/gke-spot"
+COMPUTE_CLASS = "cloud.google.com/compute-class"
+"""The label of a ComputeClass's nodes. GKE taints them: only pods that select it run there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where jobs run, and the settings of a cluster's owner for them.
@@ -289,7 +294,8 @@ class Placement:
     for pulling an image. The runner ends a function at its timeout; the deadline ends a pod
     whose runner doesn't. ``run_as_user`` is the user ID of pods; None takes the image's,
     and 0 is root. ``claim`` names the PersistentVolumeClaim with the directory of the store;
-    empty: each node has that directory at the same path.
+    empty: each node has that directory at the same path. ``compute_class`` names the ComputeClass
+    whose nodes run the pods; empty: any node that fits.
     """
 
     namespace: str = "default"
@@ -301,6 +307,7 @@ class Placement:
     priority_class: str = ""
     run_as_user: int | None = None
     claim: str = ""
+    compute_class: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -407,7 +414,7 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
         "securityContext": _pod_security(user, claim=at.claim),
-        "nodeSelector": _selector(accelerator),
+        "nodeSelector": _selector(accelerator, at.compute_class),
         "affinity": _affinity(accelerator),
         "tolerations": _tolerations(accelerator),
         "containers": [_container(spec, at, mounts)],
@@ -469,9 +476,15 @@ def needs(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _selector(accelerator: Accelerator) -> dict[str, str]:
-    """Return the node selector; GKE keeps Arm nodes for pods that select them."""
+def _selector(accelerator: Accelerator, compute_class: str = "") -> dict[str, str]:
+    """Return the node selector; GKE keeps Arm nodes for pods that select them.
+
+    The ComputeClass of a spot accelerator also has on-demand nodes, for when there are no others.
+    """
     selector = dict(accelerator.node_selector)
+    if compute_class:
+        selector.pop(SPOT, None)
+        selector[COMPUTE_CLASS] = compute_class
     if accelerator.arch != "amd64":
         selector["kubernetes.io/arch"] = accelerator.arch
     return selector
@@ -491,7 +504,7 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
         found.append({"key": accelerator.resource, "operator": "Exists", "effect": "NoSchedule"})
     equal = {"operator": "Equal", "effect": "NoSchedule"}
     if accelerator.spot:
-        found.append({"key": "cloud.google.com/gke-spot", "value": "true", **equal})
+        found.append({"key": SPOT, "value": "true", **equal})
     if accelerator.arch != "amd64":
         found.append({"key": "kubernetes.io/arch", "value": accelerator.arch, **equal})
     return found

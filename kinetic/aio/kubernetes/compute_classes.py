@@ -1,0 +1,63 @@
+"""Find the ComputeClass of GKE that makes the nodes for a job's accelerator."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from absl import logging
+
+from kinetic.accelerators import Accelerator
+from kinetic.aio.kubernetes.api import Api
+from kinetic.errors import AuthError, NotFound
+
+GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
+COLLECTION = f"/apis/{GROUP}/computeclasses"
+
+KNOWN_S = 60.0
+"""How long an answer counts: a class that you add or remove has an effect within this time."""
+
+
+def class_name(accelerator: Accelerator) -> str:
+    """Return the name of the class for *accelerator*, such as ``gpu-l4-spot``."""
+    body = str(accelerator).removesuffix(":spot").lower()
+    name = re.sub(r"[^a-z0-9]+", "-", body).strip("-")
+    return f"{name}-spot" if accelerator.spot else name
+
+
+class ComputeClasses:
+    """Look up the classes of the cluster that *api* connects to, by accelerator."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[str, tuple[float, str]] = {}
+        self._turn = asyncio.Lock()
+
+    async def of(self, accelerator: Accelerator) -> str:
+        """Return the name of the class for *accelerator*, or "" if there is none.
+
+        A slice of several hosts has none. Neither has a user who may not read classes.
+
+        Raises:
+            Unavailable: The API server doesn't answer.
+        """
+        if accelerator.kind == "cpu" or accelerator.multi_host:
+            return ""
+        name = class_name(accelerator)
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            until, found = self._known.get(name, (0.0, ""))
+            if until < now:
+                found = name if await self._exists(name) else ""
+                self._known[name] = (now + KNOWN_S, found)
+        return found
+
+    async def _exists(self, name: str) -> bool:
+        try:
+            await self._api.call("GET", f"{COLLECTION}/{name}")
+        except NotFound:
+            return False
+        except AuthError as exc:
+            logging.info("ComputeClasses can't be read, so jobs use node pools: %s", exc)
+            return False
+        return True

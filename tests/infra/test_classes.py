@@ -1,0 +1,222 @@
+"""ComputeClasses, on the control plane of the tests: made, listed, used by jobs, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Pool, Site
+from kinetic.aio.infra.join import target_of
+from kinetic.aio.infra.resources import Action
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.credentials import Access
+from kinetic.errors import ConfigurationError, NotFound, Refused
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.crds import compute_class
+from tests.cluster.fixtures import IMAGE, Namespace, control_plane, kubelet, namespace, nodes, until
+from tests.cluster.rest import Refused as NotServed
+from tests.infra.google import Google
+from tests.infra.sites import opened, up
+
+__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
+pytestmark = pytest.mark.timeout(180)
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CLASSES = "/apis/cloud.google.com/v1/computeclasses"
+DEADLINE_S = 120.0
+
+
+@kinetic.run(accelerator="gpu-l4:spot", container_image=IMAGE, cpu=0.1)
+def where() -> str:
+    return "here"
+
+
+@pytest.fixture
+async def definition(control_plane: ControlPlane) -> AsyncIterator[None]:
+    """The cluster has ComputeClasses, as GKE's have."""
+    wanted = compute_class()
+    path = f"{DEFINITIONS}/{wanted['metadata']['name']}"
+    control_plane.call("POST", DEFINITIONS, wanted)
+    try:
+        await until(lambda: _served(control_plane, CLASSES))
+        yield
+    finally:
+        control_plane.call("DELETE", path)
+        await until(lambda: not _served(control_plane, path))
+
+
+def _served(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.call("GET", path)
+    except NotServed:
+        return False
+    return True
+
+
+@pytest.fixture
+async def there(
+    google: Google, site: Site, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Infrastructure]:
+    """The infrastructure whose cluster is the control plane of the tests."""
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+
+    async def connect() -> Access:
+        return await open_access(target_of(kube_context="admin", store="/s"), os.environ)
+
+    async with opened(google, site) as first:
+        await up(first)
+    google.machines |= {
+        f"us-central1-{letter}": ("e2-standard-4", "g2-standard-4", "ct6e-standard-8t")
+        for letter in "abf"
+    }
+    google.machines["us-east1-b"] = ("g2-standard-4",)
+    async with opened(google, site, connect=connect) as made:
+        yield made
+
+
+async def add(infra: Infrastructure, name: str, **more: Any) -> tuple[str, str, str]:
+    planned = await infra.plan_pool(Pool(accelerator=parse(name)), **more)
+    await infra.apply(planned)
+    (one,) = planned.plan.changes
+    return one.action.value, one.kind, one.name
+
+
+@pytest.mark.usefixtures("definition")
+async def test_a_class_tries_spot_first_in_all_zones_of_the_region(
+    there: Infrastructure, control_plane: ControlPlane, google: Google
+) -> None:
+    writes = google.writes
+    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4:spot")))
+    (change,) = planned.plan.changes
+    assert "spot, then on-demand g2-standard-4 in us-central1-a, us-central1-b" in change.reason
+    await there.apply(planned)
+    made = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
+    rules = made["spec"]["priorities"]
+    assert [one["spot"] for one in rules] == [True, False]
+    zones = [f"us-central1-{letter}" for letter in "abf"]
+    assert all(one["location"]["zones"] == zones for one in rules)
+    assert made["spec"]["nodePoolConfig"]["serviceAccount"].startswith("kn-lab-nodes@")
+    assert await add(there, "gpu-l4:spot") == ("keep", "ComputeClass", "gpu-l4-spot")
+    assert await add(there, "tpu-v6e-8") == ("create", "ComputeClass", "tpu-v6e-8")
+    tpu = control_plane.call("GET", f"{CLASSES}/tpu-v6e-8")["spec"]["priorities"]
+    assert [one["tpu"]["topology"] for one in tpu] == ["2x4"]
+    assert google.writes == writes
+
+
+@pytest.mark.usefixtures("definition")
+async def test_classes_are_listed_shown_and_removed(
+    there: Infrastructure, control_plane: ControlPlane
+) -> None:
+    await add(there, "gpu-l4:spot")
+    (found,) = [one for one in await there.list_pools() if one["kind"] == "ComputeClass"]
+    assert (found["name"], found["spot"], found["max_nodes"]) == ("gpu-l4-spot", True, None)
+    status = await there.status()
+    (shown,) = [one for one in status.pools if one.kind == "ComputeClass"]
+    assert (shown.nodes, shown.used, shown.usd_per_hour) == (0, 0, None)
+    assert not any("gpu-l4-spot" in one for one in status.unseen)
+    with pytest.raises(NotFound, match="gpu-l4-spot, system"):
+        await there.plan_pool_removal("nosuch")
+    await there.apply(await there.plan_pool_removal("gpu-l4-spot"))
+    assert not control_plane.call("GET", CLASSES)["items"]
+
+
+@pytest.mark.usefixtures("definition")
+async def test_what_a_class_does_not_carry_is_a_node_pool(there: Infrastructure) -> None:
+    assert await add(there, "gpu-l4", fixed=True) == ("create", "node pool", "gpu-l4")
+    assert await add(there, "gpu-l4") == ("keep", "node pool", "gpu-l4")
+    assert await add(there, "tpu-v6e-16") == ("create", "node pool", "tpu-v6e-16")
+    await add(there, "tpu-v6e-8")
+    with pytest.raises(ConfigurationError, match="pool remove tpu-v6e-8"):
+        await there.plan_pool(Pool(accelerator=parse("tpu-v6e-8"), min_nodes=1))
+
+
+@pytest.mark.usefixtures("definition")
+async def test_a_class_of_somebody_else_stays(
+    there: Infrastructure, control_plane: ControlPlane
+) -> None:
+    theirs = {
+        "apiVersion": "cloud.google.com/v1",
+        "kind": "ComputeClass",
+        "metadata": {"name": "gpu-l4"},
+        "spec": {"priorities": [{"spot": True}]},
+    }
+    control_plane.call("POST", CLASSES, theirs)
+    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
+    assert [one.action for one in planned.plan.changes] == [Action.FOREIGN]
+    with pytest.raises(Refused, match="gpu-l4"):
+        await there.apply(planned)
+    with pytest.raises(NotFound):
+        await there.plan_pool_removal("gpu-l4")
+
+
+async def test_a_cluster_without_classes_gets_a_node_pool(there: Infrastructure) -> None:
+    assert await add(there, "gpu-l4:spot") == ("create", "node pool", "gpu-l4-spot")
+
+
+@pytest.mark.usefixtures("definition")
+async def test_a_zone_without_the_machine_needs_another_of_the_region(
+    there: Infrastructure, google: Google
+) -> None:
+    google.machines["us-central1-a"] = ("e2-standard-4",)
+    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
+    assert "us-central1-b" in planned.plan.changes[0].reason
+    google.machines = {"us-east1-b": ("g2-standard-4",)}
+    with pytest.raises(ConfigurationError, match="us-east1-b"):
+        await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
+
+
+PLUGIN = """#!{python}
+import json, os
+told = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+print(json.dumps({{"kind": "ExecCredential", "apiVersion": told["apiVersion"],
+    "status": {{"token": "{token}"}}}}))
+"""
+
+
+@pytest.fixture
+def on_gke(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """The context of the tests' cluster is one of gcloud's; jobs keep their objects in a folder."""
+    plugin = tmp_path / "gke-gcloud-auth-plugin"
+    plugin.write_text(PLUGIN.format(python=sys.executable, token=namespace.admin.token))
+    plugin.chmod(0o755)
+    config = json.loads(namespace.kubeconfig.read_text())
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    run["interactiveMode"] = "Never"
+    for user in config["users"]:
+        user["user"] = {"exec": run}
+    (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "store").mkdir()
+    for key, value in {
+        "KUBECONFIG": str(tmp_path / "config"),
+        "KINETIC_KUBE_CONTEXT": "admin",
+        "KINETIC_NAMESPACE": namespace.name,
+        "KINETIC_STORE": str(tmp_path / "store"),
+        "KINETIC_PACKAGE_ROOT": str(Path(__file__).parent),
+    }.items():
+        monkeypatch.setenv(key, value)
+    return namespace
+
+
+@pytest.mark.usefixtures("definition")
+async def test_a_job_runs_on_the_nodes_of_its_class_also_without_spot(
+    there: Infrastructure, on_gke: Namespace
+) -> None:
+    await add(there, "gpu-l4:spot")
+    labels = {
+        "cloud.google.com/gke-accelerator": "nvidia-l4",
+        "cloud.google.com/compute-class": "gpu-l4-spot",
+    }
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    await asyncio.to_thread(on_gke.kubelet.add_node, "l4", gpu=1, labels=labels, taints=[taint])
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        assert await client.run(where) == "here"
