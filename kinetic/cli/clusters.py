@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -81,6 +83,12 @@ def _site(
     )
 
 
+node_zone_option = click.option(
+    "--node-zone",
+    metavar="TEXT",
+    default="",
+    help="Zone of a node pool, in the cluster's region. Default: the cluster's zone.",
+)
 preview_option = click.option(
     "--preview", is_flag=True, help="Show the plan, with costs, and change nothing."
 )
@@ -101,6 +109,7 @@ preview_option = click.option(
     default=0,
     help="Nodes that each of these pools always has. Default: 0.",
 )
+@node_zone_option
 @click.option("--autopilot", is_flag=True, help="Make an Autopilot cluster instead of Standard.")
 @click.option(
     "--public-endpoint",
@@ -117,6 +126,7 @@ def up(
     site: Site,
     accelerators: tuple[str, ...],
     min_nodes: int,
+    node_zone: str,
     autopilot: bool,
     public_endpoint: bool,
     profile_name: str | None,
@@ -132,9 +142,11 @@ def up(
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool
 
-    pools = tuple(Pool(accelerator=parse(one), min_nodes=min_nodes) for one in accelerators)
-
-    async def plan(infra: Infrastructure) -> Planned:
+    async def plan(infra: Infrastructure, at: str) -> Planned:
+        pools = tuple(
+            Pool(accelerator=parse(one), min_nodes=min_nodes, zone=at or node_zone)
+            for one in accelerators
+        )
         return await infra.plan_up(
             shape="autopilot" if autopilot else "standard",
             pools=pools,
@@ -144,8 +156,8 @@ def up(
     question = f"Change the project {site.project} as planned?"
     done = run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
     if done:
-        zone = site.region if autopilot else site.zone
-        _save(profile_name or site.cluster, site, zone)
+        zone = done.region if autopilot else done.zone
+        _save(profile_name or site.cluster, done, zone)
 
 
 @click.command(short_help="Remove the cluster and everything that `kinetic up` made.")
@@ -165,7 +177,7 @@ def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: boo
     On a terminal it asks for the cluster's name. It says what it keeps, and why.
     """
 
-    async def plan(infra: Infrastructure) -> Planned:
+    async def plan(infra: Infrastructure, _: str) -> Planned:
         return await infra.plan_down(force_destroy=force_destroy)
 
     run_async(
@@ -252,6 +264,7 @@ def _list(site: Site, as_json: bool) -> None:
     envvar="KINETIC_RESERVATION",
     help="Use this reservation. Default: KINETIC_RESERVATION, or none.",
 )
+@node_zone_option
 @preview_option
 @yes_option
 @json_option
@@ -263,6 +276,7 @@ def _add(
     fixed: bool,
     slices: int,
     reservation: str,
+    node_zone: str,
     preview: bool,
     yes: bool,
     as_json: bool,
@@ -276,11 +290,15 @@ def _add(
     from kinetic.aio.infra import Pool
 
     wanted: Pool = Pool(
-        accelerator=parse(accelerator, spot=spot), min_nodes=min_nodes, reservation=reservation
+        accelerator=parse(accelerator, spot=spot),
+        min_nodes=min_nodes,
+        reservation=reservation,
+        zone=node_zone,
     )
 
-    async def plan(infra: Infrastructure) -> Planned:
-        return await infra.plan_pool(wanted, slices=slices, fixed=fixed)
+    async def plan(infra: Infrastructure, at: str) -> Planned:
+        pool = replace(wanted, zone=at or node_zone)
+        return await infra.plan_pool(pool, slices=slices, fixed=fixed)
 
     question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
     run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
@@ -299,7 +317,7 @@ def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> N
     ComputeClass when they are idle.
     """
 
-    async def plan(infra: Infrastructure) -> Planned:
+    async def plan(infra: Infrastructure, _: str) -> Planned:
         return await infra.plan_pool_removal(name)
 
     question = f"Remove the pool {name} and its nodes?"
@@ -308,37 +326,84 @@ def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> N
 
 async def _carried_out(
     site: Site,
-    plan: Callable[[Infrastructure], Any],
+    plan: Callable[[Infrastructure, str], Awaitable[Planned]],
     question: str,
     *,
     preview: bool,
     yes: bool,
     as_json: bool,
     name: bool = False,
-) -> bool:
-    """Show the plan, ask, and carry it out; return whether it was carried out.
+) -> Site | None:
+    """Show the plan, ask, and carry it out; return the site, or None if nothing was carried out.
 
-    With *name*, the answer to *question* is the name itself instead of yes.
+    *plan* receives the zone for node pools after a stock-out, and "" before. With *name*, the
+    answer to *question* is the name itself instead of yes.
     """
     import anyio.to_thread
 
     from kinetic.aio.infra import Infrastructure
+    from kinetic.errors import Refused
 
-    async with Infrastructure(site, tell=output.note) as infra:
-        planned = await plan(infra)
-        for note in planned.notes:
-            output.note(note)
-        if as_json:
-            output.json_line("plan", planned.plan.to_dict(), indent=2)
+    at, tried = "", {site.zone}
+    while True:
+        async with Infrastructure(site, tell=output.note) as infra:
+            planned = await plan(infra, at)
+            for note in planned.notes:
+                output.note(note)
+            if as_json:
+                output.json_line("plan", planned.plan.to_dict(), indent=2)
+            else:
+                output.lines(_lines(planned))
+            if preview:
+                return None
+            if planned.plan.steps and not planned.plan.obstacles:
+                ask = _ask_name if name else _ask
+                await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
+            try:
+                await infra.apply(planned)
+            except Refused as exc:
+                zones = [
+                    one
+                    for one in exc.answer.get("zonesAvailable") or ()
+                    if one.startswith(f"{site.region}-") and one not in tried
+                ]
+                if not zones:
+                    raise
+                option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
+                if not output.asks(yes=yes):
+                    output.note(f"to try {zones[0]}, run: {_again(option, zones[0])}")
+                    raise
+                output.note(str(exc))
+            else:
+                return site
+        zone = zones[0]
+        await anyio.to_thread.run_sync(functools.partial(_ask, f"Try {zone}?", yes=yes))
+        tried.add(zone)
+        at, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
+
+
+def _again(option: str, value: str) -> str:
+    """Return this command with *option*, which replaces one that was given."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for one in context.command.params:
+        named = max(one.opts, key=len)
+        given = context.params.get(one.name or "")
+        if named == option or not _is_named(context, one):
+            continue
+        if isinstance(one, click.Argument):
+            words.append(str(given))
+        elif isinstance(one, click.Option) and one.is_flag:
+            words.append(named if given else max(one.secondary_opts, key=len))
         else:
-            output.lines(_lines(planned))
-        if preview:
-            return False
-        if planned.plan.steps and not planned.plan.obstacles:
-            ask = _ask_name if name else _ask
-            await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
-        await infra.apply(planned)
-        return True
+            many = given if isinstance(given, tuple) else (given,)
+            words += [word for each in many for word in (named, str(each))]
+    return shlex.join([*context.command_path.split(), *words, option, value])
+
+
+def _is_named(context: click.Context, one: click.Parameter) -> bool:
+    source = context.get_parameter_source(one.name or "")
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _ask(question: str, *, yes: bool) -> None:

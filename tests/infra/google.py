@@ -464,8 +464,8 @@ class Google:
                 "status": "PROVISIONING",
                 "location": key.split("/locations/")[1].split("/")[0],
             }
-            zone = document["location"]
-            if "nodePools" in key and zone in self.stockout:
+            (zone,) = document.get("locations") or [document["location"]]
+            if zone in self.stockout:
                 document["status"] = "ERROR"
                 document["statusMessage"] = "GCE_STOCKOUT"
                 return self._begin(name, path, stockout=self.stockout[zone])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
+from kinetic.aio.infra import Infrastructure
 from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes
 from tests.infra.google import Google
+from tests.infra.sites import up
 
 __all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
@@ -57,6 +61,31 @@ class Console:
         assert ended.returncode == ends, ended.stdout + ended.stderr
         return ended.stdout + ended.stderr
 
+    async def typed(self, keys: str, *arguments: str) -> str:
+        """Return what the command prints on a terminal where a person types *keys*."""
+
+        def process() -> str:
+            ours, theirs = pty.openpty()
+            with subprocess.Popen(
+                [sys.executable, "-m", "kinetic", *arguments],
+                env=self.environ,
+                cwd=self.folder,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+            ) as child:
+                os.close(theirs)
+                os.write(ours, keys.encode())
+                said = b""
+                with contextlib.suppress(OSError):  # a terminal whose last process has ended
+                    while more := os.read(ours, 65536):
+                        said += more
+                os.close(ours)
+                assert child.wait(timeout=100) == 0, said.decode()
+            return said.decode()
+
+        return await anyio.to_thread.run_sync(process)
+
 
 @pytest.fixture
 def console(google: Google, tmp_path: Path) -> Console:
@@ -95,6 +124,33 @@ async def test_what_fails_ends_with_a_code_and_a_next_step(
     assert "no pool" in await console.run("pool", "add", *SITE, "--accelerator", "cpu", ends=2)
     google.billing = False
     assert "billing" in await console.run("up", *SITE, "-y", ends=2)
+
+
+async def test_a_stock_out_prints_the_command_for_the_next_zone(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    await up(infra)
+    google.stockout["us-central1-a"] = "europe-west4-a,us-central1-f"
+    add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16", "--spot", "-y")
+    said = await console.run(*add, ends=3)
+    command = "kinetic pool add --accelerator tpu-v6e-16 --spot"
+    assert command in said
+    (line,) = [one for one in said.splitlines() if command in one]
+    again = line.partition("kinetic pool")[2].split()
+    assert again[-2:] == ["--node-zone", "us-central1-f"]
+    await console.run("pool", *again)
+
+
+async def test_a_terminal_is_asked_for_the_next_zone(
+    console: Console, google: Google, infra: Infrastructure
+) -> None:
+    await up(infra)
+    google.stockout["us-central1-a"] = "us-central1-f"
+    add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
+    said = await console.typed("y\ny\ny\n", *add)
+    assert "Try us-central1-f?" in said
+    (pool,) = [one for key, one in google.documents.items() if key.endswith("/tpu-v6e-16")]
+    assert pool["locations"] == ["us-central1-f"]
 
 
 async def test_from_nothing_to_a_cluster_and_back(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kinetic.accelerators import parse
-from kinetic.aio.infra import Infrastructure, Pool
+from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.pools import body
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import ConfigurationError, NotFound, Refused
 from tests.infra.google import Google
-from tests.infra.sites import up
+from tests.infra.sites import opened, up
 
 POOLS = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools"
 
@@ -94,9 +96,34 @@ async def test_a_stock_out_names_zones_and_leaves_no_pool(
 ) -> None:
     await up(infra)
     google.stockout["us-central1-a"] = "us-central1-b,us-central1-c"
-    with pytest.raises(Refused, match="us-central1-b, us-central1-c"):
+    with pytest.raises(Refused, match="us-central1-b, us-central1-c") as caught:
         await add(infra, "gpu-l4")
+    assert caught.value.answer["zonesAvailable"] == ["us-central1-b", "us-central1-c"]
     assert not any("gpu-l4" in key for key in google.documents)
+    await add(infra, "gpu-l4", zone="us-central1-b")
+    assert google.documents[f"{POOLS}/gpu-l4"]["locations"] == ["us-central1-b"]
+    assert not (await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))).plan.steps
+
+
+async def test_nodes_are_in_the_region_of_their_cluster(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    with pytest.raises(ConfigurationError, match="us-east1-b"):
+        await add(infra, "gpu-l4", zone="us-east1-b")
+
+
+async def test_a_stock_out_of_the_cluster_leaves_no_cluster(
+    infra: Infrastructure, google: Google, site: Site
+) -> None:
+    google.stockout["us-central1-a"] = "us-central1-b"
+    with pytest.raises(Refused) as caught:
+        await up(infra)
+    assert caught.value.answer["kind"] == "cluster"
+    assert not any("/clusters/" in key for key in google.documents)
+    google.machines["us-central1-b"] = ("e2-standard-4",)
+    async with opened(google, replace(site, zone="us-central1-b")) as other:
+        await up(other)
 
 
 async def test_a_pool_waits_for_another_change_of_the_cluster(

@@ -50,6 +50,9 @@ UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
 STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
 
+ZONES = "zonesAvailable"
+"""The field of a stock-out's error with the zones that have capacity."""
+
 STILL_IN_USE = "something in it is still in use"
 
 Tell = Callable[[str], None]
@@ -95,12 +98,20 @@ def explained(what: str, refusal: HttpError) -> BackendError:
 
 
 def failed(what: str, failure: OperationFailed) -> BackendError:
-    """Return kinetic's error for an operation that ended with an error."""
+    """Return kinetic's error for an operation that ended with an error.
+
+    The ``answer`` of a stock-out's error has ``zonesAvailable``: the zones that Google names. If it
+    came while creating a resource, ``kind`` is that of the resource.
+    """
     codes = " ".join(failure.codes)
     if any(one in f"{codes} {failure}".upper() for one in STOCKOUT):
-        zones = ", ".join(_zones(failure.error))
-        advice = f"Google names zones that have capacity: {zones}" if zones else "try another zone"
-        return Refused(f"can't {what}: Google has no capacity now ({failure}); {advice}")
+        zones = [*dict.fromkeys(_zones(failure.error))]
+        advice = f"Google names zones that have capacity: {', '.join(zones)}"
+        return Refused(
+            f"can't {what}: Google has no capacity now ({failure}); "
+            + (advice if zones else "try another zone"),
+            answer={ZONES: zones},
+        )
     if "QUOTA" in codes:
         return Refused(
             f"can't {what}: a quota is used up ({failure}); ask for more at "
@@ -115,7 +126,8 @@ def _zones(error: Mapping[str, Any]) -> Iterable[str]:
         for detail in (*(holder.get("errorDetails") or ()), *(holder.get("details") or ())):
             info = detail.get("errorInfo") or detail
             metadata: Document = info.get("metadatas") or info.get("metadata") or {}
-            yield from filter(None, str(metadata.get("zonesAvailable") or "").split(","))
+            every = str(metadata.get(ZONES) or "").split(",")
+            yield from (one.strip() for one in every if one.strip())
 
 
 class Cloud:
@@ -241,7 +253,11 @@ class Cloud:
         try:
             await self._sent(what, one.create)
         except Refused as exc:
-            if one.kind == "node pool" and isinstance(exc.__cause__, OperationFailed):
+            unusable = one.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
+            if ZONES in exc.answer:
+                unusable = True
+                exc.answer["kind"] = one.kind
+            if unusable:
                 await self._delete(one)  # else it stays in ERROR, without nodes
             if _status(exc) != 409:
                 raise

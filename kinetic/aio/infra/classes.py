@@ -26,7 +26,7 @@ MARK = "kinetic"
 
 def carries(pool: Pool) -> bool:
     """Return whether a class can take the place of *pool*."""
-    return not (pool.min_nodes or pool.reservation or pool.accelerator.multi_host)
+    return not (pool.min_nodes or pool.reservation or pool.zone or pool.accelerator.multi_host)
 
 
 def named(name: str) -> Manifest:

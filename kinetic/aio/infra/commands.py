@@ -37,7 +37,7 @@ async def up(
 
     Raises:
         ConfigurationError: Something is missing; the message lists all of it.
-        Refused: A name is taken, or Google refuses a step.
+        Refused: A name is taken, or Google refuses a step; see `add_pool` for a stock-out.
         AuthError: Credentials or rights are missing.
 
     Cancelled: what was created stays; run it again to continue, or `down` to remove it.
@@ -113,7 +113,8 @@ async def add_pool(
         NotFound: The cluster doesn't exist.
         ConfigurationError: A quota or a reservation is too small, or jobs of this accelerator use
             a ComputeClass.
-        Refused: Google refuses it; a stock-out names zones that have capacity.
+        Refused: Google refuses it. The ``answer`` of a stock-out has ``zonesAvailable``, the zones
+            that have capacity: pass one as the pool's ``zone``.
 
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """

@@ -41,13 +41,15 @@ class Pool:
     """A node pool to have.
 
     The pool always has ``min_nodes`` nodes. A slice of several hosts is all of its pool, so its
-    minimum is 0 or the number of hosts. ``number`` counts the pools of equal slices.
+    minimum is 0 or the number of hosts. ``number`` counts the pools of equal slices. ``zone`` is
+    one of the cluster's region; empty: the cluster's zone.
     """
 
     accelerator: Accelerator
     min_nodes: int = 0
     reservation: str = ""
     number: int = 1
+    zone: str = ""
 
     def __post_init__(self) -> None:
         wanted = self.accelerator
@@ -166,6 +168,8 @@ def all_wanted(
 def _about(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
     accelerator = pool.accelerator
     parts = [f"{pool.min_nodes} to {_max_nodes(pool)} {accelerator.machine}"]
+    if pool.zone:
+        parts.append(f"in {pool.zone}")
     if accelerator.multi_host:
         parts.append(f"one slice of {accelerator.hosts} hosts")
     if accelerator.spot:
@@ -243,6 +247,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
         }
     most = _max_nodes(pool)
     node = node_body(site, accelerator.machine, **config)
+    more["locations"] = [pool.zone or site.zone]
     return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
 
 

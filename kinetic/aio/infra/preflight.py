@@ -105,9 +105,15 @@ async def preflight(
         for pool in pools:
             nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
         for pool, needed in nodes.items():
-            group.start_soon(_reservation, google, site, pool, needed, found)
+            at = replace(site, zone=pool.zone or site.zone)
+            if at.region != site.region:
+                found.problems.append(
+                    f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} "
+                    "isn't; name another zone of it"
+                )
+            group.start_soon(_reservation, google, at, pool, needed, found)
             group.start_soon(_quota, google, site, pool, needed, found)
-            machine = partial(_machine, google, site, pool, found, regional=regional)
+            machine = partial(_machine, google, at, pool, found, regional=regional)
             group.start_soon(machine)
     found.problems.sort()
     return found
