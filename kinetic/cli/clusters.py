@@ -6,7 +6,6 @@ import functools
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -116,6 +115,13 @@ preview_option = click.option(
     is_flag=True,
     help="Also open the control plane's IP address. Default: only its DNS name.",
 )
+@click.option("--create-project", is_flag=True, help="Create the project, if it doesn't exist.")
+@click.option(
+    "--billing-account",
+    metavar="ID",
+    default="",
+    help="Link this billing account to the project. Default: no change.",
+)
 @click.option(
     "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's."
 )
@@ -129,6 +135,8 @@ def up(
     node_zone: str,
     autopilot: bool,
     public_endpoint: bool,
+    create_project: bool,
+    billing_account: str,
     profile_name: str | None,
     preview: bool,
     yes: bool,
@@ -147,10 +155,15 @@ def up(
             Pool(accelerator=parse(one), min_nodes=min_nodes, zone=at or node_zone)
             for one in accelerators
         )
+        creates, account = create_project, billing_account
+        if output.asks(yes=yes) and not preview:
+            creates, account = await _project(infra, creates=creates, account=account)
         return await infra.plan_up(
             shape="autopilot" if autopilot else "standard",
             pools=pools,
             public_endpoint=public_endpoint,
+            create_project=creates,
+            billing_account=account,
         )
 
     question = f"Change the project {site.project} as planned?"
@@ -158,6 +171,30 @@ def up(
     if done:
         zone = done.region if autopilot else done.zone
         _save(profile_name or site.cluster, done, zone)
+
+
+async def _project(infra: Infrastructure, *, creates: bool, account: str) -> tuple[bool, str]:
+    """Ask whether to create the project, and which billing account to link, if it lacks them."""
+    import anyio.to_thread
+
+    name = infra.site.project
+    if not await infra.has_project():
+        ask = functools.partial(_ask, f"{name} doesn't exist. Create the project?", yes=creates)
+        await anyio.to_thread.run_sync(ask)
+        creates = True
+    elif await infra.is_billed():
+        return creates, account
+    if account or not (accounts := await infra.billing_accounts()):
+        return creates, account
+    output.lines([f"{one.id}  {one.name}" for one in accounts])
+    choose = functools.partial(
+        click.prompt,
+        f"Billing account of {name}",
+        default=accounts[0].id,
+        type=click.Choice([one.id for one in accounts]),
+        show_choices=False,
+    )
+    return creates, str(await anyio.to_thread.run_sync(choose))
 
 
 @click.command(short_help="Remove the cluster and everything that `kinetic up` made.")
@@ -281,11 +318,13 @@ def _add(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Add nodes for an accelerator: a ComputeClass if the cluster has them, or a node pool.
+    """Add a ComputeClass or a node pool for an accelerator.
 
-    --fixed, --min-nodes, --reservation, and slices of several hosts make a node pool. Adding it
-    again changes nothing.
+    It is a ComputeClass if the cluster has them. --fixed, --min-nodes, --reservation, and slices
+    of several hosts make a node pool. Adding it again changes nothing.
     """
+    from dataclasses import replace
+
     from kinetic.accelerators import parse
     from kinetic.aio.infra import Pool
 
@@ -339,6 +378,8 @@ async def _carried_out(
     *plan* receives the zone for node pools after a stock-out, and "" before. With *name*, the
     answer to *question* is the name itself instead of yes.
     """
+    from dataclasses import replace
+
     import anyio.to_thread
 
     from kinetic.aio.infra import Infrastructure

@@ -132,14 +132,20 @@ class Google:
     requests don't know a new service account yet; ``enabling`` those that an enabled API refuses.
     ``busy`` is how often a cluster refuses a change, ``broken`` why it refuses all of them, and
     ``refused`` counts refusals; ``strict`` lets one operation at a time run on a cluster.
-    ``stockout`` has zones without capacity.
+    ``stockout`` has zones without capacity. ``exists`` is whether the project does, ``taken``
+    whether another one has its ID. ``unbilled`` requests don't know a new billing account yet.
     ``on_write`` is called before and after each write takes effect.
     """
 
     project: str = "acme-1"
     enabled: set[str] = field(default_factory=set[str])
     permissions: set[str] | None = None
+    exists: bool = True
+    taken: bool = False
     billing: bool = True
+    account: str = "billingAccounts/0A-0B"
+    accounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    unbilled: int = 0
     state: str = "ACTIVE"
     machines: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
@@ -215,6 +221,8 @@ class Google:
             bad.append("a body where none is expected")
         if bad:
             return refusal(400, "INVALID_ARGUMENT", "; ".join(bad))
+        if not self.exists and name != "cloudresourcemanager" and "billingAccounts" not in path:
+            return refusal(403, "PERMISSION_DENIED", f"{self.project} has been deleted, or denied")
         service = f"{name}.googleapis.com"
         always = name in ("serviceusage", "cloudresourcemanager", "cloudbilling")
         if not always and (service not in self.enabled or self.starting[service] > 0):
@@ -253,6 +261,8 @@ class Google:
     ) -> dict[str, Any] | web.Response:
         key = f"{name}{path}"
         action = method.rpartition(".")[2]
+        if not self.exists and name == "cloudresourcemanager" and action != "create":
+            return refusal(403, "PERMISSION_DENIED", "it may not exist")
         if action == "testIamPermissions":
             held = self.permissions
             return {
@@ -261,12 +271,17 @@ class Google:
         if method.startswith("serviceusage.services.batch"):
             return self._services(action, request, body)
         if name == "cloudbilling":
-            return {"billingEnabled": self.billing, "projectId": self.project}
+            return self._billing(path, request, body)
         if ("getIamPolicy" in method or "setIamPolicy" in method) or path.endswith("/iam"):
             return self._policy(name, request, path, body)
         if "/operations/" in path:
             return self._operation(key)
         match name, action:
+            case "cloudresourcemanager", "create":
+                if self.exists or self.taken:
+                    return refusal(409, "ALREADY_EXISTS", f"{body['projectId']} already exists")
+                self.exists, self.billing = True, False
+                return self._begin(name, "")
             case "cloudresourcemanager", "get":
                 return {"projectId": self.project, "state": self.state}
             case "compute", "aggregatedList":
@@ -315,7 +330,18 @@ class Google:
             case _:
                 return refusal(501, "UNIMPLEMENTED", f"the stand-in doesn't know {method}")
 
-    def _services(self, action: str, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
+    def _billing(self, path: str, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/billingAccounts"):
+            return {"billingAccounts": self.accounts}
+        if request.method == "PUT":
+            self.billing, self.account = True, body["billingAccountName"]
+            self.starting["billing"] = self.unbilled
+        known = {"billingAccountName": self.account} if self.billing else {}
+        return {"billingEnabled": self.billing, "projectId": self.project, **known}
+
+    def _services(
+        self, action: str, request: web.Request, body: dict[str, Any]
+    ) -> dict[str, Any] | web.Response:
         if action == "batchGet":
             return {
                 "services": [
@@ -328,6 +354,9 @@ class Google:
                     for one in request.query.getall("names")
                 ]
             }
+        if not self.billing or self.starting["billing"] > 0:
+            self.starting["billing"] -= 1
+            return refusal(400, "FAILED_PRECONDITION", "Billing account for project is not found")
         new = set(body["serviceIds"]) - self.enabled
         self.enabled |= new
         self.starting.update(dict.fromkeys(new, self.enabling))
@@ -531,7 +560,8 @@ class Google:
                 key = f"{name}{root[0]}/operations/{title}"
             case _:
                 operation = {"name": f"operations/{title}"}
-                key = f"{name}/v1/operations/{title}"
+                version = "v3" if name == "cloudresourcemanager" else "v1"
+                key = f"{name}/{version}/operations/{title}"
         self.operations[key] = {**operation, "_left": self.looks, "_target": target}
         if stockout:
             info = {"reason": "GCE_STOCKOUT", "metadatas": {"zonesAvailable": stockout}}

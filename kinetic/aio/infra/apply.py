@@ -70,6 +70,8 @@ def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | Non
     busy = "FAILED_PRECONDITION" in why and ("operation" in said or "currently" in said)
     if request.api == "container" and refusal.status == 400 and busy:
         return f"another operation runs on the cluster ({refusal.said})", BUSY_S
+    if request.api == "serviceusage" and refusal.status == 400 and "billing" in said:
+        return "the project's billing account isn't known everywhere", SETTLED_S
     if "resourceNotReady" in why:
         return "a resource that it needs isn't ready", SETTLED_S
     if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
@@ -177,12 +179,10 @@ class Cloud:
         try:
             if not await self.disabled(read, names):
                 return
-            self._tell("enabling the project's APIs")
-            await self._google.done(write.api, await self._google.call(write))
         except HttpError as refusal:
-            raise explained("enable the project's APIs", refusal) from refusal
-        except OperationFailed as failure:
-            raise failed("enable the project's APIs", failure) from failure
+            raise explained("read the project's APIs", refusal) from refusal
+        self._tell("enabling the project's APIs")
+        await self._followed("enable the project's APIs", write)
 
     async def disabled(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
         """Return those of the APIs *names* that aren't enabled."""

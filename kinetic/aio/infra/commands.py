@@ -19,6 +19,8 @@ async def up(
     shape: Shape = "standard",
     pools: tuple[Pool, ...] = (),
     public_endpoint: bool = False,
+    create_project: bool = False,
+    billing_account: str = "",
     preview: bool = False,
     tell: Callable[[str], None] = silent,
 ) -> Plan:
@@ -29,11 +31,13 @@ async def up(
         shape: ``standard`` (a zonal cluster with node pools) or ``autopilot`` (a regional one).
         pools: Node pools to have; default: none. The cluster makes nodes for jobs by itself.
         public_endpoint: Also open the control plane's IP address; default: only its DNS name.
+        create_project: Create the project if it doesn't exist; default: False. `down` keeps it.
+        billing_account: The ID of a billing account to link to the project; default: no change.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
     Returns:
-        The plan that was carried out.
+        The plan that was carried out. In a new project, the machine types may differ from it.
 
     Raises:
         ConfigurationError: Something is missing; the message lists all of it.
@@ -49,7 +53,11 @@ async def up(
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planned = await infrastructure.plan_up(
-            shape=shape, pools=pools, public_endpoint=public_endpoint
+            shape=shape,
+            pools=pools,
+            public_endpoint=public_endpoint,
+            create_project=create_project,
+            billing_account=billing_account,
         )
         if not preview:
             await infrastructure.apply(planned)

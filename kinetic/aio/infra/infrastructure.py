@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
@@ -14,6 +15,7 @@ from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
+from kinetic.aio.infra import project as projects
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import READ_S, Cloud, explained
 from kinetic.aio.infra.plan import Plan, additions, marked_last, removals
@@ -37,11 +39,16 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with the functions that carry it out; pass it to `Infrastructure.apply`."""
+    """A plan with what carries it out; pass it to `Infrastructure.apply`.
+
+    ``first`` are the project and its billing. ``again`` plans the rest once a new project exists.
+    """
 
     plan: Plan
     wanted: tuple[Resource | Policy, ...]
     notes: tuple[str, ...] = ()
+    first: tuple[Resource, ...] = ()
+    again: Callable[[], Awaitable[Planned]] | None = None
     enables: bool = False
     removes: bool = False
     manifests: tuple[in_cluster.Manifest, ...] = ()
@@ -92,6 +99,8 @@ class Infrastructure:
         shape: Shape = "standard",
         pools: tuple[Pool, ...] = (),
         public_endpoint: bool = False,
+        create_project: bool = False,
+        billing_account: str = "",
     ) -> Planned:
         """Plan what `up` creates and changes. Nothing is written.
 
@@ -104,8 +113,23 @@ class Infrastructure:
                 "an Autopilot cluster has no node pools: it makes nodes for jobs by itself; leave "
                 "--accelerator or --autopilot out"
             )
+        first = (
+            *([projects.wanted(self.site)] if create_project else []),
+            *([projects.link(self.site, billing_account)] if billing_account else []),
+        )
+        if create_project and not await projects.exists(self._google, self.site):
+            rest = partial(
+                self.plan_up,
+                shape=shape,
+                pools=pools,
+                public_endpoint=public_endpoint,
+                billing_account=billing_account,
+            )
+            return self._in_new_project(setup, pools, first, rest)
         missing = await self._missing(pools)
-        checked = await preflight(self._google, self.site, missing, setup)
+        checked = await preflight(
+            self._google, self.site, missing, setup, links=bool(billing_account)
+        )
         checked.check()
         setup = replace(setup, machine=checked.machine)
         wanted = (
@@ -114,16 +138,12 @@ class Infrastructure:
         )
         read, _ = setups.services(self.site)
         off = await self._disabled(read)
-        seen = await self._cloud.observe(wanted)
-        changes = list(additions(self.site, wanted, seen))
-        if off:
-            services = Change(
-                action=Action.UPDATE,
-                kind="APIs",
-                name=self.site.project,
-                reason="enable " + ", ".join(one.removesuffix(".googleapis.com") for one in off),
-            )
-            changes.insert(0, services)
+        seen = await self._cloud.observe((*first, *wanted))
+        changes = [
+            *additions(self.site, first, seen),
+            *self._enabling(off),
+            *additions(self.site, wanted, seen),
+        ]
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
         inside, notes = await self._in_cluster(seen, manifests)
         changes += inside
@@ -131,9 +151,47 @@ class Infrastructure:
             plan=Plan(site=self.site, changes=tuple(changes)),
             wanted=wanted,
             notes=(*checked.notes, *notes),
+            first=first,
             enables=bool(off),
             manifests=manifests,
         )
+
+    def _in_new_project(
+        self,
+        setup: Setup,
+        pools: tuple[Pool, ...],
+        first: tuple[Resource, ...],
+        rest: Callable[[], Awaitable[Planned]],
+    ) -> Planned:
+        """Plan everything in a project that doesn't exist."""
+        wanted = (
+            *setups.wanted(setup),
+            *node_pools.all_wanted(self.site, pools, self._environ),
+        )
+        manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
+        nothing = {one.key: Seen() for one in (*first, *wanted)}
+        changes = (
+            *additions(self.site, first, nothing),
+            *self._enabling(setups.SERVICES),
+            *additions(self.site, wanted, nothing),
+            *(one.change for one in manifests),
+        )
+        later = "permissions, machine types, and quotas of the new project are checked afterwards"
+        bill = "" if len(first) > 1 else "; pass --billing-account ID to link a billing account"
+        return Planned(
+            plan=Plan(site=self.site, changes=changes),
+            wanted=wanted,
+            notes=(later + bill, in_cluster.NO_SETS),
+            first=first,
+            again=rest,
+        )
+
+    def _enabling(self, off: Sequence[str]) -> list[Change]:
+        if not off:
+            return []
+        names = ", ".join(one.removesuffix(".googleapis.com") for one in off)
+        reason = f"enable {names}"
+        return [Change(action=Action.UPDATE, kind="APIs", name=self.site.project, reason=reason)]
 
     async def plan_pool(self, pool: Pool, *, slices: int = 1, fixed: bool = False) -> Planned:
         """Plan what `add_pool` creates. Nothing is written.
@@ -247,6 +305,10 @@ class Infrastructure:
         if plan.obstacles:
             said = "\n".join(f"- {one.kind} {one.name}: {one.reason}" for one in plan.obstacles)
             raise Refused(f"nothing was changed, because of these:\n{said}")
+        await self._cloud.apply(plan.changes, planned.first)
+        if planned.again is not None:
+            await self.apply(await planned.again())
+            return
         if planned.enables:
             read, write = setups.services(self.site)
             await self._cloud.enable(read, write, setups.SERVICES)
@@ -327,6 +389,18 @@ class Infrastructure:
     async def _access(self) -> Access:
         # A context in the environment may be another cluster's: this one is named by its site.
         return await open_access(replace(self.target, kube_context=None), self._environ)
+
+    async def has_project(self) -> bool:
+        """Return whether the project exists, as far as you can see."""
+        return await projects.exists(self._google, self.site)
+
+    async def is_billed(self) -> bool:
+        """Return whether the project has a billing account, as far as you can see."""
+        return await projects.is_billed(self._google, self.site)
+
+    async def billing_accounts(self) -> list[projects.BillingAccount]:
+        """Return the open billing accounts that you can see."""
+        return await projects.accounts(self._google)
 
     @property
     def target(self) -> Target:

@@ -19,6 +19,9 @@ from kinetic.aio.infra.site import OF, SOLUTION, Site
 
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
+UNOWNED = ("node pool", "project", "billing")
+"""Kinds of resources without kinetic's mark: a pool is its cluster's, and a project may be old."""
+
 UNMARKED = ("network", "subnetwork", "router")
 """Kinds of resources that keras-kinetic doesn't label."""
 
@@ -138,8 +141,8 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
 
 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
-    """Return whether *document* has kinetic's labels; in such a cluster all pools count."""
-    if one.kind == "node pool" or site.owns(document):
+    """Return whether *document* has kinetic's mark, or is of a kind that needs none."""
+    if one.kind in UNOWNED or site.owns(document):
         return True
     marked = document.get("description") or document.get("labels")
     return adopted and one.kind in UNMARKED and not marked

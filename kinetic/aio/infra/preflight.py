@@ -83,17 +83,19 @@ async def preflight(
     setup: Setup | None = None,
     *,
     regional: bool = False,
+    links: bool = False,
 ) -> Preflight:
     """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
     A pool that exists already has its machines, so its quota and reservation may be used up.
-    *regional*: any zone of the region will do for the pools.
+    *regional*: any zone of the region will do for the pools. *links*: the plan links a billing
+    account.
     """
     found = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
         _project,
         _permissions,
-        _billing,
+        *([] if links else [_billing]),
         _machines,
         _elsewhere,
     ]
@@ -166,7 +168,7 @@ async def _permissions(google: GoogleClient, setup: Setup, found: Preflight) -> 
             raise
         found.problems.append(
             f"the project {project} doesn't exist, or you may not see it ({refusal.said}); "
-            "check --project"
+            "check --project, or pass --create-project"
         )
         return
     if missing := [one for one in PERMISSIONS if one not in held]:
@@ -182,7 +184,7 @@ async def _billing(google: GoogleClient, setup: Setup, found: Preflight) -> None
     info = await google.call(call(api="cloudbilling", method="GET", path=path))
     if not info.get("billingEnabled"):
         found.problems.append(
-            f"{project} has no billing account; link one at "
+            f"{project} has no billing account; pass --billing-account ID, or link one at "
             f"https://console.cloud.google.com/billing/linkedaccount?project={project}"
         )
 

@@ -1,0 +1,83 @@
+"""Create the project and link its billing account, if `up` is asked to. `down` keeps both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinetic.aio._net.google import GoogleClient, is_disabled
+from kinetic.aio._net.http import HttpError
+from kinetic.aio.infra.apply import explained
+from kinetic.aio.infra.resources import Document, Resource, call
+from kinetic.aio.infra.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillingAccount:
+    """An open billing account that you can see; ``id`` is like ``012345-6789AB-CDEF01``."""
+
+    id: str
+    name: str
+
+
+def wanted(site: Site) -> Resource:
+    """Return the project."""
+    path = f"projects/{site.project}"
+    api = "cloudresourcemanager"
+    body = {"projectId": site.project, "displayName": site.project, "labels": {"kinetic": "true"}}
+    return Resource(
+        kind="project",
+        name=site.project,
+        read=call(api=api, method="GET", path=path),
+        create=call(api=api, method="POST", path="projects", body=body),
+    )
+
+
+def link(site: Site, account: str) -> Resource:
+    """Return the link of the project to the billing account *account*."""
+    path = f"projects/{site.project}/billingInfo"
+    want = {"billingAccountName": f"billingAccounts/{account.removeprefix('billingAccounts/')}"}
+    put = call(api="cloudbilling", method="PUT", path=path, body=want)
+    return Resource(
+        kind="billing",
+        name=site.project,
+        read=call(api="cloudbilling", method="GET", path=path),
+        create=put,
+        update=put,
+        want=want,
+        needs=(f"project {site.project}",),
+    )
+
+
+async def _found(google: GoogleClient, one: Resource) -> Document | None:
+    try:
+        return await google.call(one.read)
+    except HttpError as refusal:
+        if refusal.status in (403, 404) or is_disabled(refusal):
+            return None
+        raise explained(f"read the {one.key}", refusal) from refusal
+
+
+async def exists(google: GoogleClient, site: Site) -> bool:
+    """Return whether the project exists. Google hides those that you may not see."""
+    return await _found(google, wanted(site)) is not None
+
+
+async def is_billed(google: GoogleClient, site: Site) -> bool:
+    """Return whether the project has a billing account, as far as you can see."""
+    found = await _found(google, link(site, ""))
+    return bool((found or {}).get("billingEnabled"))
+
+
+async def accounts(google: GoogleClient) -> list[BillingAccount]:
+    """Return the open billing accounts that you can see."""
+    listing = call(api="cloudbilling", method="GET", path="billingAccounts")
+    try:
+        return [
+            BillingAccount(
+                id=str(one["name"]).rpartition("/")[2], name=str(one.get("displayName") or "")
+            )
+            async for one in google.pages(listing, "billingAccounts")
+            if one.get("open")
+        ]
+    except HttpError as refusal:
+        raise explained("list the billing accounts", refusal) from refusal

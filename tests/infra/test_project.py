@@ -1,0 +1,109 @@
+"""`up` creates the project and links its billing account on request; `down` keeps both."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kinetic.aio.infra import Infrastructure, Planned, Site
+from kinetic.aio.infra.resources import Action
+from kinetic.errors import ConfigurationError, Refused
+from tests.infra.google import Google
+from tests.infra.sites import down, opened
+
+ACCOUNT = "012345-6789AB-CDEF01"
+
+
+async def up(infra: Infrastructure, account: str = ACCOUNT) -> Planned:
+    planned = await infra.plan_up(create_project=True, billing_account=account)
+    await infra.apply(planned)
+    return planned
+
+
+async def test_a_project_is_created_and_paid_for(infra: Infrastructure, google: Google) -> None:
+    google.exists, google.unbilled = False, 2
+    with pytest.raises(ConfigurationError, match="--create-project"):
+        await infra.plan_up()
+    assert google.writes == 0
+    planned = await up(infra)
+    kinds = [one.kind for one in planned.plan.changes[:4]]
+    assert kinds == ["project", "billing", "APIs", "repository"]
+    assert google.account == f"billingAccounts/{ACCOUNT}"
+    assert any("/clusters/lab" in key for key in google.documents)
+    again = await up(infra)
+    assert {one.action for one in again.plan.changes} == {Action.KEEP}
+    await down(infra)
+    assert google.exists
+    assert not google.documents
+
+
+async def test_a_new_project_without_a_billing_account_stops_after_its_creation(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.exists = False
+    planned = await infra.plan_up(create_project=True)
+    assert "--billing-account" in planned.notes[0]
+    with pytest.raises(ConfigurationError, match="--billing-account"):
+        await infra.apply(planned)
+    assert google.exists and not google.documents
+
+
+async def test_the_zone_of_a_new_project_decides_on_the_machine(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.exists = False
+    google.enabled.add("compute.googleapis.com")
+    google.machines = {"us-central1-a": ("n1-standard-4",)}
+    await up(infra)
+    (pool,) = [one for key, one in google.documents.items() if key.endswith("nodePools/system")]
+    assert pool["config"]["machineType"] == "n1-standard-4"
+
+
+async def test_an_id_that_another_project_has_is_told(
+    infra: Infrastructure, google: Google
+) -> None:
+    google.exists, google.taken = False, True
+    with pytest.raises(Refused, match="already exists"):
+        await up(infra)
+
+
+async def test_another_billing_account_is_linked(infra: Infrastructure, google: Google) -> None:
+    planned = await up(infra)
+    (link,) = [one for one in planned.plan.changes if one.kind == "billing"]
+    assert link.action is Action.UPDATE and "0A-0B" in link.reason
+
+
+async def test_the_accounts_that_can_pay_are_listed(infra: Infrastructure, google: Google) -> None:
+    google.exists = False
+    google.accounts = [
+        {"name": "billingAccounts/1", "displayName": "team", "open": True},
+        {"name": "billingAccounts/2", "displayName": "old", "open": False},
+    ]
+    assert [one.id for one in await infra.billing_accounts()] == ["1"]
+    assert not await infra.has_project()
+    assert not await infra.is_billed()
+
+
+@pytest.mark.full
+async def test_cut_off_at_any_write_it_goes_on(google: Google, site: Site) -> None:
+    for number in range(1, 5):
+        for when in ("before", "after"):
+            google.exists, google.billing = False, False
+            google.documents.clear(), google.enabled.clear(), google.policies.clear()
+            start = google.writes
+            async with opened(google, site) as infra:
+                task = asyncio.ensure_future(up(infra))
+
+                def kill(at: int, moment: str, what: str) -> None:
+                    if (at - start, moment) == (number, when):  # noqa: B023
+                        task.cancel()  # noqa: B023
+
+                google.on_write = kill
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            google.on_write = lambda number, when, what: None
+            async with opened(google, site) as infra:
+                await up(infra)
+                again = await infra.plan_up(create_project=True, billing_account=ACCOUNT)
+            assert not again.plan.steps, f"cut off {when} write {number}"
