@@ -26,7 +26,34 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cluster.fixtures import (
+    bucket,
+    client,
+    configured,
+    control_plane,
+    gcs_server,
+    groups,
+    kubelet,
+    namespace,
+    nodes,
+)
+
+__all__ = [
+    "bucket",
+    "client",
+    "configured",
+    "control_plane",
+    "gcs_server",
+    "groups",
+    "kubelet",
+    "namespace",
+    "nodes",
+]
+
 pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.verdicts")
+
+FIRST_S = 180.0
+"""How many seconds a test on a control plane may take: the first one starts it."""
 
 EXIT_DEADLINE = 30.0
 """How many seconds the processes of a test may take to go once their supervisor was told to."""
@@ -63,6 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elsewhere = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
             item.add_marker(pytest.mark.xdist_group("control plane"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(FIRST_S))
             if not elsewhere:
                 item.add_marker(pytest.mark.full)
         elif "crew" in fixtures:

@@ -60,57 +60,6 @@ def test_a_module_says_what_it_is_for() -> None:
     assert not silent, "a sentence, please"
 
 
-def test_a_module_that_lists_names_lists_exactly_its_public_ones() -> None:
-    """Classes and functions without an underscore; constants may be listed as well.
-
-    Modules that users import list their names, and so do those that pass on names of others.
-    """
-    wrong = {relative(path): names for path in LIBRARY if (names := _misplaced(path))}
-    assert not wrong, "public and not in __all__, or in __all__ and not there"
-
-
-def _misplaced(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    exported = _exported(tree)
-    defined, bound = _top_level(tree)
-    public = {name for name in defined if not name.startswith("_")}
-    if exported is None:
-        return set()
-    return (public - set(exported)) | (set(exported) - defined - bound)
-
-
-def _exported(tree: ast.Module) -> list[str] | None:
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets:
-            if isinstance(target, ast.Name) and target.id == "__all__":
-                return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    return None
-
-
-def _top_level(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Classes and functions; and every other name the module binds."""
-    defined: set[str] = set()
-    bound: set[str] = set()
-    statements: list[ast.stmt] = list(tree.body)
-    for node in statements:
-        match node:
-            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                defined.add(node.name)
-            case ast.Assign():
-                names = (one for target in node.targets for one in ast.walk(target))
-                bound.update(one.id for one in names if isinstance(one, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                bound.add(name)
-            case ast.Import() | ast.ImportFrom():
-                bound.update((one.asname or one.name).split(".")[0] for one in node.names)
-            case ast.If() | ast.Try():
-                statements.extend(node.body + node.orelse)
-            case _:
-                pass
-    return defined, bound
-
-
 def test_nothing_of_the_workshop_is_mentioned() -> None:
     mentions = [
         f"{relative(path)}:{number}"

@@ -26,31 +26,6 @@ def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_PRICES", str(tmp_path / "prices.json"))
 
 
-def test_accelerators_have_prices_with_their_source_and_dashes(kinetic: Kinetic) -> None:
-    items = kinetic("accelerators", "--json").json["items"]
-    known = {one["accelerator"]: one for one in items}
-    assert known["tpu-v6e-8"]["usd_hour"] == 21.6
-    assert known["tpu-v6e-8"]["source"].startswith("https://") and known["tpu-v6e-8"]["date"]
-    assert known["cpu"]["usd_hour"] is None and known["cpu"]["source"] is None
-    there = kinetic("accelerators", "--zone", "europe-west4-b", "--json").json["items"]
-    (found,) = (one["usd_hour"] for one in there if one["accelerator"] == "tpu-v6e-8")
-    assert found == 23.76
-    lines = kinetic("accelerators").out.splitlines()
-    (cpu,) = (line for line in lines if line.startswith("cpu "))
-    assert cpu.split()[-2:] == ["—", "—"]
-
-
-def test_a_budget_without_a_price_is_a_usage_error_that_says_how_to_give_one(
-    kinetic: Kinetic, inputs: str
-) -> None:
-    said = kinetic(
-        "run", f"{FILE}:double", "--map", inputs, "--accelerator", "cpu", "--budget", "1"
-    )
-    assert said.code == 2
-    assert "no price of cpu on this machine is known" in said.err and "KINETIC_PRICES" in said.err
-    assert kinetic("run", f"{FILE}:double", "-a", "x=1", "--budget", "1").code == 2
-
-
 @pytest.mark.usefixtures("priced")
 def test_a_batch_has_its_cost_so_far_and_a_spent_budget_is_its_reason(
     kinetic: Kinetic, inputs: str

@@ -215,6 +215,7 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
         ([FILE], "names no function"),
         ([f"{FILE}:double", "-a", "x"], "isn't NAME=VALUE"),
         ([f"{FILE}:double", "--name", "n"], "require --map"),
+        ([f"{FILE}:double", "-a", "x=1", "--budget", "1"], "require --map"),
         ([f"{FILE}:double", "-a", "y=1"], "takes no 'y'"),
         ([f"{FILE}:double", "-a", "name=y"], "missing a required argument: 'x'"),
         ([f"{FILE}:double", "-a", "x=1", "-a", "x=2"], "'x' is given more than once"),
@@ -264,16 +265,11 @@ def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
     assert "brings bad luck" in said.err and "\x07" not in said.err
 
 
-@pytest.mark.parametrize(
-    "name", ["EOFError", "TimeoutError", "BrokenPipeError", "StopIteration", "SystemExit"]
-)
-def test_what_a_job_raises_says_nothing_of_the_command(kinetic: Kinetic, name: str) -> None:
-    said = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
-    assert said.code == 1
-    assert f"{name}: by the job" in said.err and "Traceback" not in said.err
-
-
-def test_a_usage_error_of_a_job_is_not_of_the_command(kinetic: Kinetic) -> None:
+def test_what_a_job_raises_says_nothing_of_the_command(kinetic: Kinetic) -> None:
+    for name in ("EOFError", "TimeoutError", "BrokenPipeError", "StopIteration", "SystemExit"):
+        said = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
+        assert said.code == 1
+        assert f"{name}: by the job" in said.err and "Traceback" not in said.err
     said = kinetic("run", f"{FILE}:uses_click")
     assert said.code == 1
     assert "UsageError: by the job" in said.err and "Usage:" not in said.err
@@ -316,29 +312,27 @@ def test_how_to_debug_it_is_told(small_project: object) -> None:
     assert told and running.returncode == 130
 
 
-@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"y\n", 0)])
-def test_a_removal_is_asked_for_with_the_whole_id(
-    kinetic: Kinetic, tmp_path: Path, answer: bytes, code: int
-) -> None:
+def test_a_removal_is_asked_for_with_the_whole_id(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text('{"x": 1}\n')
     kinetic("run", f"{FILE}:double", "--map", str(inputs))
     (batch,) = kinetic("batches", "list", "--json").json["items"]
     group = batch["group_id"]
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "kinetic", "batches", "cleanup", group[:-2]]
-    asking = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    seen = b""
-    while b"[y/N]" not in seen:
-        seen += os.read(ours, 4096)
-    assert f"Remove {group} with all its results?".encode() in seen
-    os.write(ours, answer)
-    assert asking.wait(60) == code
-    seen = os.read(ours, 4096)
-    os.close(theirs)
-    os.close(ours)
-    assert (b"nothing was done" in seen) is (code == 1)
-    assert kinetic("batches", "status", group).code == (0 if code else 3)
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        asking = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+        seen = b""
+        while b"[y/N]" not in seen:
+            seen += os.read(ours, 4096)
+        assert f"Remove {group} with all its results?".encode() in seen
+        os.write(ours, answer)
+        assert asking.wait(60) == code
+        seen = os.read(ours, 4096)
+        os.close(theirs)
+        os.close(ours)
+        assert (b"nothing was done" in seen) is (code == 1)
+        assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 
 def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:

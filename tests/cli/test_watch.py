@@ -93,29 +93,29 @@ def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
     submitter.communicate(timeout=60)
 
 
-@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
 def test_one_leaves_it_and_the_batch_goes_on(
-    kinetic: Kinetic, home: Path, small_project: object, key: bytes, code: int
+    kinetic: Kinetic, home: Path, small_project: object
 ) -> None:
     with submitted(home) as (group, _):
-        ours, theirs = pty.openpty()
-        watching = subprocess.Popen(
-            [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        seen = b""
-        while b"q leaves" not in seen:
-            seen += os.read(ours, 4096)
-        os.write(ours, key)
-        _, err = watching.communicate(timeout=60)
-        assert watching.returncode == code and b"Traceback" not in err
-        os.close(ours)
-        status = kinetic("batches", "status", group, "--json").json
-        assert status["status"] in ("RUNNING", "PENDING")
+        for key, code in ((b"q", 0), (b"\x03", 130)):
+            ours, theirs = pty.openpty()
+            watching = subprocess.Popen(
+                [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            os.close(theirs)
+            seen = b""
+            while b"q leaves" not in seen:
+                seen += os.read(ours, 4096)
+            os.write(ours, key)
+            _, err = watching.communicate(timeout=60)
+            assert watching.returncode == code and b"Traceback" not in err
+            os.close(ours)
+            status = kinetic("batches", "status", group, "--json").json
+            assert status["status"] in ("RUNNING", "PENDING")
         cancelled = kinetic("batches", "cancel", group, "-y")
         assert cancelled.code == 0 and f"{group} is cancelled: 2 cancelled" in cancelled.err
 
@@ -199,17 +199,16 @@ def interrupted_once_it_shows(words: bytes, *command: str) -> bytes:
     return seen
 
 
-@pytest.mark.parametrize("command", ["retry", "resume", "results"])
 def test_a_command_that_waits_for_a_batch_shows_how_far_it_is(
-    kinetic: Kinetic, home: Path, small_project: object, command: str
+    kinetic: Kinetic, home: Path, small_project: object
 ) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
     seen = interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
     assert b"kinetic batches retry grp-local-" in seen
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    if command != "retry":
-        retried = interrupted_once_it_shows(b"0/2", "batches", "retry", batch["group_id"])
-        assert b"running" in retried
-    interrupted_once_it_shows(b"0/2", "batches", command, batch["group_id"])
+    for command in ("retry", "resume", "results"):
+        assert b"running" in interrupted_once_it_shows(
+            b"0/2", "batches", command, batch["group_id"]
+        )
     assert kinetic("batches", "cancel", batch["group_id"]).code == 0

@@ -1,7 +1,4 @@
-"""Fixtures for tests that want a cluster; a ``conftest.py`` imports those it offers.
-
-The control plane and the kubelet are started once, whoever asks, and ended with the last who did.
-"""
+"""Fixtures for tests that want a cluster; the control plane and the kubelet are started once."""
 
 from __future__ import annotations
 
@@ -13,14 +10,15 @@ import re
 import tempfile
 import urllib.request
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, NoReturn
 
 import pytest
 
+import kinetic
 from kinetic import aio
 from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
@@ -28,63 +26,22 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.rest import Account, Json, Refused
 from tests.gcs import processes
 
-T = TypeVar("T")
-STREAM_S = 90.0
 
-
-class Once(Generic[T]):
-    """One thing for all folders of tests: each of them has session fixtures of its own."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
-        self._make = make
-        self._stack: contextlib.ExitStack | None = None
-        self._users = 0
-        self.made: T
-
-    @contextmanager
-    def shared(self) -> Iterator[T]:
-        if self._users == 0:
-            with contextlib.ExitStack() as stack:
-                self.made = stack.enter_context(self._make())
-                self._stack = stack.pop_all()
-        self._users += 1
-        try:
-            yield self.made
-        finally:
-            self._users -= 1
-            if self._users == 0 and self._stack is not None:
-                self._stack.close()
-
-
-def absent(reason: str) -> None:
+def absent(reason: str) -> NoReturn:
     """No such thing here: skip what needs it, but fail where everything must be run."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
 
-_plane = Once(lambda: ControlPlane(find()))
-_kubelet = Once(lambda: Kubelet(_plane.made))
-
-
-@contextmanager
-def _gcs() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="kn-gcs-") as folder:
-        with processes.running(Path(folder) / "gcs.log") as url:
-            yield url
-
-
-_server = Once(_gcs)
-
-
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """etcd, API server, controllers and scheduler."""
     try:
-        find()
+        found = find()
     except MissingBinaries as missing:
         absent(str(missing))
-    with _plane.shared() as plane:
+    with ControlPlane(found) as plane:
         yield plane
 
 
@@ -93,14 +50,15 @@ def gcs_server() -> Iterator[str]:
     """The URL of a GCS server."""
     if not processes.BINARY:
         absent(processes.MISSING)
-    with _server.shared() as url:
-        yield url
+    with tempfile.TemporaryDirectory(prefix="kn-gcs-") as folder:
+        with processes.running(Path(folder) / "gcs.log") as url:
+            yield url
 
 
 @pytest.fixture(scope="session")
 def nodes(control_plane: ControlPlane) -> Iterator[Kubelet]:
     """The kubelet of the whole run; tests ask for `kubelet`."""
-    with _kubelet.shared() as kubelet:
+    with Kubelet(control_plane) as kubelet:
         yield kubelet
 
 
@@ -115,20 +73,10 @@ def kubelet(nodes: Kubelet, control_plane: ControlPlane) -> Iterator[Kubelet]:
     nodes.reset()
 
 
-@contextmanager
-def _started_groups() -> Iterator[None]:
-    _kubelet.made.start_controllers()
-    yield
-
-
-_groups = Once(_started_groups)
-
-
 @pytest.fixture(scope="session")
-def groups(nodes: Kubelet) -> Iterator[None]:
+def groups(nodes: Kubelet) -> None:
     """LeaderWorkerSets and JobSets, by stand-ins of their controllers."""
-    with _groups.shared():
-        yield
+    nodes.start_controllers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,18 +103,6 @@ class Namespace:
     def call(self, method: str, below: str, body: Json | None = None, **query: str) -> Json:
         """A request below the namespace. See `Account.call`."""
         return self.admin.call(method, self.path(below), body, **query)
-
-    def log(self, pod: str, **query: str) -> bytes:
-        """What a pod has written, as the API server tells it."""
-        return self.admin.read("GET", self.path(f"pods/{pod}/log"), **query)
-
-    def stream(self, below: str) -> AbstractContextManager[Iterable[bytes]]:
-        """The lines of an answer that goes on: a watch, a log that is followed."""
-        request = urllib.request.Request(
-            f"{self.admin.server}{self.path(below)}",
-            headers={"Authorization": f"Bearer {self.admin.token}"},
-        )
-        return self.admin.opened(request, STREAM_S)
 
 
 @pytest.fixture
@@ -225,6 +161,9 @@ def fresh_bucket(gcs_server: str) -> str:
 
 IMAGE = "example.test/image:1"
 """Any name will do: the processes run in the interpreter of the tests."""
+
+on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+"""Decorate a function for one pod."""
 
 
 def settings(namespace: Namespace, bucket: str, gcs_server: str) -> dict[str, str]:

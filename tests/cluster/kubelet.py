@@ -156,73 +156,7 @@ class Kubelet:
         self._order("remove_node", name=name)
         self._nodes.remove(name)
 
-    def lose_node(self, name: str) -> None:
-        """Its machine is gone without a word, and the cluster has noticed.
-
-        The controllers do the rest: the node is tainted, its pods are told to go (which they
-        cannot confirm) a second later. For that, another node must be ready. See `collect`.
-        """
-        self._order("lose_node", name=name)
-        self._declare(name, "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
-
-    def _declare(self, name: str, ready: str, reason: str, message: str) -> None:
-        """Set a node's condition Ready."""
-        path = f"/api/v1/nodes/{name}"
-        found = self._plane.call("GET", path)["status"]["conditions"]
-        said = {"type": "Ready", "status": ready, "reason": reason, "message": message}
-        said |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
-        conditions = [*(one for one in found if one["type"] != "Ready"), said]
-        self._plane.call("PATCH", f"{path}/status", {"status": {"conditions": conditions}})
-
-    def _await_taint(self, name: str) -> None:
-        """Return once the controllers keep pods away from a node."""
-        until = time.monotonic() + ANSWER_S
-        while not any(
-            one["effect"] == "NoSchedule" and one["key"].startswith("node.kubernetes.io/")
-            for one in self._plane.call("GET", f"/api/v1/nodes/{name}")["spec"].get("taints", ())
-        ):
-            assert time.monotonic() < until, f"node {name} has no taint after {ANSWER_S:g} s"
-            time.sleep(children.POLL_S)
-
-    def collect(self, name: str) -> None:
-        """What the cloud and the pod garbage collector do about a lost node, minutes later."""
-        selector = {"fieldSelector": f"spec.nodeName={name}"}
-        for pod in self._plane.call("GET", "/api/v1/pods", None, **selector)["items"]:
-            metadata = pod["metadata"]
-            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-            if pod["status"]["phase"] not in ("Succeeded", "Failed"):
-                gone = {
-                    "type": "DisruptionTarget",
-                    "status": "True",
-                    "reason": "DeletionByPodGC",
-                    "message": "PodGC: node no longer exists",
-                    "lastTransitionTime": now(),
-                }
-                conditions = [*pod["status"].get("conditions", ()), gone]
-                body = {"status": {"phase": "Failed", "conditions": conditions}}
-                self._plane.call("PATCH", f"{path}/status", body)
-            self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        self.remove_node(name)
-
-    def shut_down(self, name: str, grace: float = 25.0) -> None:
-        """A spot VM is taken back: it takes no more pods, its own get SIGTERM and have failed."""
-        self._declare(name, "False", "KubeletNotReady", "node is shutting down")
-        self._await_taint(name)
-        self._order("shut_down", name=name, grace=grace)
-
     # Pods, as "namespace/name", or "namespace/" for all in it
-
-    def evict(self, pod: str) -> None:
-        """The node is low on memory: kill it at once; it has failed as ``Evicted``."""
-        self._order("evict", key=pod)
-
-    def oom(self, pod: str) -> None:
-        """Kill its processes as the kernel does when its memory is at the limit."""
-        self._order("oom", key=pod)
-
-    def work(self, uid: str) -> Path:
-        """The folder that the processes of a pod start in."""
-        return self.folder / "pods" / uid / "work"
 
     def preempt(self, pod: str) -> None:
         """The scheduler wants its place for another: it is deleted, with its own grace."""

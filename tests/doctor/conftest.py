@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.cluster.fixtures import (
-    Namespace,
-    bucket,
-    control_plane,
-    gcs_server,
-    kubelet,
-    namespace,
-    nodes,
-)
+from tests.cluster.fixtures import Namespace
 from tests.kubernetes.faults import FaultServer, Handler, answer
-
-__all__ = ["bucket", "control_plane", "gcs_server", "kubelet", "namespace", "nodes"]
 
 APIS = ("container", "cloudresourcemanager", "cloudbilling", "serviceusage", "artifactregistry")
 

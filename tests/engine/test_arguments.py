@@ -337,20 +337,6 @@ async def test_after_cleanup_every_call_says_that_it_was_cleaned_up(client: aio.
             await ask(batch)
 
 
-async def test_a_handle_elsewhere_is_told_of_a_cleanup_without_inner_names(
-    platform: Platform,
-) -> None:
-    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
-        batch = await one.run_async_map(same, [1, 2])
-        await batch.results()
-        found = await other.attach_batch(batch.group_id)
-        await batch.cleanup()
-        for ask in (found.results, found.resume):
-            with pytest.raises(errors.NotFound, match="cleaned up") as caught:
-                await ask()
-            assert "batches/" not in str(caught.value)
-
-
 async def test_an_iterator_that_raises_is_named_with_what_to_do(
     client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,14 +450,6 @@ async def test_who_goes_on_with_a_batch_asks_for_the_same_machines(client: aio.C
     manifest["placed"]["resources"] = before
     assert placed_of(manifest, {}).resources == found, "spot was beside the name, not in it"
     assert await batch.results() == [1]
-
-
-async def test_a_closed_client_says_that_it_is_closed(platform: Platform) -> None:
-    async with aio.Client(platform=platform) as client:
-        pass
-    for ask in (client.submit(same, 1), client.run_async_map(same, [1]), client.list_jobs()):
-        with pytest.raises(errors.ClientClosed, match="open another"):
-            await ask
 
 
 async def test_the_reason_of_a_failed_job_has_the_type_of_its_exception(

@@ -11,10 +11,6 @@ import kinetic
 from kinetic import aio
 
 
-def square(x: int) -> int:
-    return x * x
-
-
 @pytest.fixture
 async def client():
     async with aio.Client(backend="local") as client:
@@ -24,10 +20,6 @@ async def client():
 class Pair(NamedTuple):
     a: int
     b: int
-
-
-def show(*args: object, **kwargs: object) -> tuple[object, ...]:
-    return (args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -50,20 +42,6 @@ def test_inputs_become_calls(mode: str, value: object, expected: object) -> None
 
     args, kwargs = as_call(value, mode)
     assert (args, kwargs) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"input_mode": "nonsense"}, "input_mode"),
-        ({"max_concurrent": 0}, "max_concurrent"),
-        ({"retries": -1}, "retries"),
-        ({"window": 0}, "window"),
-    ],
-)
-async def test_wrong_options_are_refused(client, options, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        await client.run_async_map(square, [1], **options)
 
 
 async def test_data_of_the_inputs_does_not_travel_with_the_project(

@@ -93,22 +93,6 @@ async def test_an_outcome_that_may_not_be_read_is_among_the_results(
 
 
 @VIRTUAL
-async def test_a_look_that_fails_costs_the_batch_nothing(client: aio.Client, world: World) -> None:
-    batch = await client.run_async_map(same, range(4))
-    await world.begun(4)
-    platform, store, _ = faulty(world)
-    async with aio.Client(platform=platform) as other:
-        observed = await other.attach_batch(batch.group_id)
-        waiting = asyncio.create_task(observed.results(cleanup=False))
-        one = asyncio.create_task((await observed.job(2)).result(cleanup=False))
-        await asyncio.sleep(5)
-        await store.once("list", "attempts/", SILENT).wait()
-        world.gate.set()
-        assert await waiting == [0, 1, 2, 3]
-        assert await one == 2
-
-
-@VIRTUAL
 async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
     client: aio.Client, world: World
 ) -> None:

@@ -244,23 +244,6 @@ async def test_a_sealed_input_ends_with_what_was_pulled(client: aio.Client) -> N
     assert inputs.pulled <= pulled + 1
 
 
-@VIRTUAL
-async def test_what_cannot_be_shipped_is_known_everywhere(
-    client: aio.Client, platform: Platform
-) -> None:
-    import threading
-
-    batch = await client.run_async_map(type, [1, threading.Lock()], retries=3)
-    await batch.wait()
-    assert [*batch.submission_failures] == [1]
-    async with aio.Client(platform=platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        assert await found.status_counts() == {"SUCCEEDED": 1, "FAILED": 1}
-        outcomes = [done.outcome async for done in found.outcomes(ordered=True)]
-        assert outcomes[0].ok
-        assert "lock" in str(outcomes[1].error)
-
-
 def at_once(error: BaseException) -> Iterator[int]:
     yield 1
     raise error

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kinetic import aio, errors
 from kinetic.aio._engine.submission import LABEL_INDEX
 from kinetic.aio.ports import Object
-from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
+from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 
 
@@ -226,21 +226,6 @@ async def test_a_completion_has_the_input_itself(client: aio.Client) -> None:
     assert [one.input async for one in batch.outcomes(ordered=True)] == inputs, "from the store"
 
 
-async def test_another_process_is_told_the_inputs_from_the_store() -> None:
-    platform = memory_platform()
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(square, [{"x": 1}, (2,), 3])
-        await batch.wait()
-        async with aio.Client(platform=platform) as other:
-            found = await other.attach_batch(batch.group_id)
-            told = [one async for one in found.outcomes(ordered=True)]
-    assert told == [
-        Completion(0, {"x": 1}, Succeeded(1)),
-        Completion(1, (2,), Succeeded(4)),
-        Completion(2, 3, Succeeded(9)),
-    ]
-
-
 async def test_another_process_is_told_what_could_not_be_submitted() -> None:
     platform = memory_platform()
     async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
@@ -328,32 +313,6 @@ async def test_a_stream_that_is_dropped_half_way_leaves_nothing_behind(client: a
 
 
 # --- how many ---
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-async def test_a_consumer_that_stalls_stalls_an_endless_input(gates: Gates, ordered: bool) -> None:
-    pulled = 0
-
-    async def endless() -> AsyncIterator[int]:
-        nonlocal pulled
-        for number in itertools.count():
-            pulled = number + 1
-            gates.open(number)
-            yield number
-
-    terms: dict[str, Any] = {"max_concurrent": 4, "window": 10}
-    async with await gates.client.run_async_map(square, endless(), **terms) as batch:
-        stream = batch.outcomes(ordered=ordered)
-        for taken in (1, 2, 30):
-            while taken > 0:
-                await anext(stream)
-                taken -= 1
-            before = -1
-            while before != pulled:  # as far as it goes while nobody reads
-                before = pulled
-                for _ in range(200):
-                    await asyncio.sleep(0)
-        assert 33 <= pulled <= 33 + 4 + 10
 
 
 async def test_in_order_the_slowest_item_bounds_what_is_pulled(gates: Gates) -> None:

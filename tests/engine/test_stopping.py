@@ -51,19 +51,6 @@ async def test_many_single_cancels_are_merged(client: aio.Client, world: World) 
     assert results[50:] == [*range(50, 60)]
 
 
-@VIRTUAL
-async def test_an_item_that_was_cancelled_before_its_turn_does_not_start(
-    client: aio.Client, world: World
-) -> None:
-    batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    await until(lambda: world.started == 1)
-    await (await batch.job(1)).cancel()
-    world.gate.set()
-    results = await batch.results(return_exceptions=True)
-    assert (results[0], type(results[1]), results[2]) == (0, errors.JobCancelled, 2)
-    assert world.started == 2
-
-
 async def lasts(number: int) -> int:
     await asyncio.sleep(700)  # longer than each time limit of the engine
     return number
@@ -312,15 +299,3 @@ async def test_nothing_is_asked_of_a_batch_that_another_process_has_cleaned_up(
         assert await world.platform.store.list("batches/") == []
         with pytest.raises(errors.NotFound, match="was cleaned up"):
             await found.statuses()
-
-
-@VIRTUAL
-async def test_cleanup_leaves_nothing(world: World, client: aio.Client) -> None:
-    world.gate.set()
-    batch = await client.run_async_map(same, range(5))
-    await batch.results()
-    await batch.cleanup()
-    left = [one.name for one in await world.platform.store.list("")]
-    assert not [name for name in left if batch.group_id in name]
-    with pytest.raises(errors.NotFound):
-        await world.platform.cluster.secret(batch.group_id)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,59 +100,6 @@ async def test_a_replaced_input_runs_nothing_in_the_client(
     assert RAN == []
 
 
-@VIRTUAL
-async def test_inputs_that_nobody_touched_are_given_back(world: World, client: aio.Client) -> None:
-    batch = await client.run_async_map(same, [1, "two" * 100_000, Path("three")])
-    await batch.wait()
-    async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        given = {one.index: one.input async for one in found.outcomes()}
-    assert given == {0: 1, 1: "two" * 100_000, 2: Path("three")}
-
-
-@VIRTUAL
-@pytest.mark.parametrize("what", ["another batch", "another slot", "first", "count", "unsigned"])
-async def test_a_slot_that_was_not_signed_for_its_place_is_refused(
-    world: World, client: aio.Client, what: str
-) -> None:
-    """Also one that is genuine, and was moved there from elsewhere."""
-    batch = await client.run_async_map(same, range(150))
-    other = await client.run_async_map(same, range(150))
-    await batch.wait()
-    await other.wait()
-    scope = f"batches/{batch.group_id}/"
-    name = wire.input_key(scope, 0)
-    there = await world.platform.store.get(name)
-    metadata = dict(there.metadata)
-    match what:
-        case "another batch":
-            there = await world.platform.store.get(wire.input_key(f"batches/{other.group_id}/", 0))
-            metadata = dict(there.metadata)
-        case "another slot":
-            there = await world.platform.store.get(wire.input_key(scope, 1))
-            metadata = dict(there.metadata)
-        case "unsigned":
-            del metadata["mac"]
-        case _:
-            metadata[what] = "99"
-    await put(world, name, there.body, metadata)
-    async with aio.Client(platform=world.platform) as reader:
-        with pytest.raises(errors.WireError, match="is not what the submitter of"):
-            await reader.attach_batch(batch.group_id)
-
-
-@VIRTUAL
-async def test_a_forged_end_of_the_inputs_ends_nothing(world: World, client: aio.Client) -> None:
-    batch = await client.run_async_map(same, range(3))
-    await batch.wait()
-    name = wire.input_key(f"batches/{batch.group_id}/", 1)
-    there = await world.platform.store.get(name)
-    await put(world, name, there.body, {**there.metadata, "total": "1"})
-    async with aio.Client(platform=world.platform) as reader:
-        with pytest.raises(errors.WireError, match="inputs/00000001 is not what"):
-            await reader.attach_batch(batch.group_id)
-
-
 def other_command(there: Object) -> bytes:
     manifest = json.loads(there.body)
     manifest["placed"]["image"]["command"] = ["/bin/sh", "-c", "touch /tmp/chosen"]
@@ -190,45 +135,6 @@ async def test_a_changed_manifest_starts_nothing(
         assert world.started == begun
         await other.cleanup(batch.group_id)
         assert await left(world, batch.group_id) == []
-
-
-@VIRTUAL
-async def test_the_manifest_of_another_batch_is_refused(world: World, client: aio.Client) -> None:
-    batch, other = [await client.run_async_map(same, range(2)) for _ in range(2)]
-    await batch.wait()
-    await other.wait()
-    there = await world.platform.store.get(f"batches/{other.group_id}/manifest")
-    await put(world, f"batches/{batch.group_id}/manifest", there.body, dict(there.metadata))
-    async with aio.Client(platform=world.platform) as reader:
-        with pytest.raises(errors.WireError, match="of another submission"):
-            await reader.attach_batch(batch.group_id)
-        assert await (await reader.attach_batch(other.group_id)).results() == [0, 1]
-
-
-@VIRTUAL
-async def test_a_batch_without_a_signature_is_refused_and_can_be_removed(
-    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    batch, good = [await client.run_async_map(same, range(2)) for _ in range(2)]
-    await batch.wait()
-    await good.wait()
-    group = batch.group_id
-    there = await world.platform.store.get(f"batches/{group}/manifest")
-    manifest = json.loads(there.body)
-    assert manifest.pop("mac")
-    await put(world, f"batches/{group}/manifest", json.dumps(manifest).encode(), {})
-    async with aio.Client(platform=world.platform) as other:
-        with pytest.raises(errors.WireError) as refusal:
-            await other.attach_batch(group)
-        for words in ("is not signed", f"kinetic.cleanup({group!r})"):
-            assert words in str(refusal.value)
-        with caplog.at_level(logging.WARNING):
-            assert [one.group_id for one in await other.list_batches()] == [good.group_id]
-        [told] = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
-        assert group in told and "is not signed" in told
-        await other.cleanup(group)
-        assert await left(world, group) == []
-        assert await other.attach_batch(good.group_id)
 
 
 @VIRTUAL
@@ -317,24 +223,3 @@ async def test_cleaning_up_what_is_not_there_does_nothing(world: World, client: 
     await client.cleanup("job-123456789012")
     await client.cleanup("grp-123456789012")
     assert await world.platform.store.list("") == []
-
-
-async def test_a_local_batch_with_a_changed_manifest_runs_no_command(
-    home: Path, tmp_path: Path
-) -> None:
-    """What is not believed steers no process of this machine."""
-    chosen = tmp_path / "chosen"
-    async with aio.Client(backend="local") as client:
-        batch = await client.run_async_map(same, [1, 2])
-        assert await batch.results() == [1, 2]
-    path = home / "store" / "batches" / batch.group_id / "manifest"
-    content = path.read_bytes()
-    bad = content.replace(b'"command": [', b'"command": ["/bin/touch", "%b", ' % bytes(chosen), 1)
-    assert bad != content
-    path.unlink()
-    path.write_bytes(bad)
-    async with aio.Client(backend="local") as other:
-        with pytest.raises(errors.WireError, match="signed"):
-            await (await other.attach_batch(batch.group_id)).resume(force=True)
-        await other.cleanup(batch.group_id)
-    assert not chosen.exists() and not path.parent.exists()

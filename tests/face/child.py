@@ -12,13 +12,23 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NoReturn, Self
+from typing import IO, Any, NoReturn, Self
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 60.0
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What *condition* returns, once it is true."""
+    deadline = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
 
 
 def listener() -> socket.socket:

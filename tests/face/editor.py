@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any, Self
+
+from kinetic import aio
 
 PATIENCE_S = 60.0
 
@@ -93,3 +98,20 @@ class Editor:
         assert length, "the debugger has closed the connection"
         message: dict[str, Any] = json.loads(self._file.read(length))
         return message
+
+
+async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Popen[bytes], Any]:
+    """The forwarder, and what an editor is told."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        forwarder = await job.debug_attach(local_port=0, **how)
+    return forwarder, json.loads(said.getvalue().partition("\n")[2])
+
+
+def stopped_at(told: Any, file: object, line: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Attach as an editor does, let it run to a line and on; what was seen there."""
+    with Editor(told["connect"]["port"]) as editor:
+        assert editor.begin(told, Path(str(file)), line)
+        seen = editor.stopped()
+        editor.go_on()
+    return seen

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.face.child import DEADLINE
-
-
-def until_exists(path: Path) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name}"
-        time.sleep(0.01)
+from tests.face.child import until
 
 
 def test_outcomes_and_progress_serve_for_and_async_for(script) -> None:
@@ -32,12 +24,15 @@ async def main():
     async for completion in batch.outcomes():
         found[completion.index] = completion.outcome.ok
     print(sorted(found.items()))
+    jobs = [job async for job in batch.as_completed()]
+    print({type(job) is kinetic.JobHandle for job in jobs}, sorted(job.group_index for job in jobs))
 
 asyncio.run(main())
 try:
     batch.results()
 except kinetic.BatchError as error:
     print(error.partial_results, batch.results(return_exceptions=True)[0])
+    print([type(job) is kinetic.JobHandle for job in (*error.failures, *batch.failures())])
 last = [one for one in batch.progress()][-1]
 print(last.total, last.succeeded, last.failed, last.first_failure)
 
@@ -54,7 +49,9 @@ print([one.ok for one in (completion.outcome for completion in batch.outcomes(or
         process.expect("1 0 failed")
         process.expect("2 4 0.25")
         process.expect("[(0, True), (1, False), (2, True)]")
+        process.expect("{True} [0, 1, 2]")
         process.expect("[1.0, None, 0.25] 1.0")
+        process.expect("[True, True]")
         process.expect("3 2 1 item 1 (0): ZeroDivisionError: division by zero")
         process.expect("3")
         process.expect("[True, False, True]")
@@ -153,6 +150,7 @@ except KeyboardInterrupt:
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_lets_go_of_the_batch_at_once(script, tmp_path: Path) -> None:
     """Its jobs do not end when they are asked to, and nobody waits for that."""
     code = """
@@ -177,7 +175,7 @@ except KeyboardInterrupt:
         group = process.line()
         process.expect("waiting")
         process.interrupt()
-        until_exists(tmp_path / "asked")
+        until((tmp_path / "asked").exists)
         process.interrupt()
         process.expect("left")
         status, _, err = process.end()
@@ -267,31 +265,6 @@ print(batch.resume().results())
         assert process.end()[0] == 0
 
 
-def test_batches_are_found_and_what_failed_is_run_again(script, tmp_path: Path) -> None:
-    code = """
-@remote
-def second_time(name):
-    if not pathlib.Path(name).exists():
-        raise RuntimeError("not yet")
-    return 1
-
-batch = second_time.run_async_map([here, f"{here}/later"], name="twice", tags={"a": "b"})
-batch.wait()
-print(len(kinetic.list_batches()), [one.name for one in kinetic.list_batches(tags={"a": "b"})])
-print(kinetic.list_batches(name="other"), kinetic.list_batches(tags={"a": "c"}))
-pathlib.Path("later").touch()
-(found,) = kinetic.list_batches(name="twice", limit=1)
-print(found.retry_failed(), found.results())
-print(batch.retry_failed(), batch.results(), batch.stored)
-"""
-    with script(code) as process:
-        process.expect("1 ['twice']")
-        process.expect("[] []")
-        process.expect("1 [1, 1]")
-        process.expect("0 [1, 1] 2")
-        assert process.end() == (0, "", "")
-
-
 def test_at_the_end_of_a_script_nothing_waits_for_a_reader(script, tmp_path: Path) -> None:
     """What was begun to be read bounds a batch by its window, until nobody can go on reading."""
     code = """
@@ -319,10 +292,7 @@ print(next(reading).index, len(os.listdir(folder)) < 3)
         process.expect("0 True")
         status, _, err = process.end()
         assert status == 0 and "not submitted yet" in err
-    deadline = time.monotonic() + DEADLINE
-    while len([*(tmp_path / "done").iterdir()]) < 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len([*(tmp_path / "done").iterdir()]) == 6)
 
 
 @pytest.mark.parametrize(
@@ -354,73 +324,15 @@ print(len([one for _, one in zip(range(2), batch.outcomes())]))
         assert status == 0 and "Traceback" not in err
 
 
-def test_a_failed_batch_has_a_log_and_a_report(script, tmp_path: Path) -> None:
+def test_a_debugger_without_a_terminal_is_refused_before_anything_is_sent(script) -> None:
     code = """
-batch = inverse.run_async_map([0])
-batch.wait()
-print(batch.report("report.html"))
 try:
-    batch.report("nowhere/report.html")
+    inverse.options(debug=True)(1)
 except kinetic.errors.ConfigurationError as error:
-    print(error)
-try:
-    batch.results(cleanup=False)
-except kinetic.BatchError as error:
-    [log] = [job.tail() for job in error.failures]
-print("Traceback (most recent call last):" in log, "return 1 / value" in log)
-print(log.splitlines()[-1])
-try:
-    batch.results()
-except kinetic.BatchError as error:
-    try:
-        error.failures[0].tail()
-    except kinetic.errors.NotFound as gone:
-        print("cleanup=False" in str(gone), f"{batch.group_id}-0-1" in str(gone))
-batch.cleanup()
-batch.cleanup()
-try:
-    batch.results()
-except kinetic.errors.NotFound as gone:
-    print("cleaned up" in str(gone), "/" in str(gone))
+    print("terminal" in str(error), kinetic.list_jobs())
 """
     with script(code) as process:
-        process.expect(str(tmp_path / "report.html"))
-        assert "there is no folder" in process.line()
-        process.expect("True True")
-        process.expect("ZeroDivisionError: division by zero")
-        process.expect("True False")
-        process.expect("True False")
-        assert process.end() == (0, "", "")
-    assert "ZeroDivisionError: division by zero" in (tmp_path / "report.html").read_text()
-
-
-def test_a_slip_is_refused_in_words(script) -> None:
-    code = """
-slips = (
-    lambda: inverse.run_async_map("12"),
-    lambda: inverse.run_async_map([1], retries="1"),
-    lambda: kinetic.list_batches(tags="x"),
-    lambda: kinetic.attach("grp-local-000000000000"),
-    lambda: kinetic.attach_batch("job-local-000000000000"),
-    lambda: inverse.options(debug=True)(1),
-)
-for slip in slips:
-    try:
-        slip()
-    except kinetic.errors.ConfigurationError as error:
-        print(str(error).partition(",")[0].partition(":")[0])
-print(os.path.exists(os.path.join(os.environ["KINETIC_HOME"], "store", "batches")))
-"""
-    with script(code) as process:
-        process.expect(
-            "inputs must be an iterable with an input for each job (write [...] around a single one"
-        )
-        process.expect("retries must be an int of at least 0")
-        process.expect("tags must be a dict of text by text")
-        process.expect("grp-local-000000000000 is the id of a batch")
-        process.expect("job-local-000000000000 is the id of a job")
-        assert "debug" in process.line()  # a debugger needs a terminal
-        process.expect("False")
+        process.expect("True []")
         assert process.end() == (0, "", "")
 
 

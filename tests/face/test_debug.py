@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import io
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from kinetic import aio, errors
 from kinetic.aio._engine import debugging
 from tests.conftest import processes_of
 from tests.face.child import Child, listener
-from tests.face.editor import Editor
+from tests.face.editor import Editor, attached
 
 pytestmark = pytest.mark.full
 
@@ -61,14 +60,6 @@ async def client(project: ModuleType) -> AsyncIterator[aio.Client]:
         yield client
 
 
-async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Popen[bytes], Any]:
-    """The forwarder, and what the editor is told."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        forwarder = await job.debug_attach(local_port=0, **how)
-    return forwarder, json.loads(said.getvalue().partition("\n")[2])
-
-
 def listening(home: Path) -> set[str]:
     """The addresses that processes of *home* listen on."""
     found = []
@@ -83,9 +74,6 @@ def test_a_forwarder_is_ended_and_waited_for() -> None:
         kinetic.debug.cleanup_port_forward(forwarder)
         assert forwarder.returncode is not None
         kinetic.debug.cleanup_port_forward(forwarder)
-
-
-def test_no_forwarder_is_fine() -> None:
     kinetic.debug.cleanup_port_forward(None)
 
 
@@ -275,22 +263,4 @@ job.cleanup()
         process.expect("JobError")
         process.expect("ConfigurationError")
         process.expect("True")
-        assert process.end()[0] == 0
-
-
-def test_waiting_for_a_debugger_ends_with_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
-    code = """
-first, second = doubled.run_async(1), doubled.run_async(2)
-try:
-    kinetic.debug.wait_for_debug_server(second, timeout=0.2)
-except TimeoutError as error:
-    print(second.job_id in str(error), second.status().value)
-for job in (first, second):
-    job.cancel()
-"""
-    with Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
-        process.expect("True PENDING")
         assert process.end()[0] == 0

@@ -35,33 +35,6 @@ print(len(outer.options(capture_env_vars=["PYTHONPATH"])()))
         assert process.end() == (0, "", "")
 
 
-def test_errors_of_the_function_arrive_as_they_are(script) -> None:
-    code = """
-class Oops(Exception):
-    pass
-
-@remote
-def fails(kind):
-    raise {"own": Oops, "stop": StopIteration, "key": KeyError}[kind]("there")
-
-for kind in ("own", "stop", "key"):
-    try:
-        fails(kind)
-    except (Oops, StopIteration, KeyError) as error:
-        print(type(error).__name__, error.args, "Remote traceback" in error.__notes__[0])
-"""
-    with script(code) as process:
-        out = []
-        status, printed, err = process.end()
-        assert (status, err) == (0, ""), out
-        told = [line for line in printed.splitlines() if line.endswith("True")]
-        assert told == [
-            "Oops ('there',) True",
-            "StopIteration ('there',) True",
-            "KeyError ('there',) True",
-        ]
-
-
 def test_a_handle_does_what_it_says(script) -> None:
     code = """
 @remote
@@ -118,15 +91,6 @@ print(job.status())
             process.expect(line)
         status, _, err = process.end()
         assert status == 0 and err.count("ValueError: a broken callback") == 1
-
-
-WAITS = """
-@remote
-def waits(folder):
-    pathlib.Path(folder, "started").touch()
-    print("started")
-    time.sleep(1000)
-"""
 
 
 def test_an_async_function_is_awaited_and_its_await_owns_the_job(script) -> None:
@@ -215,73 +179,6 @@ if __name__ == "__main__":
         process.expect("child 8 [2, 4] 2")
         process.expect("status 0")
         process.expect("parent 8 {'SUCCEEDED': 2}")
-        assert process.end() == (0, "", "")
-
-
-def test_a_batch_serves_for_and_async_for_and_tells_failures_with_sync_handles(script) -> None:
-    code = """
-class Model:
-    def __init__(self, scale):
-        self.scale = scale
-
-    @remote
-    def inverse(self, value):
-        return self.scale / value
-
-model = Model(12)
-batch = model.inverse.run_async_map([1, 2, 3, 4], name="inverses", tags={"a": "b"})
-print(batch.name, batch.tags, sorted(job.result(cleanup=False) for job in batch.as_completed()))
-
-async def main():
-    found = []
-    async for job in batch.as_completed():
-        assert type(job) is kinetic.JobHandle
-        found.append((job.group_index, await job))
-    print(sorted(found))
-
-asyncio.run(main())
-for job in batch.as_completed():
-    break  # dropped half-way
-print(batch.jobs[2] is batch.job(2), batch.jobs[2].result(cleanup=False), batch.results())
-other = kinetic.attach_batch(batch.group_id)
-print(other.name, len(other.jobs), other.statuses()[0])
-
-failing = model.inverse.run_async_map([0, 1])
-try:
-    failing.results()
-except kinetic.BatchError as error:
-    print(error, [type(job) is kinetic.JobHandle for job in error.failures], error.partial_results)
-print([job.group_index for job in failing.failures()], failing.submission_failures)
-failing.cleanup()
-"""
-    with script(code) as process:
-        process.expect("inverses {'a': 'b'} [3.0, 4.0, 6.0, 12.0]")
-        process.expect("[(0, 12.0), (1, 6.0), (2, 4.0), (3, 3.0)]")
-        process.expect("True 4.0 [12.0, 6.0, 4.0, 3.0]")
-        process.expect("inverses 4 (0, <JobStatus.SUCCEEDED: 'SUCCEEDED'>)")
-        status, out, err = process.end()
-        assert (status, err) == (0, "")
-        assert "1 of 2 jobs failed; first of all item 0: ZeroDivisionError" in out
-        assert "retry_failed() runs them again [True] [None, 12.0]" in out
-        assert "[0] {}" in out
-
-
-def test_leaving_the_block_of_a_batch_cancels_what_is_unfinished(script) -> None:
-    code = """
-with waits.run_async_map([".", "."]) as batch:
-    until(lambda: batch.status_counts().get("RUNNING"))
-print(batch.status_counts())
-with waits.run_async_map(["."]) as batch:
-    batch.detach()
-until(lambda: batch.status_counts().get("RUNNING"))
-print("running")
-batch.cancel()
-print(batch.status_counts())
-"""
-    with script(WAITS + code) as process:
-        process.expect("{'NOT_FOUND': 2}")
-        process.expect("running")
-        process.expect("{'NOT_FOUND': 1}")
         assert process.end() == (0, "", "")
 
 

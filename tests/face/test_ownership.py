@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 import kinetic
-from tests.face.child import DEADLINE, Child
+from tests.face.child import Child, until
 
 COMMON = """
 import asyncio, os, pathlib, signal, sys, time
@@ -37,15 +35,6 @@ owned = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., Child]:
     return lambda code: Child(COMMON + code, folder=tmp_path)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """What *condition* returns, once it is true."""
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def started(folder: Path) -> tuple[int, str]:

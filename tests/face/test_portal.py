@@ -261,14 +261,6 @@ async def test_another_loop_awaits_without_being_blocked(portal: Portal) -> None
         assert await portal.acall(work) == "through"
 
 
-async def test_another_loop_gets_the_exception(portal: Portal) -> None:
-    async def fail() -> None:
-        raise LookupError("there")
-
-    with pytest.raises(LookupError, match="there"):
-        await portal.acall(fail)
-
-
 def test_the_portals_own_loop_may_await_it(portal: Portal) -> None:
     async def nested() -> int:
         return await portal.acall(double, 5)

@@ -35,23 +35,6 @@ def child(code: str, *options: str) -> Child:
 # --- Ctrl-C ---
 
 
-def test_ctrl_c_cancels_the_coroutine_and_waits_for_its_clean_up() -> None:
-    code = """
-try:
-    PORTAL.call(for_ever)
-except KeyboardInterrupt:
-    print("interrupted")
-print(PORTAL.call(double, 4))
-"""
-    with child(code) as process:
-        process.expect("running")
-        process.interrupt()
-        process.expect("cleaned")
-        process.expect("interrupted")
-        process.expect("8")
-        assert process.end() == (0, "", "")
-
-
 def test_ctrl_c_that_wakes_nobody_is_heard_all_the_same() -> None:
     """As when the signal comes just before the wait for a lock: its flag is set, and nothing else.
 

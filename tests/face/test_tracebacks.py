@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.face.child import DEADLINE, ROOT
+from tests.face.child import ROOT, until
 
 OURS = f'File "{ROOT}/kinetic'
-
-
-def until_exists(path: Path) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name}"
-        time.sleep(0.01)
 
 
 def test_a_plain_call_shows_the_traceback_of_its_job_once(script) -> None:
@@ -48,11 +40,9 @@ fails.run_async().result()
     ("call", "line"),
     [
         ("inverse(sys.stdin)", "PackError: argument 'value'"),
-        ("inverse.run_async(sys.stdin)", "PackError: argument 'value'"),
         ("inverse.run_async_map([0]).results()", "BatchError: "),
         ("next(iter(waits_for.run_async_map(['never']).outcomes(timeout=0.1)))", "ResultTimeout: "),
         ("kinetic.attach('job-none')", "NotFound: "),
-        ("kinetic.attach_batch('grp-none')", "NotFound: "),
     ],
 )
 def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
@@ -100,7 +90,7 @@ def start():
 """
     with script(code) as process:
         if "Interrupts" not in wait:
-            until_exists(tmp_path / "started")
+            until((tmp_path / "started").exists)
             process.interrupt()
         _, _, err = process.end()
     assert OURS not in err, err

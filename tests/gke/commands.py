@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import kinetic
-from tests.gke.conftest import IMAGE
+from tests.cluster.fixtures import on_cluster
 
 
-@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+@on_cluster
 def double(x: int) -> int:
     print("doubling", x)
     if x < 0:

@@ -26,11 +26,9 @@ from kinetic import aio, configuration
 from kinetic.aio.platforms import open_platform
 from kinetic.errors import KineticError
 from kinetic.job_status import JobStatus
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import IMAGE, Namespace
 from tests.cluster.rest import Refused
 from tests.engine.notifications import Fault, Unreliable
-
-from .conftest import IMAGE
 
 HELD = "example.test/held"
 POLL_S = 0.05

@@ -13,19 +13,9 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic.aio.gcs.store import GcsStore
-from tests.cluster.fixtures import Namespace
-from tests.gke.conftest import until
+from tests.cluster.fixtures import IMAGE, Namespace, on_cluster, until
 
-from .conftest import IMAGE
-
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0
-on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
-
-
-@on_cluster
-def add(a: int, b: int) -> int:
-    return a + b
 
 
 @on_cluster
@@ -53,44 +43,6 @@ async def test_a_disrupted_item_is_started_again_by_the_cluster(
         await batch.cleanup()
 
 
-@pytest.mark.everyday
-async def test_nothing_of_what_ended_or_was_cancelled_is_left(
-    client: aio.Client, configured: Namespace, tmp_path: Path
-) -> None:
-    """No Job, pod or Secret, but for the key of the namespace."""
-    folder = str(tmp_path)
-
-    async def ends() -> None:
-        assert await client.run(add, 1, 2) == 3
-
-    async def is_cancelled() -> None:
-        job = await client.submit(marked, folder, 0)
-        await until((tmp_path / "0.1").exists)
-        await job.cancel()
-        with pytest.raises(errors.JobCancelled):
-            await job
-        await job.cleanup()
-
-    async def is_a_batch() -> None:
-        batch = await client.run_async_map(add, [(1, 1), (1, 2)])
-        assert await batch.results() == [2, 3]
-        await batch.cleanup()
-
-    async def is_a_cancelled_batch() -> None:
-        inputs = [(folder, x) for x in range(1, 4)]
-        batch = await client.run_async_map(marked, inputs, max_concurrent=2)
-        await until(lambda: len([*tmp_path.glob("[123].1")]) == 2)
-        await batch.cancel()
-        await batch.cleanup()
-
-    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
-        for life in (ends, is_cancelled, is_a_batch, is_a_cancelled_batch):
-            group.create_task(life())
-    async with asyncio.timeout(DEADLINE_S):
-        while await asyncio.to_thread(left, configured):
-            await asyncio.sleep(0.2)
-
-
 @on_cluster
 def contents(folder: str, file: str) -> dict[str, str]:
     """Of both, by the name of the file."""
@@ -113,12 +65,59 @@ async def test_data_that_lies_in_a_bucket_arrives(
     assert found == {"a.txt": "a.txt", "b.txt": "deep/b.txt"}
 
 
-def left(namespace: Namespace) -> list[str]:
-    """The names of Jobs, pods, and submissions' Secrets."""
-    found = [name for kind in ("batch/v1/jobs", "pods") for name in names(namespace, kind)]
-    return found + [name for name in names(namespace, "secrets") if "root" not in name]
-
-
 def names(namespace: Namespace, kind: str) -> list[str]:
     """Of all objects of a kind."""
     return [one["metadata"]["name"] for one in namespace.call("GET", kind)["items"]]
+
+
+DEADLINE_S = 120.0
+
+
+@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, capture_env_vars=["SWEEP_RATE"])
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+@pytest.mark.everyday
+async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
+    client: aio.Client, configured: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image's own PATH and HOME stay, and no password of a proxy reaches the cluster."""
+    own = {
+        "PATH": "/of/the/submitter",
+        "HOME": "/of/the/submitter",
+        "SHELL": "/of/the/submitter",
+        "TZ": "Asia/Kathmandu",
+        "REQUESTS_CA_BUNDLE": "/of/the/submitter.pem",
+        "HTTP_PROXY": "http://me:hush@proxy.test:3128",
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SWEEP_RATE", "0.1")
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(environment)
+        seen = await job.result(cleanup=False)
+        secrets = await asyncio.to_thread(configured.call, "GET", "secrets")
+        await job.cleanup()
+    assert seen["SWEEP_RATE"] == "0.1"
+    assert not own.items() & seen.items()
+    assert {"PATH", "HOME"} <= seen.keys()
+    content = [
+        sorted(one["data"]) for one in secrets["items"] if job.job_id in str(one["metadata"])
+    ]
+    assert content == [["env.0", "key"]]
+
+
+DEADLINE_S = 120.0
+
+
+async def test_a_job_whose_storage_driver_is_not_in_the_cluster_fails(client: aio.Client) -> None:
+    @on_cluster
+    def read(path: str) -> str:
+        return path
+
+    data = kinetic.Data("gs://bucket/set/", fuse=True)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(errors.JobError, match=r"no storage driver gcsfuse\.csi"):
+            await client.run(read, data)

@@ -14,7 +14,6 @@ __all__ = ["kinetic"]
 FILE = Path(__file__).parent / "commands.py"
 
 
-@pytest.mark.timeout(180)
 def test_a_job_and_a_batch_from_the_command_line(
     kinetic: Kinetic, configured: Namespace, tmp_path: Path
 ) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
-import io
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +17,8 @@ from kinetic import aio, errors
 from kinetic.debug import cleanup_port_forward
 from tests.cluster.fixtures import Namespace
 from tests.cluster.rights import await_granted
-from tests.face.editor import Editor
+from tests.face.editor import attached, stopped_at
 
-pytestmark = pytest.mark.timeout(240)  # the first one starts the control plane
 DEADLINE_S = 180.0
 PROGRAM = """
 import os
@@ -57,25 +52,6 @@ def project(
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("experiment")
     del sys.modules["experiment"]
-
-
-async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Popen[bytes], Any]:
-    """The forwarder, and what an editor is told."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        forwarder = await job.debug_attach(local_port=0, **how)
-    return forwarder, json.loads(said.getvalue().partition("\n")[2])
-
-
-def stopped_at(
-    told: dict[str, Any], file: str | None, line: int
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Attach as an editor does, let it run to a line and on; what was seen there."""
-    with Editor(told["connect"]["port"]) as editor:
-        assert editor.begin(told, Path(str(file)), line)
-        seen = editor.stopped()
-        editor.go_on()
-    return seen
 
 
 def bind(namespace: Namespace, role: dict[str, Any], user: str) -> None:

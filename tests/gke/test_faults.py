@@ -15,18 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
-import kinetic
 from kinetic import aio
 from kinetic.aio.kubernetes.rights import Right, role
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster, until
 from tests.cluster.rights import await_granted
 
-from .conftest import IMAGE, until
 from .proxy import Front, Relay
 
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 slow = (pytest.mark.slow, pytest.mark.timeout(2400))
-on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 
 @on_cluster

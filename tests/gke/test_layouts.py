@@ -9,14 +9,9 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import IMAGE, Namespace
 
-from .conftest import IMAGE
-
-pytestmark = [
-    pytest.mark.usefixtures("groups"),
-    pytest.mark.timeout(180),  # the first one starts the control plane
-]
+pytestmark = pytest.mark.usefixtures("groups")
 DEADLINE_S = 120.0
 
 

@@ -14,9 +14,7 @@ from kinetic._runner.protocol import signing, wire
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import scope_of
 from kinetic.aio.platforms import open_platform
-from tests.cluster.fixtures import Namespace
-
-from .conftest import IMAGE
+from tests.cluster.fixtures import IMAGE, Namespace
 
 JOBS = int(os.environ.get("KINETIC_TEST_LIVE_JOBS", "300"))
 """More than one request deletes in good time."""

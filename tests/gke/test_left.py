@@ -16,12 +16,9 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import IMAGE, Namespace
 from tests.cluster.rest import Refused
 
-from .conftest import IMAGE
-
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0
 on_cluster = kinetic.run(
     accelerator="cpu", container_image=IMAGE, cpu=0.1, capture_env_vars=["MINE"]

@@ -7,17 +7,10 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-import kinetic
 from kinetic import aio
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster, until
 
-from .conftest import IMAGE, until
-
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 100.0
-on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 
 @on_cluster

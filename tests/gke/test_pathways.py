@@ -14,10 +14,8 @@ import pytest
 import kinetic
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import IMAGE, Namespace, until
 from tests.cluster.rights import permit_runner
-
-from .conftest import IMAGE, until
 
 DEADLINE_S = 100.0
 on_hosts = kinetic.run(accelerator="cpu:hosts=3", container_image=IMAGE, cpu=0.1)
@@ -30,10 +28,7 @@ INDEX = {
     "jobset": "batch.kubernetes.io/job-completion-index",
 }
 
-pytestmark = [
-    pytest.mark.usefixtures("groups"),
-    pytest.mark.timeout(180),  # the first one starts the control plane
-]
+pytestmark = pytest.mark.usefixtures("groups")
 
 
 @pytest.fixture(params=["lws", "jobset"])
@@ -103,30 +98,6 @@ def dies_marked(folder: str) -> None:
     time.sleep(600)
 
 
-async def test_a_set_and_its_pods_carry_the_label_kinetic_pathways(
-    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
-) -> None:
-    """`list_jobs` finds the job by this label, also when a gke client asks."""
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(wait_marked, str(tmp_path))
-        await until(lambda: len([*tmp_path.glob("[012].*")]) == 3)
-        for below in (COLLECTIONS[kind], "pods"):
-            found = await asyncio.to_thread(permitted.call, "GET", below)
-            assert {one["metadata"]["labels"]["app"] for one in found["items"]} == {
-                "kinetic-pathways"
-            }
-        assert job in await client.list_jobs()
-        async with aio.Client(backend="gke") as other:
-            assert job in await other.list_jobs()
-        await job.cleanup()
-        await gone(permitted, kind)
-
-
-@kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1)
-def squared(x: int) -> int:
-    return x * x
-
-
 @on_hosts
 def one_fails(host: str, how: str) -> None:
     """The host of this number fails; the others would go on for ever."""
@@ -150,17 +121,6 @@ async def test_the_exception_of_any_host_ends_all(
         await gone(permitted, kind)
 
 
-async def test_a_host_that_dies_is_told(
-    kind: str, permitted: Namespace, client: aio.Client
-) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(one_fails, "2", "die")
-        with pytest.raises(errors.JobError, match="host 2 of 3"):
-            await job
-        await job.cleanup()
-        await gone(permitted, kind)
-
-
 @pytest.mark.parametrize("may_delete", [True, False])
 async def test_following_a_log_ends_when_a_host_dies(
     kind: str, may_delete: bool, configured: Namespace, client: aio.Client
@@ -180,24 +140,6 @@ async def test_following_a_log_ends_when_a_host_dies(
         assert "[2] here is 2" in kept
         assert (await job.tail(1000)).splitlines() == kept
         await job.cleanup()
-
-
-async def test_a_job_that_is_cancelled_is_gone(
-    kind: str, permitted: Namespace, client: aio.Client
-) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(one_fails, "none", "")
-        lines: set[str] = set()
-        async for line in job.logs(follow=True):
-            lines.add(line)
-            if len(lines) == 3:
-                break
-        assert lines == {f"[{host}] here is {host}" for host in range(3)}
-        await job.cancel()
-        with pytest.raises(errors.JobCancelled):
-            await job
-        await job.cleanup()
-        await gone(permitted, kind)
 
 
 async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
@@ -287,14 +229,6 @@ async def test_what_a_host_does_by_itself_is_not_repeated(
         await job.cleanup()
         await gone(permitted, kind)
     assert len([*tmp_path.glob("2.*")]) == 1
-
-
-async def test_a_batch_has_a_set_for_each_item(permitted: Namespace, client: aio.Client) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(squared, [2, 3], max_concurrent=2)
-        assert await batch.results() == [4, 9]
-        await batch.cleanup()
-        await gone(permitted, "lws")
 
 
 async def gone(namespace: Namespace, kind: str) -> None:

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import kinetic
 from kinetic import aio
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster, until
 
-from .conftest import IMAGE, until
 from .proxy import Front
 
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0
 RHYTHM_S = 10.0
 PROJECT = """
@@ -60,9 +57,6 @@ def project(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import counted  # type: ignore[import-not-found]
 
     return counted
-
-
-on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 
 async def test_a_submission_takes_four_writes_to_the_bucket_and_later_ones_two(

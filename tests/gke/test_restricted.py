@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-import kinetic
 from kinetic import accelerators, aio, errors
 from kinetic.aio.images import recipe
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
 from kinetic.aio.ports import Image, JobSpec, Resources
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster
 from tests.cluster.rest import Refused
 from tests.kubernetes.orders import order
 
-from .conftest import IMAGE
-
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0
 FUSE = {"uri": "gs://b/x", "is_dir": True, "fuse": True, "mount": "/mounted"}
 VOLUME = {"uri": "data/1/manifest", "is_dir": True, "fuse": False, "mount": "/data"}
@@ -33,7 +29,7 @@ def restricted(configured: Namespace) -> Namespace:
     return configured
 
 
-@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+@on_cluster
 def add(a: int, b: int) -> int:
     return a + b
 

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-import kinetic
 from kinetic import aio
 from kinetic.aio.kubernetes.rights import Right, role
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster
 from tests.cluster.rights import await_granted
-
-from .conftest import IMAGE
 
 MANIFEST = Path(__file__).parents[2] / "kinetic/doctor/namespace.yaml"
 COLLECTIONS = {
@@ -25,7 +22,7 @@ COLLECTIONS = {
 }
 
 
-@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+@on_cluster
 def double(x: int) -> int:
     print("doubling", x)
     return 2 * x
@@ -49,7 +46,6 @@ def test_the_manifest_grants_what_an_error_would_print() -> None:
     assert people["rules"] == printed["rules"]
 
 
-@pytest.mark.timeout(180)
 async def test_jobs_run_in_a_namespace_that_was_set_up_so(
     configured: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

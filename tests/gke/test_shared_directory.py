@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import kinetic
 from kinetic import aio, errors
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, on_cluster
 
-from .conftest import IMAGE
-
-pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0
-on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 
 @on_cluster

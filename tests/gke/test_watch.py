@@ -8,18 +8,11 @@ import pty
 import sys
 from pathlib import Path
 
-import pytest
-
-import kinetic
 from kinetic import aio
-from tests.cluster.fixtures import Namespace
-
-from .conftest import IMAGE, until
-
-pytestmark = pytest.mark.timeout(180)
+from tests.cluster.fixtures import Namespace, on_cluster, until
 
 
-@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+@on_cluster
 def waits(file: str) -> None:
     import time
 

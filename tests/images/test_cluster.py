@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes
+from tests.cluster.fixtures import Namespace
 from tests.images.conftest import Cloud
-
-__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
 
 @pytest.fixture

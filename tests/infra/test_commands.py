@@ -15,11 +15,9 @@ import anyio.to_thread
 import pytest
 
 from kinetic.aio.infra import Infrastructure
-from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes
+from tests.cluster.fixtures import Namespace
 from tests.infra.google import Google
 from tests.infra.sites import up
-
-__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
 PLAN = Path(__file__).parent / "plan.txt"
 WRITES = os.environ.get("KINETIC_GOLDEN") == "write"

@@ -24,10 +24,8 @@ from kinetic.aio.infra.resources import Action
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import ConfigurationError
-from tests.cluster.fixtures import IMAGE, Namespace, control_plane, kubelet, namespace, nodes
+from tests.cluster.fixtures import IMAGE, Namespace
 from tests.cluster.rights import await_granted
-
-__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
 
 on_cluster = pytest.mark.timeout(180)
 DEADLINE_S = 120.0

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fixtures import Namespace, control_plane, groups, kubelet, namespace, nodes
+from tests.cluster.fixtures import Namespace
 from tests.kubernetes.faults import FaultServer
 from tests.kubernetes.places import Place
 from tests.kubernetes.world import World
-
-__all__ = ["control_plane", "groups", "kubelet", "namespace", "nodes"]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, Throttled
 from kinetic.job_status import Reason
-from tests.cluster import orders
 from tests.cluster.rest import Refused
 from tests.kubernetes.places import Place, explained, gone, log_of, names, until, watching
 
@@ -78,7 +77,10 @@ async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None
     await cluster.launch(place.job("one"))
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/jobs.batch": "1"}}}
     await place.call("POST", "resourcequotas", {"kind": "ResourceQuota", **quota})
-    probe = orders.job("probe", orders.pod("probe", "pass"))
+    container = {"name": "main", "image": "example.test/image:1", "command": ["true"]}
+    pod = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    probe = {"metadata": {"name": "probe"}, "spec": {"template": pod}}
+    probe |= {"apiVersion": "batch/v1", "kind": "Job"}
     with pytest.raises(Refused, match="exceeded quota"):  # a moment later, it counts
         async with asyncio.timeout(60):
             while True:

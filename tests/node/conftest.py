@@ -13,14 +13,12 @@ import pytest
 
 from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.fixtures import Namespace, absent, bucket, client, configured, until
+from tests.cluster.fixtures import Namespace, absent, until
 from tests.cluster.kubelet import NODE, Kubelet
 from tests.cluster.rest import Refused
 from tests.gcs import processes
 from tests.node import images, machine, parts
 from tests.node.node import Node
-
-__all__ = ["bucket", "client", "configured", "until"]
 
 GONE_S = 60.0
 FIRST_S = 1800.0

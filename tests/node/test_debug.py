@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
-import io
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from kinetic import aio
 from kinetic.debug import cleanup_port_forward
 from tests.cluster.fixtures import Namespace
-from tests.face.editor import Editor
+from tests.face.editor import attached, stopped_at
 from tests.node.images import JOBS
 
 DEADLINE_S = 180.0
@@ -47,21 +44,12 @@ async def test_the_function_stops_where_the_editor_says(
     monkeypatch.syspath_prepend(str(tmp_path))
     experiment: Any = importlib.import_module("experiment")
 
-    def step() -> tuple[dict[str, Any], dict[str, str]]:
-        with Editor(told["connect"]["port"]) as editor:
-            assert editor.begin(told, tmp_path / "experiment.py", 10)
-            seen = editor.stopped()
-            editor.go_on()
-        return seen
-
-    said = io.StringIO()
     try:
         async with asyncio.timeout(DEADLINE_S):
             job = await client.submit(experiment.doubled, 21)
-            with contextlib.redirect_stdout(said):
-                forwarder = await job.debug_attach(local_port=0)
-            told = json.loads(said.getvalue().partition("\n")[2])
-            frame, variables = await asyncio.to_thread(step)
+            forwarder, told = await attached(job)
+            file = tmp_path / "experiment.py"
+            frame, variables = await asyncio.to_thread(stopped_at, told, file, 10)
             assert (frame["name"], variables) == ("doubled", {"x": "21", "y": "42"})
             assert await job.result() == 42
             assert await asyncio.to_thread(forwarder.wait, 60) == 0

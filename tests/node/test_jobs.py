@@ -35,12 +35,6 @@ def add(a: int, b: int) -> tuple[int, list[str]]:
 
 
 @in_container
-def fail(words: str) -> None:
-    print("about to fail")
-    raise LookupError(words)
-
-
-@in_container
 def fill(size: int) -> int:
     print("filling", flush=True)
     held = [b"x" * MIB for _ in range(size // MIB)]
@@ -90,15 +84,6 @@ async def test_a_value_comes_back(client: aio.Client, configured: Namespace) -> 
         await gone(configured)
 
 
-async def test_an_exception_comes_back_as_itself(client: aio.Client) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(fail, "no such word")
-        with pytest.raises(LookupError, match="no such word") as caught:
-            await job
-        assert "in fail" in "".join(caught.value.__notes__)
-        assert "about to fail" in [line async for line in job.logs()]
-
-
 async def test_a_job_that_takes_too_much_memory_is_told_so_with_its_log(
     client: aio.Client,
 ) -> None:
@@ -124,13 +109,6 @@ async def test_a_job_whose_image_is_not_there_is_ended(client: aio.Client) -> No
         with pytest.raises(errors.JobError, match="absent:1 does not exist in its registry"):
             await job
         assert registry.asked[404]
-
-
-async def test_a_job_that_fits_nowhere_is_told_what_it_lacks(client: aio.Client) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(add.options(cpu=500, start_timeout=5.0), 1, 2)
-        with pytest.raises(errors.JobError, match=r"(?i)500.*cpu|cpu.*500"):
-            await job
 
 
 async def test_a_job_whose_node_is_drained_is_started_again(

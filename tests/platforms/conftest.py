@@ -12,22 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fixtures import (
-    IMAGE,
-    control_plane,
-    fresh_bucket,
-    fresh_namespace,
-    gcs_server,
-    groups,
-    nodes,
-    settings,
-)
+from tests.cluster.fixtures import IMAGE, fresh_bucket, fresh_namespace, settings
 from tests.conftest import private_home
 
 from .crew import Crew
 from .place import IN_A_DIRECTORY, ON_UVLOOP, Platform
-
-__all__ = ["control_plane", "gcs_server", "groups", "nodes"]
 
 # The fixture asks for the control plane where it is needed, which no name of a fixture tells.
 ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]

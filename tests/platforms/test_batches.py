@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import threading
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from kinetic._runner.protocol import wire
 from kinetic.job_status import JobStatus
 from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
 
-from .crew import behaviour, long_behaviour
+from .crew import behaviour
 from .place import Place, wait_at
 
 
@@ -243,21 +240,6 @@ async def test_an_item_knows_itself_and_has_an_output_directory(place: Place) ->
 
 
 @behaviour
-async def test_inputs_may_be_any_and_each_is_one_call(place: Place) -> None:
-    def show(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return args, kwargs
-
-    inputs = [1, (1, 2), {"a": 1}, {"not a name": 1}]
-    batch = await place.map(show, iter(inputs))
-    assert await batch.results() == [
-        ((1,), {}),
-        ((1, 2), {}),
-        ((), {"a": 1}),
-        (({"not a name": 1},), {}),
-    ]
-
-
-@behaviour
 async def test_an_empty_list_is_refused_and_an_empty_iterator_is_an_empty_batch(
     place: Place,
 ) -> None:
@@ -265,48 +247,6 @@ async def test_an_empty_list_is_refused_and_an_empty_iterator_is_an_empty_batch(
         await place.map(square, [])
     batch = await place.map(square, iter([]))
     assert await batch.results() == []
-
-
-@behaviour
-async def test_an_input_that_cannot_be_shipped_fails_alone(place: Place) -> None:
-    batch = await place.map(repr, [1, threading.Lock(), "x"])
-    with pytest.raises(errors.BatchError) as caught:
-        await batch.results()
-    assert caught.value.partial_results == ["1", None, "'x'"]
-    assert list(caught.value.submission_failures) == [1]
-    assert batch.jobs[1] is None
-    assert list(batch.submission_failures) == [1]
-
-
-@behaviour
-async def test_an_iterator_that_raises_ends_the_batch_with_its_error(place: Place) -> None:
-    def broken() -> Iterator[int]:
-        yield 1
-        raise LookupError("no more")
-
-    batch = await place.map(square, broken())
-    with pytest.raises(LookupError, match="no more"):
-        await batch.results()
-
-
-@behaviour
-async def test_endless_inputs_are_pulled_as_slots_free_up(place: Place) -> None:
-    """And no further than the window once nobody reads."""
-    pulled: list[int] = []
-
-    async def endless() -> AsyncIterator[int]:
-        for number in itertools.count():
-            pulled.append(number)
-            yield number
-
-    taken = []
-    async with await place.map(square, endless(), max_concurrent=2, window=2) as batch:
-        async for job in batch.as_completed():
-            taken.append(await job.result(cleanup=False))
-            if len(taken) == 3:
-                break
-    assert {*taken} <= {x * x for x in range(6)}
-    assert len(pulled) <= 3 + 2 + 2 + 1
 
 
 @behaviour
@@ -376,14 +316,6 @@ async def test_leaving_the_block_ends_what_is_unfinished_unless_it_is_let_go(
 
 
 @behaviour
-async def test_a_timeout_of_the_batch_ends_it(place: Place) -> None:
-    gate = place.gate()
-    batch = await place.map(wait_at, [gate.path] * 3, max_concurrent=2, batch_timeout=1.0)
-    results = await batch.results(return_exceptions=True)
-    assert [type(error) for error in results] == [errors.JobCancelled] * 3
-
-
-@behaviour
 async def test_single_items_are_cancelled_and_looked_at(place: Place) -> None:
     gate = place.gate()
     batch = await place.map(wait_at, [gate.path] * 3, max_concurrent=2, retries=2)
@@ -402,27 +334,3 @@ async def test_inputs_larger_than_a_chunk_are_split(place: Place) -> None:
     count = place.size(local=5, gke=3)
     batch = await place.map(len, [(b"x" * 5_000_000,)] * count)
     assert await batch.results() == [5_000_000] * count
-
-
-@long_behaviour
-async def test_the_totals_of_a_troubled_batch_are_exact(place: Place) -> None:
-    """One in twenty raises, one in fifty dies, at every attempt; some more only at the first."""
-
-    def troubled(number: int) -> int:
-        first = os.environ["KINETIC_ATTEMPT"] == "1"
-        if number % 20 == 0 or (first and number % 33 == 5):
-            raise ValueError(number)
-        if number % 50 == 7 or (first and number % 97 == 3):
-            os._exit(9)
-        return number * number
-
-    many = place.size(local=1000, gke=200)
-    failing = {n for n in range(many) if n % 20 == 0 or n % 50 == 7}
-    batch = await place.map(troubled, range(many), retries=2, max_concurrent=24)
-    ended = {one.index: one.outcome async for one in batch.outcomes()}
-    assert {n for n, one in ended.items() if not one.ok} == failing
-    assert all(one.unwrap() == n * n for n, one in ended.items() if n not in failing)
-    assert await batch.status_counts() == {
-        "SUCCEEDED": many - len(failing),
-        "FAILED": len(failing),
-    }

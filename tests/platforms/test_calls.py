@@ -56,28 +56,6 @@ async def test_whatever_can_be_called_is_called_there(place: Place) -> None:
     assert await asyncio.gather(*calls) == [15, 12, 7, "b", 40]
 
 
-@behaviour
-async def test_inside_a_job_a_call_is_an_ordinary_call(place: Place) -> None:
-    """Of itself, of another decorated function, and of a decorated method."""
-
-    @place.on
-    def where() -> tuple[int, str]:
-        return os.getpid(), os.environ["KINETIC_JOB_ID"]
-
-    class Stage:
-        @place.on
-        def where(self) -> tuple[int, str]:
-            return where()
-
-    @place.on
-    def outer(depth: int) -> set[Any]:
-        if depth:
-            return outer(depth - 1) | {where()}
-        return {(os.getpid(), os.environ["KINETIC_JOB_ID"]), Stage().where()}
-
-    assert len(await place.run(outer, 2)) == 1
-
-
 class Point(NamedTuple):
     x: int
     y: Any

@@ -85,17 +85,6 @@ async def test_cleanup_leaves_nothing(place: Place) -> None:
 
 
 @behaviour
-async def test_a_running_job_can_be_cleaned_up(place: Place) -> None:
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
-    await gate.entered()
-    await job.cleanup()
-    assert await job.status() is JobStatus.NOT_FOUND
-    assert await place.objects(job.job_id) == []
-    assert job not in await place.client.list_jobs()
-
-
-@behaviour
 async def test_a_running_job_can_be_cleaned_up_by_its_id(place: Place) -> None:
     gate = place.gate()
     job = await place.submit(wait_at, gate.path)

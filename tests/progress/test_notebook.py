@@ -94,6 +94,7 @@ def test_a_cell_shows_one_output_that_is_updated(kernel) -> None:
         assert '<progress max="1" value="1.0000"' in html and "demo &lt;b&gt;" in html
 
 
+@pytest.mark.full
 def test_a_cell_that_waits_is_not_warned_of_that(kernel) -> None:
     code = """
 import kinetic
@@ -175,6 +176,7 @@ def test_a_batch_shows_itself_and_how_far_it_is_until_it_is_over(kernel) -> None
     assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
 
 
+@pytest.mark.full
 def test_a_batch_that_is_silent_shows_only_what_is_known(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = "batch = work.run_async_map(range(2), progress=False); batch"
@@ -200,6 +202,7 @@ def test_a_job_shows_itself_and_its_end(kernel) -> None:
     assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
 
 
+@pytest.mark.full
 def test_handles_of_asyncio_show_themselves_on_the_loop_of_the_notebook(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = """

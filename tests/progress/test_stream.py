@@ -15,7 +15,7 @@ from kinetic.progress import Progress
 
 
 @pytest.fixture
-async def client():
+async def client(small_project: Path):
     async with aio.Client(backend="local") as client:
         yield client
 

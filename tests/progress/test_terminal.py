@@ -19,9 +19,9 @@ def live(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("demo")]
 
 
-def shown_and_ended(started, batches: int = 1) -> int:
-    """Let it go on once its line is there, a line for each batch, and wait for its end."""
-    started.terminal.until(lambda: len(live(started.terminal.lines)) == batches)
+def shown_and_ended(started) -> int:
+    """Let it go on once its line is there, and wait for its end."""
+    started.terminal.until(lambda: len(live(started.terminal.lines)) == 1)
     started.let("some", "all")
     return started.end()
 
@@ -92,20 +92,6 @@ def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
     assert screen.screen.cursor.attrs.fg == "default"
 
 
-def test_an_exception_leaves_a_clean_terminal(terminal, script) -> None:
-    screen = terminal()
-    body = """
-    with work.run_async_map(range(40), max_concurrent=2, name="demo") as batch:
-        for n, job in enumerate(batch.as_completed()):
-            if n == 8:
-                raise SystemExit("I give up")
-    """
-    assert shown_and_ended(script(body, screen, held=True)) == 1
-    assert live([line for lines in screen.history for line in lines]), "it was there"
-    (last,) = live(screen.lines)
-    assert "/40" in last and screen.lines[-1] == "I give up"
-
-
 def test_waiting_a_moment_at_a_time_leaves_one_line(terminal, script) -> None:
     screen = terminal()
     body = """
@@ -135,12 +121,6 @@ def test_a_narrow_terminal_without_colours_does_not_wrap_and_has_none(terminal, 
     assert not re.search(rb"\x1b\[(\d+;)*3[0-7]m", screen.raw)
 
 
-def test_off_shows_nothing(terminal, script) -> None:
-    screen = terminal()
-    assert script(RESULTS, screen, KINETIC_PROGRESS="off").end() == 0
-    assert screen.lines == ["got 12"]
-
-
 def test_a_pipe_gets_no_live_line_and_nothing_of_what_is_soon_over(script) -> None:
     started = script(RESULTS)
     out, err = started.process.communicate(timeout=DEADLINE_S)
@@ -165,24 +145,6 @@ def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) ->
     out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=DEADLINE_S)
     assert out == b""
     assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
-
-
-@pytest.mark.full
-def test_several_batches_share_the_display(terminal, script) -> None:
-    screen = terminal()
-    body = """
-    batches = [work.run_async_map(range(12), max_concurrent=1, name=f"demo {n}") for n in range(2)]
-    threads = [
-        threading.Thread(target=one.results, kwargs={"return_exceptions": True}) for one in batches
-    ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    """
-    assert shown_and_ended(script(body, screen, held=True), batches=2) == 0
-    assert sorted(line[:6] for line in live(screen.lines)) == ["demo 0", "demo 1"]
-    assert len(screen.lines) == 4
 
 
 @pytest.mark.full

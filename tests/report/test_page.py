@@ -52,7 +52,13 @@ def facts(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "most"), [(0, 300_000), (1, 300_000), (1_000, 300_000), (10_000, 2_000_000)]
+    ("size", "most"),
+    [
+        (0, 300_000),
+        (1, 300_000),
+        (1_000, 300_000),
+        pytest.param(10_000, 2_000_000, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("make", [sweep, hostile])
 def test_a_page_is_small(size: int, most: int, make: Callable[[int], BatchReport]) -> None:

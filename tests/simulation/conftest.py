@@ -1,4 +1,4 @@
-"""``--seed=17`` plays one seed and prints its course, whatever the tests say."""
+"""What every simulated course needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from pathlib import Path
 
 import pytest
 from absl import logging
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--seed", type=int, default=None, help="the one seed of the simulation to play"
-    )
 
 
 @pytest.fixture(autouse=True)

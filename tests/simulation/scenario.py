@@ -335,7 +335,6 @@ class Scenario:
         self.world = World(self.loop, self.rng, plan.odds, self.oracle, bend)
         self.sides: dict[str, Side] = {}
         self.group_id = ""
-        self.forced_until = 0.0
 
     def side(self, name: str) -> Side:
         if name not in self.sides:

@@ -140,26 +140,6 @@ async def cancel(scene: Scene, groups: list[str]) -> None:
                 continue  # it had not come that far
 
 
-@pytest.mark.parametrize("how", ["leaves", "is killed"])
-async def test_jobs_outlive_a_client_that(scene: Scene, how: str) -> None:
-    mode = "leaving" if how == "leaves" else "gated"
-    with scene.client(VICTIM, mode, scene.marks, 2, 0) as client:
-        begun = client.hear("submitted").split()[1]
-        await soon(lambda: len(scene.started()) == 2)
-        if how == "leaves":
-            client.hear("over")
-            assert client.process.wait(DEADLINE_S) == 0
-        else:
-            client.kill()
-    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
-        job = await client.attach(begun if how == "leaves" else f"{begun}-0")
-        assert await job.status() is JobStatus.RUNNING
-        assert len(await client.list_jobs()) == 2
-        (scene.marks / "go").touch()
-        assert await job.result() == 0
-    scene.nobody_else()
-
-
 async def test_a_batch_whose_submitter_is_killed_is_told_as_what_it_is(scene: Scene) -> None:
     with scene.client(VICTIM, "gated", scene.marks, 6, 0) as submitter:
         group = submitter.hear("submitted").split()[1]
@@ -190,23 +170,6 @@ async def test_a_batch_whose_submitter_is_killed_is_told_as_what_it_is(scene: Sc
             values = await batch.results(return_exceptions=True)
             assert values[:3] == [0, 1, 4]
             assert {type(value) for value in values[3:]} == {errors.JobCancelled}
-    scene.nobody_else()
-
-
-async def test_another_process_cancels_a_batch_and_its_queue(scene: Scene) -> None:
-    with scene.client(VICTIM, "gated", scene.marks, 40, 0) as submitter:
-        group = submitter.hear("submitted").split()[1]
-        await soon(lambda: len(scene.started()) == 2)
-        async with aio.Client() as client, asyncio.timeout(DEADLINE_S):
-            batch = await client.attach_batch(group)
-            await batch.cancel()
-            assert await batch.status_counts() == {"NOT_FOUND": 40}
-        submitter.hear("over")
-        assert {*submitter.ended().values()} == {"JobCancelled"}
-        assert len(submitter.ended()) == 40
-    assert len(scene.started()) == 2, "no code of the others ran"
-    claims = [*(scene.home / "store" / "batches" / group).glob("attempts/*/*.claim")]
-    assert len(claims) <= 4, "and hardly a process was started for them"
     scene.nobody_else()
 
 

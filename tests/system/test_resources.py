@@ -502,17 +502,3 @@ async def test_a_result_of_most_of_its_memory_arrives() -> None:
     async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
         value = await client.run(kinetic.run(backend="local", memory=MEMORY)(large))
         assert [len(part) for part in value] == [50 << 20] * 3
-
-
-async def test_a_job_that_is_killed_says_by_what() -> None:
-    def killed() -> None:
-        print("last words", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
-        job = await client.submit(killed)
-        with pytest.raises(errors.JobLost, match="SIGKILL") as caught:
-            await job
-        assert "memory" in str(caught.value) and "last words" in str(caught.value)
-        assert (caught.value.reason, caught.value.exit_code) == ("lost", -signal.SIGKILL)
-        assert (await job.reason()).startswith("lost: ")

@@ -1,6 +1,6 @@
 """A client that tests kill at any moment; they copy this file into a project and run it.
 
-Usage: ``victim.py jobs|batch|gated|leaving FOLDER COUNT SECONDS``. It says ``ready`` before it does
+Usage: ``victim.py jobs|batch|gated FOLDER COUNT SECONDS``. It says ``ready`` before it does
 anything, then what it has submitted, then how that ended, and waits to be killed.
 """
 
@@ -39,14 +39,6 @@ def gated(folder: str, number: int, seconds: float) -> int:
     return number * number
 
 
-async def leaving(folder: str, count: int, seconds: float) -> None:
-    """Submit and go."""
-    async with aio.Client(backend="local") as client:
-        for number in range(count):
-            job = await client.submit(gated, folder, number, seconds)
-            print("submitted", job.job_id, flush=True)
-
-
 async def jobs(folder: str, count: int, seconds: float) -> None:
     async with aio.Client(backend="local") as client:
 
@@ -77,9 +69,8 @@ async def batch(folder: str, count: int, seconds: float, function: Any = work) -
 if __name__ == "__main__":
     print("ready", flush=True)
     mode, folder, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-    modes: dict[str, Any] = {"jobs": jobs, "batch": batch, "leaving": leaving}
+    modes: dict[str, Any] = {"jobs": jobs, "batch": batch}
     modes["gated"] = functools.partial(batch, function=gated)
     asyncio.run(modes[mode](folder, count, seconds))
     print("over", flush=True)
-    if mode != "leaving":
-        sys.stdin.read()
+    sys.stdin.read()

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from typing import Unpack
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Item, ItemState, Kind, Outcome
 from kinetic.aio._engine import scheduler
 from kinetic.aio._engine.scheduler import (
@@ -88,8 +83,12 @@ def test_a_retry_waits_its_delay_and_goes_before_new_items() -> None:
     assert (wait.index, wait.attempt) == (0, 2)
     assert 0.25 <= wait.delay <= 0.5
     assert start == Start(1, 1)
+    assert decide(state, done(1)) == [Freed(1), Start(2, 1)]
+    assert decide(state, Due(0, 1)) == [], "that was before"
     assert decide(state, Due(0, 2)) == []
-    assert decide(state, done(1)) == [Freed(1), Start(0, 2)]
+    assert decide(state, done(2)) == [Freed(2), Start(0, 2)]
+    assert decide(state, Found(0, 1)) == [], "it is ahead of that"
+    assert state.busy == {0: 2}
 
 
 def test_delays_grow_with_failures_of_the_users_up_to_a_limit() -> None:
@@ -260,165 +259,6 @@ def test_what_is_said_of_unknown_items_changes_nothing(event: scheduler.Event) -
     before = repr(state)
     assert decide(state, event) == []
     assert repr(state) == before
-
-
-@dataclass
-class Truth:
-    """What the store would say of an item: outcomes by attempt, under the real rule."""
-
-    attempts: dict[int, wire.Attempt] = field(default_factory=dict)
-
-    def end(self, number: int, kind: Kind, reason: str = "") -> None:
-        self.attempts.setdefault(number, wire.Attempt("x", Outcome(kind=kind, reason=reason)))
-
-
-class Fanout(RuleBasedStateMachine):
-    """A store, a platform that runs what was started, and news that come late, twice or never.
-
-    What was decided is carried out by the real rule of the wire; whatever the
-    order, an attempt starts once, when it is its turn, and never too many.
-    """
-
-    @initialize(slots=st.integers(1, 4), retries=st.integers(0, 2), seed=st.integers(0, 99))
-    def begin(self, slots: int, retries: int, seed: int) -> None:
-        self.budgets = RetryBudgets(user=retries, infrastructure=1)
-        self.slots = slots
-        self.state = State(MapSettings(max_concurrent=slots), random=random.Random(seed))
-        self.requests: list[wire.Request] = []
-        self.items: dict[int, Truth] = {}
-        self.live: dict[int, int] = {}
-        self.started: set[tuple[int, int]] = set()
-        self.news: list[scheduler.Event] = []
-        self.timers: list[Due] = []
-        self.told: dict[int, Item] = {}
-        self.stored = 0
-        self.ended = False
-
-    def tell(self, event: scheduler.Event) -> None:
-        for action in decide(self.state, event):
-            match action:
-                case Start(index, attempt):
-                    assert (index, attempt) not in self.started, "it starts once"
-                    self.started.add((index, attempt))
-                    truth = self.items[index]
-                    assert all(
-                        n in truth.attempts for n in range(1, attempt) if not self.retired(index, n)
-                    )
-                    assert all(
-                        one.outcome is None or one.outcome.kind is not Kind.VALUE
-                        for one in truth.attempts.values()
-                    )
-                    self.live[index] = attempt
-                    assert len(self.live) <= self.slots
-                case Wait(index, attempt, delay):
-                    assert delay >= 0
-                    self.timers.append(Due(index, attempt))
-                case Stop():
-                    raise AssertionError("nobody asked for a stop")
-                case _:
-                    pass
-
-    def retired(self, index: int, number: int) -> bool:
-        return any(number <= one.bases.get(index, 0) for one in self.requests)
-
-    def item(self, index: int) -> Item:
-        return wire.item_state(
-            wire.standing(index, self.requests), self.items[index].attempts, self.budgets
-        )
-
-    @precondition(lambda self: not self.ended)
-    @rule(count=st.integers(1, 3))
-    def store(self, count: int) -> None:
-        for index in range(self.stored, self.stored + count):
-            self.items[index] = Truth()
-        self.stored += count
-        self.tell(Stored(self.stored - count, count))
-
-    @precondition(lambda self: not self.ended)
-    @rule()
-    def end_inputs(self) -> None:
-        self.ended = True
-        self.tell(Ended(self.stored))
-
-    @precondition(lambda self: self.live)
-    @rule(
-        data=st.data(),
-        kind=st.sampled_from([Kind.VALUE, Kind.ERROR, Kind.LOST]),
-        reason=st.sampled_from(["", "preempted"]),
-    )
-    def attempt_ends(self, data: st.DataObject, kind: Kind, reason: str) -> None:
-        index = data.draw(st.sampled_from(sorted(self.live)))
-        self.items[index].end(self.live.pop(index), kind, reason)
-        self.news.append(Seen(index, self.item(index)))
-
-    @precondition(lambda self: self.news)
-    @rule(data=st.data(), twice=st.booleans())
-    def news_arrive(self, data: st.DataObject, twice: bool) -> None:
-        event = self.news.pop(data.draw(st.integers(0, len(self.news) - 1)))
-        if twice:
-            self.news.append(event)
-        self.tell(event)
-
-    @precondition(lambda self: self.timers)
-    @rule(data=st.data())
-    def time_passes(self, data: st.DataObject) -> None:
-        self.tell(self.timers.pop(data.draw(st.integers(0, len(self.timers) - 1))))
-
-    @precondition(lambda self: self.items)
-    @rule(data=st.data())
-    def somebody_retries(self, data: st.DataObject) -> None:
-        index = data.draw(st.sampled_from(sorted(self.items)))
-        attempts = self.items[index].attempts
-        base = wire.retry_base(wire.standing(index, self.requests), attempts, self.budgets)
-        if base is not None and not any(
-            isinstance(one, Seen) and one.index == index for one in self.news
-        ):
-            self.requests.append(wire.Request(kind="retry", bases={index: base}))
-            self.tell(
-                Reopened(index, self.item(index).attempt, wire.standing(index, self.requests))
-            )
-
-    @rule(index=st.integers(-2, 40), attempt=st.integers(1, 4))
-    def nonsense(self, index: int, attempt: int) -> None:
-        """What nobody has asked for changes nothing."""
-        if index not in self.items:
-            self.tell(Due(index, attempt))
-            self.tell(Seen(index, Item(ItemState.FAILED, attempt, VALUE)))
-            self.tell(Found(index, attempt))
-
-    @invariant()
-    def slots_hold(self) -> None:
-        if hasattr(self, "live"):
-            assert len(self.live) <= self.slots
-            assert self.live.items() <= self.state.busy.items()
-
-    def teardown(self) -> None:
-        """Left alone, it ends with one outcome an item."""
-        if not hasattr(self, "live"):
-            return
-        if not self.ended:
-            self.end_inputs()
-        while self.live or self.news or self.timers:
-            if self.live:
-                index = min(self.live)
-                self.items[index].end(self.live.pop(index), Kind.VALUE)
-                self.tell(Seen(index, self.item(index)))
-            elif self.news:
-                self.tell(self.news.pop(0))
-            else:
-                self.tell(self.timers.pop(0))
-        assert all(self.item(index).state.final for index in self.items)
-        assert self.state.complete
-        assert self.state.ended == self.stored
-
-
-Fanout.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestFanout = Fanout.TestCase
 
 
 def test_what_is_spent_starts_nothing_more_and_what_runs_goes_on() -> None:

@@ -34,11 +34,6 @@ PLACES = {
 """Paths that processes know without being told, and the variables that tell them otherwise."""
 
 PYTHONS = ("python", "python3")
-SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
-PRESSURE = (
-    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 60Mi. "
-    "Container {name} was using 1Gi, request is 0, has larger consumption of memory. "
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,35 +249,6 @@ class Kubelet:
             if pod.node == name:
                 pod.fall_silent()
 
-    async def shut_down(self, name: str, grace: float) -> None:
-        """The machine is taken away as a spot VM is: its pods have *grace* seconds."""
-        for pod in self.pods.values():
-            if pod.node == name:
-                pod.end(
-                    Ending(
-                        grace=grace,
-                        reason="Terminated",
-                        message=SHUTDOWN,
-                        disruption="TerminationByKubelet",
-                    )
-                )
-
-    async def evict(self, key: str) -> None:
-        """The node is low on memory: the pod is killed at once, its object stays."""
-        for pod in self._meant(key):
-            message = PRESSURE.format(name=pod.containers[0].name)
-            pod.end(
-                Ending(
-                    grace=0, reason="Evicted", message=message, disruption="TerminationByKubelet"
-                )
-            )
-            await self.event(pod.object, "Evicted", message, "Warning")
-
-    async def oom(self, key: str) -> None:
-        """The kernel kills the pod's processes for memory."""
-        for pod in self._meant(key):
-            pod.oom()
-
     async def purge(self, namespace: str) -> None:
         """Kill all processes of a namespace, also of pods that are yet to come; wait for it."""
         self._purged.add(namespace)
@@ -324,12 +290,6 @@ class Kubelet:
     def _news_of_pulls(self) -> None:
         self.pulls_change.set()
         self.pulls_change = asyncio.Event()
-
-    def _meant(self, key: str) -> list[Pod]:
-        found = [pod for pod in self.pods.values() if pods.matches(pod, key)]
-        if not found:
-            raise LookupError(f"no pod {key} runs here")
-        return found
 
 
 def complain(task: asyncio.Task[None]) -> None:

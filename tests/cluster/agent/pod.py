@@ -38,7 +38,6 @@ class Ending:
     grace: float
     reason: str = ""
     message: str = ""
-    disruption: str = ""
 
 
 class Pod:
@@ -100,11 +99,6 @@ class Pod:
         """Its node is gone: the processes with it, and nothing is ever said about them."""
         self.silent = True
         self.vanish()
-
-    def oom(self) -> None:
-        """The kernel kills its processes for memory."""
-        for one in self.containers:
-            one.kill(oom=True)
 
     # Its life
 
@@ -371,7 +365,6 @@ class Pod:
             over=self._over,
             reason=ending.reason if ending else "",
             message=ending.message if ending else "",
-            disruption=ending.disruption if ending else "",
             ip=self._ip,
             began=self._began,
         )
@@ -394,9 +387,3 @@ class Pod:
             else:
                 return
             await asyncio.sleep(RETRY_S)
-
-
-def matches(pod: Pod, key: str) -> bool:
-    """Whether *key* (``namespace/name``, or ``namespace/`` for all in it) means this pod."""
-    namespace, _, name = key.partition("/")
-    return pod.namespace == namespace and name in ("", pod.name)

@@ -20,7 +20,6 @@ class View:
     over: bool
     reason: str
     message: str
-    disruption: str
     ip: str
     began: str
 
@@ -82,12 +81,6 @@ def _conditions(view: View, phase: str, known: dict[str, Json]) -> list[Json]:
         "Ready": ready,
         "ContainersReady": ready,
     }
-    if view.disruption:
-        wanted["DisruptionTarget"] = {
-            "status": "True",
-            "reason": view.disruption,
-            "message": view.message,
-        }
     for kind, now in wanted.items():
         before = known.get(kind)
         if before is None or before["status"] != now["status"]:

@@ -1,13 +1,15 @@
-"""What a server said, wherever its API puts it."""
+"""What a server says: why it refuses, wherever its API puts it, and when to come back."""
 
 from __future__ import annotations
 
+import email.utils
 import json
+import time
 from typing import Any
 
 import pytest
 
-from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.http import HttpError, retry_after
 
 MESSAGE = {"message": "pods is forbidden"}
 
@@ -41,3 +43,26 @@ def test_a_body_is_an_object_or_nothing(text: str, body: dict[str, Any]) -> None
 def test_what_is_the_servers_own_trouble_may_pass() -> None:
     passing = [status for status in range(300, 600) if HttpError(status).retryable]
     assert passing == [408, 429, 500, 502, 503, 504]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        (email.utils.formatdate(1000, usegmt=True), 10.0),
+        (email.utils.formatdate(900, usegmt=True), 0.0),
+    ],
+)
+def test_it_holds_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after(value, now=990.0) == seconds
+
+
+def test_a_date_counts_from_now() -> None:
+    assert 900 < (retry_after(email.utils.formatdate(time.time() + 1000)) or 0) <= 1000
