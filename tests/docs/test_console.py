@@ -21,7 +21,7 @@ import click
 import pytest
 
 from kinetic.cli.app import cli
-from tests.cli.test_golden import CHANGING
+from tests.cli.changing import CHANGING
 from tests.docs.prose import PAGES, ROOT
 
 CLOUD = "needs a project of Google Cloud"
