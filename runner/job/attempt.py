@@ -354,6 +354,8 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
 class Attempt:
     """The steps of one attempt, over any objects and any way to make the call."""
 
+    trusts_claim = False
+
     def __init__(
         self,
         order: Order,
@@ -369,7 +371,7 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self._opening = Opening(order, key, executor, objects)
+        self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
     def read_ahead(self) -> bytes:
         """Return the arguments if the check for inputs has read them, else nothing."""
