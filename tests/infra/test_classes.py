@@ -23,13 +23,10 @@ from kinetic.aio.kubernetes.credentials import Access
 from kinetic.errors import ConfigurationError, NotFound, Refused
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.crds import compute_class
-from tests.cluster.fixtures import IMAGE, Namespace, control_plane, kubelet, namespace, nodes, until
+from tests.cluster.fixtures import IMAGE, Namespace, until
 from tests.cluster.rest import Refused as NotServed
 from tests.infra.google import Google
 from tests.infra.sites import opened, up
-
-__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
-pytestmark = pytest.mark.timeout(180)
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CLASSES = "/apis/cloud.google.com/v1/computeclasses"
