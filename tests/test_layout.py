@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -33,6 +34,11 @@ LIBRARY = sorted(
 )
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -56,7 +62,7 @@ def test_modules_are_named_after_their_concepts() -> None:
 
 
 def test_a_module_says_what_it_is_for() -> None:
-    silent = [path for path in LIBRARY if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [path for path in LIBRARY if not ast.get_docstring(parsed(path))]
     assert not silent, "a sentence, please"
 
 
@@ -113,7 +119,7 @@ def _module(path: Path) -> str:
 def _imports(path: Path, files: Mapping[str, Path]) -> Iterator[str]:
     """The files that one imports, wherever in it."""
     package = _module(path.parent / "__init__.py")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name in files)
         elif isinstance(node, ast.ImportFrom):

@@ -90,6 +90,7 @@ def test_the_wheel_holds_files_not_links(wheel: Path) -> None:
             assert archive.read(f"kinetic/_runner/{name}") == path.read_bytes()
 
 
+@pytest.mark.full
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     archive = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(archive) as unpacked:
@@ -98,6 +99,7 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
     assert files(build("wheel", project, tmp_path / "wheel")) == files(wheel)
 
 
+@pytest.mark.full
 def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
     """Installed in a fresh environment that shares nothing with this one but the dependencies."""
     venv = tmp_path / "venv"

@@ -18,19 +18,6 @@ def nothing() -> None:
     return None
 
 
-async def cancelled_after(steps: int, work) -> bool:
-    """Cancel *work* after it was resumed *steps* times; whether it had ended before."""
-    task = asyncio.ensure_future(work)
-    for _ in range(steps):
-        if task.done():
-            break
-        await asyncio.sleep(0.0005)
-    ended = task.done()
-    task.cancel()
-    await asyncio.wait({task})
-    return ended
-
-
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_cancelled_submit_leaves_no_job(home: Path, seed: int) -> None:
     chance = random.Random(seed)

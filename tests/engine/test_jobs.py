@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinetic import aio, errors
+from kinetic import aio
 
 
 def add(a: int, b: int) -> int:
@@ -24,22 +24,6 @@ async def test_several_clients_in_one_loop_share_nothing() -> None:
     async with aio.Client(backend="local") as one, aio.Client(backend="local") as two:
         jobs = [await client.submit(add, 1, number) for number, client in enumerate((one, two))]
         assert [await job for job in jobs] == [1, 2]
-
-
-async def test_damage_in_the_store_is_noticed(client, home: Path) -> None:
-    job = await client.submit(add, 1, 2)
-    assert await job.result(cleanup=False) == 3
-    [outcome] = (home / "store" / "jobs" / job.job_id).rglob("*.outcome")
-    content = outcome.read_bytes()
-    outcome.chmod(0o600)
-    outcome.write_bytes(content[:-1] + b"X")
-    async with aio.Client() as other:
-        with pytest.raises(errors.WireError, match="signed"):
-            await (await other.attach(job.job_id))
-    outcome.write_bytes(content.replace(b"value", b"error"))
-    async with aio.Client() as other:
-        with pytest.raises(errors.WireError, match="forged"):
-            await (await other.attach(job.job_id))
 
 
 @pytest.mark.full

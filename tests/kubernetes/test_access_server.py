@@ -199,36 +199,6 @@ async def test_a_pod_of_the_cluster_gets_in_by_its_service_account(
 
 
 @pytest.mark.timeout(120)
-async def test_nothing_is_lost_or_doubled_while_the_server_is_killed_and_started_again(
-    namespace: Namespace, opening: Open
-) -> None:
-    api, names = await opening("dev"), [f"n{number:03}" for number in range(300)]
-    secrets, made = namespace.path("secrets"), 0
-    with pytest.raises(AuthError) as caught:
-        await api.call("GET", secrets)
-    await grant(namespace, await opening("admin"), str(caught.value))
-    await granted(api, "GET", secrets)
-
-    async def make(name: str) -> None:
-        nonlocal made
-        try:
-            await api.call("POST", secrets, body=note(name) | {"kind": "Secret"})
-        except AlreadyThere:
-            pass  # the reply was lost
-        made += 1
-
-    tasks = [asyncio.create_task(make(name)) for name in names]
-    while made < 30:
-        await asyncio.sleep(0)
-    namespace.control_plane.kill_api()
-    assert (await asyncio.wait(tasks, timeout=0.5))[1]
-    namespace.control_plane.start_api()
-    await asyncio.gather(*tasks)
-    found = await api.call("GET", secrets, query={"labelSelector": "of=this-test"})
-    assert [one["metadata"]["name"] for one in found["items"]] == names
-
-
-@pytest.mark.timeout(120)
 async def test_a_token_that_is_no_longer_good_is_read_again_from_the_kubeconfig(
     namespace: Namespace, api: Api
 ) -> None:

@@ -50,16 +50,6 @@ async def test_jobs_of_a_batch_share_a_secret_that_is_made_once(place: Place) ->
     assert await place.items("secrets") == []
 
 
-async def test_launching_twice_starts_once(place: Place) -> None:
-    cluster, other = await place.open(), await place.open()
-    job = place.job("same")
-    await asyncio.gather(*(one.launch(job) for one in (cluster, other, cluster, other)))
-    seen = await until(cluster, "same")
-    await other.launch(job)  # it has ended: still there, still success
-    assert await cluster.find(names=["same"]) == [seen]
-    assert [len(await place.items(one)) for one in ("batch/v1/jobs", "pods", "secrets")] == [1] * 3
-
-
 async def test_what_the_api_server_refuses_is_told_in_its_words(place: Place) -> None:
     cluster = await place.open()
     with pytest.raises(LaunchError, match="name"):
@@ -91,35 +81,6 @@ async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None
 
 
 # --- delete and find ---
-
-
-async def test_one_call_deletes_all_that_carry_labels(place: Place) -> None:
-    cluster = await place.open()
-    for number in range(4):
-        labels = {"test": "yes", "group": "a" if number < 3 else "b", "odd": "größe"}
-        await cluster.launch(place.job(f"n{number}", gate="never", labels=labels))
-    await until(cluster, "n1", Phase.RUNNING)
-    place.requests.clear()
-    await cluster.delete(labels={"group": "a", "odd": "größe"})
-    assert place.requests == {"deletecollection jobs": 1}
-    await gone(cluster, "n0", "n1", "n2")
-    assert await names(cluster) == ["n3"]
-    await cluster.delete(names=["nobody"], labels={"no": "body"})
-    await cluster.delete(names=["n3", "nobody"])
-    await gone(cluster, "n3")
-
-
-async def test_find_is_by_name_by_label_or_all(place: Place) -> None:
-    cluster = await place.open()
-    for name in ("a", "B_b", "größe"):
-        await cluster.launch(place.job(name))
-    for name in ("a", "B_b", "größe"):
-        await until(cluster, name)
-    assert await names(cluster) == ["B_b", "a", "größe"]
-    assert await names(cluster, names=["größe", "x", "a"]) == ["a", "größe"]
-    assert await names(cluster, labels={"name": "größe"}) == ["größe"]
-    assert await names(cluster, labels={"name": "a", "test": "no"}) == []
-    assert await names(cluster, names=["a"], labels={"name": "größe"}) == ["a", "größe"]
 
 
 # --- watch ---
@@ -197,34 +158,6 @@ async def test_an_image_that_does_not_exist_ends_the_job(
     assert "one cannot start" in caplog.text
 
 
-async def test_a_job_that_waits_too_long_never_starts(place: Place) -> None:
-    cluster = await place.open()
-    large = replace(place.job("late", start_timeout=0.7), resources=Resources(cpu=1000))
-    await cluster.launch(large)
-    await cluster.launch(replace(place.job("long"), resources=Resources(cpu=1000)))
-    for name in ("late", "long"):
-        await explained(cluster, name, "1000 CPUs")
-    seen = await until(cluster, "late")
-    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
-    assert "start_timeout of 0.7 s" in seen.message
-    assert "1000 CPUs" in seen.message
-    (long,) = await cluster.find(names=["long"])
-    assert long.phase is Phase.PENDING, "a pool may grow, so it is only reported"
-
-
-async def test_a_missing_service_account_is_reported(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster = await place.open(service_account="nobody")
-    await cluster.launch(place.job("one"))
-    async with asyncio.timeout(90), watching(cluster) as watch:
-        async for seen in watch:
-            if seen.reason is not None:
-                break
-    assert seen.phase is Phase.PENDING
-    assert "nobody" in seen.message
-
-
 async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,16 +186,3 @@ async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
 
 
 # --- logs ---
-
-
-async def test_a_log_is_lines_and_can_be_cut_to_its_last(place: Place) -> None:
-    cluster = await place.open()
-    await cluster.launch(place.job("one", lines=["a", "", "ü", "[red]x[/red]", "\x1b[1m"]))
-    whole = ["a", "", "ü", "[red]x[/red]", "\x1b[1m", "attempt 1"]
-    whole.append((await until(cluster, "one")).executor)
-    assert await log_of(cluster, "one") == whole
-    assert await log_of(cluster, "one", tail=2) == whole[-2:]
-    assert await log_of(cluster, "one", tail=0) == []
-    assert await log_of(cluster, "one", tail=99) == whole
-    assert await log_of(cluster, "one", follow=True) == whole
-    assert await log_of(cluster, "one", follow=True, tail=1) == whole[-1:]

@@ -3,67 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from kinetic.accelerators import parse
-from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
-from kinetic.job_status import Reason
-from tests.kubernetes.places import Place, gone, names, until, watching
-
-
-async def run(place: Place, name: str, **more: Any) -> tuple[GkeCluster, Observation, str]:
-    """A job that waits for ever; the last is its pod, as the kubelet is told of it."""
-    cluster = await place.open()
-    await cluster.launch(place.job(name, gate="never", attempt=1, **more))
-    seen = await until(cluster, name, Phase.RUNNING)
-    (pod,) = await place.items("pods")
-    return cluster, seen, f"{place.namespace.name}/{pod['metadata']['name']}"
-
-
-async def order(what: Callable[..., None], *about: str) -> None:
-    await asyncio.to_thread(what, *about)
-
-
-async def test_a_job_that_is_killed_for_memory_says_so(place: Place) -> None:
-    memory = Resources(cpu=0.1, memory_bytes=512 * 1024**2)
-    cluster, before, pod = await run(place, "one-1", resources=memory)
-    await order(place.namespace.kubelet.oom, pod)
-    seen = await until(cluster, "one-1")
-    assert (seen.phase, seen.reason, seen.exit_code) == (Phase.ENDED, Reason.OUT_OF_MEMORY, 137)
-    assert seen.executor == before.executor
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("fault", ["evict", "lose_node", "shut_down"])
-async def test_what_the_platform_did_to_a_pod_is_told(place: Place, fault: str) -> None:
-    kubelet = place.namespace.kubelet
-    await asyncio.to_thread(kubelet.add_node, "gpu-1", gpu=1)
-    job = Resources(accelerator=parse("gpu-t4"), cpu=0.1)
-    labels = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
-    await asyncio.to_thread(kubelet.remove_node, "gpu-1")
-    await asyncio.to_thread(kubelet.add_node, "gpu-1", gpu=1, labels=labels)
-    cluster, before, pod = await run(place, "one-1", resources=job)
-    async with asyncio.timeout(100), watching(cluster) as watch:
-        act = getattr(kubelet, fault)
-        acting = asyncio.create_task(order(act, pod if fault == "evict" else "gpu-1"))
-        wanted = {"evict": "EVICTED", "lose_node": "NODE_LOST", "shut_down": "PREEMPTED"}[fault]
-        async for seen in watch:
-            if seen.reason is not None and seen.name == "one-1":
-                assert seen.executor == before.executor
-                if seen.reason.name == wanted:
-                    break
-        await acting
-        if fault == "lose_node":  # the pod cannot confirm anything: the next comes when it is gone
-            await order(kubelet.collect, "gpu-1")
-        async for seen in watch:
-            if seen.name == "one-2":
-                break
-    assert (seen.phase, seen.labels["kinetic.dev/attempt"]) == (Phase.PENDING, "2")
+from kinetic.aio.ports import JobSpec, Phase
+from tests.kubernetes.places import Place, watching
 
 
 @pytest.mark.timeout(180)
@@ -111,15 +56,3 @@ async def test_a_server_that_is_silent_is_left(place: Place) -> None:
         async for seen in watch:
             if seen.phase is Phase.ENDED:
                 break
-
-
-async def test_what_was_removed_while_nobody_watched_is_gone(place: Place) -> None:
-    cluster = await place.open()
-    await cluster.launch(place.job("one", gate="never"))
-    await until(cluster, "one", Phase.RUNNING)
-    await cluster.delete(labels={"test": "yes"})
-    await gone(cluster, "one")
-    assert await names(cluster) == []
-    await cluster.launch(place.job("two"))
-    async with asyncio.timeout(60), watching(cluster) as watch:
-        assert (await anext(watch)).name == "two"

@@ -76,13 +76,6 @@ def value(data: object = None) -> int:
     return 5
 
 
-def held(folder: str) -> int:
-    Path(folder, "begun").touch()
-    while not Path(folder, "go").exists():
-        time.sleep(0.01)
-    return 6
-
-
 async def test_what_nobody_needs_goes_and_is_made_anew_for_the_next_job(
     home: Path, tmp_path: Path
 ) -> None:
@@ -100,33 +93,6 @@ async def test_what_nobody_needs_goes_and_is_made_anew_for_the_next_job(
         assert files(home / "store") == files(home / "cache" / "code") == set()
         assert await client.collect() == Collection({})
         assert await client.run(value, kinetic.Data(str(tmp_path / "words"))) == 5
-
-
-async def test_what_a_batch_that_is_not_cleaned_up_refers_to_stays(
-    home: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "words").write_text("words")
-    async with aio.Client(backend="local") as client:
-        of_an_item = kinetic.Data(str(tmp_path / "words"))
-        batch = await client.run_async_map(value, [of_an_item])
-        await batch.results(cleanup=False)
-        age(home / "store")
-        kept = files(home / "store")
-        assert (await client.collect()).freed.keys() <= {"cache/code", "cache/data"}
-        assert files(home / "store") == kept
-        await batch.cleanup()
-        assert "store/data" in (await client.collect()).freed
-
-
-async def test_what_a_job_that_has_not_ended_refers_to_stays(home: Path, tmp_path: Path) -> None:
-    async with aio.Client(backend="local") as client:
-        running = await client.submit(held, str(tmp_path))
-        await eventually((tmp_path / "begun").exists)
-        age(home / "store")
-        assert not [kind for kind in (await client.collect()).freed if kind.startswith("store/")]
-        (tmp_path / "go").touch()
-        assert await running.result(cleanup=False) == 6
-        assert "store/functions" in (await client.collect()).freed
 
 
 def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:

@@ -244,15 +244,3 @@ def test_a_profile_takes_only_settings_that_exist() -> None:
     with pytest.raises(ProfileError, match="did you mean 'cluster'"):
         Profile.checked("work", {"clutser": "c"})
     assert Profile.checked("work", {"zone": None, "cluster": ""}).settings == {}
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_profiles_or_a_profile_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.json"
-    path.write_bytes(content)
-    try:
-        load(path)
-    except ProfileError:
-        pass
