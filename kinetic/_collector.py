@@ -326,7 +326,7 @@ class _Store:
         return end if length <= len(end) else self.objects.content(one.name, one.size - length)
 
 
-OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
+OF_ITEMS = ("inputs/", "logs/", "attempts/", "values/")
 """The objects of a batch that belong to its items, in the order of their removal.
 
 Inputs go first, so that a process that starts late finds none and ends.

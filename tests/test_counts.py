@@ -144,7 +144,6 @@ async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Writt
     assert there == SHARED | {
         "batches/grp/manifest": 1,
         "batches/grp/lease": 1,
-        "batches/grp/done/#": 1,
         "groups/grp": 1,
         "batches/grp/attempts/#/#.#.claim": JOBS,
         "batches/grp/attempts/#/#.#.outcome": JOBS,

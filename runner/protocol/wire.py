@@ -119,11 +119,6 @@ def group_key(group_id: str) -> str:
     return f"groups/{group_id}"
 
 
-def done_key(scope: str, requests: int) -> str:
-    """Return the name of the summary of all items after this number of requests."""
-    return f"{scope}done/{requests:08d}"
-
-
 def collected_key(scope: str) -> str:
     """Return the name of the mark that all values were collected and the items' objects removed."""
     return f"{scope}collected"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,3 +69,17 @@ async def test_data_of_the_inputs_does_not_travel_with_the_project(
     batch = await client.run_async_map(reading.read, inputs)
     assert [value[0] for value in await batch.results()] == ["0", "1"]
     assert not any(value[2] for value in await batch.results())
+
+
+def fail_once(x: int) -> int:
+    if os.environ["KINETIC_ATTEMPT"] == "1":
+        raise ValueError("too big")
+    return x
+
+
+async def test_a_retry_is_logged_with_its_item_and_reason(client, caplog) -> None:
+    caplog.set_level(logging.INFO, logger="absl")
+    batch = await client.run_async_map(kinetic.run(accelerator="cpu")(fail_once), [3], retries=1)
+    assert await batch.results() == [3]
+    [line] = [one.getMessage() for one in caplog.records if "starts in" in one.getMessage()]
+    assert f"{batch.group_id}-0" in line and "ValueError: too big" in line and "attempt 2" in line

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import wire
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
-from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from kinetic.testing import carry_out, memory_platform
 from tests.engine.world import VIRTUAL, until
 
 BROKEN = set[int]()
@@ -208,20 +206,6 @@ async def test_what_failed_again_elsewhere_can_be_retried_by_who_saw_it_fail_fir
 
 
 @VIRTUAL
-async def test_a_forged_end_is_refused(client: aio.Client, platform: Platform) -> None:
-    batch = await failed(client)
-    scope = f"batches/{batch.group_id}/"
-    await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
-    name = wire.done_key(scope, 0)
-    there = await platform.store.get(name)
-    await platform.store.delete([name])
-    await platform.store.create(name, there.body.replace(b"f", b"v", 1), there.metadata)
-    async with aio.Client(platform=platform) as reader:
-        with pytest.raises(errors.WireError, match="forged"):
-            await reader.attach_batch(batch.group_id)
-
-
-@VIRTUAL
 async def test_nothing_is_tried_again_that_another_process_has_cleaned_up(
     client: aio.Client, other: aio.Client, platform: Platform
 ) -> None:
@@ -233,51 +217,6 @@ async def test_nothing_is_tried_again_that_another_process_has_cleaned_up(
     with pytest.raises(errors.NotFound, match="was cleaned up"):
         await found.retry_failed()
     assert await platform.store.list("batches/") == []
-
-
-class SlowToTell(MemoryStore):
-    """Gives away how all ended when its gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.asked = asyncio.Event(), asyncio.Event()
-
-    async def get(self, name: str, **where: Any) -> Object:
-        found = await super().get(name, **where)
-        if "/done/" in name:
-            self.asked.set()
-            await self.gate.wait()
-        return found
-
-
-@VIRTUAL
-async def test_how_all_had_ended_says_nothing_of_what_is_tried_again_while_it_is_read(
-    platform: Platform,
-) -> None:
-    store, may = SlowToTell(), asyncio.Event()
-
-    async def held(run: Any) -> int | None:
-        if not run.spec.name.endswith("-1"):
-            await may.wait()
-        return await work(run)
-
-    platform = replace(platform, store=store, cluster=MemoryCluster(store, held))
-    BROKEN.add(1)
-    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
-        batch = await client.run_async_map(fragile, range(3))
-        await batch.wait()
-        while not await store.list(f"batches/{batch.group_id}/done/"):
-            await asyncio.sleep(1)
-        [found] = await other.list_batches()
-        asking = asyncio.create_task(found.status_counts())
-        await store.asked.wait()
-        assert await batch.retry_failed() == 1
-        await (await found.job(1)).status()  # which reads the requests
-        store.gate.set()
-        assert "FAILED" not in await asking
-        BROKEN.clear()
-        may.set()
-        assert await found.results(cleanup=False) == [0, 1, 2]
 
 
 @VIRTUAL

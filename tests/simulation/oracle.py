@@ -38,7 +38,7 @@ class Batch:
     outcomes: dict[tuple[int, int], wire.Outcome] = field(default_factory=dict)
     control: list[wire.Request] = field(default_factory=list)
     inputs: dict[int, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
     fence: int = 0
     held: bool = False
     holder: str = ""
@@ -134,7 +134,7 @@ class Oracle:
 
     def claimed_too_late(self, index: int) -> bool:
         """Whether an item was over before it was claimed once more, and all are told that it is."""
-        told = len(self.batch.control) in self.batch.done and index in self.told
+        told = len(self.batch.control) in self.batch.released and index in self.told
         return told and self.state(index)[0] == "cancelling"
 
     # --- the store ---
@@ -153,8 +153,6 @@ class Oracle:
             self._control(actor, name, body, metadata)
         elif rest == "collected":
             self._collect(actor)
-        elif rest.startswith("done/"):
-            self.batch.done.add(int(rest.removeprefix("done/")))
         elif found := NAME.search(name):
             self._attempt(int(found[1]), int(found[2]), found[3], metadata)
 
@@ -207,6 +205,8 @@ class Oracle:
         elif actor != batch.holder:
             raise Violation("I3", f"{actor} writes the lease that {batch.holder} holds")
         batch.held = content["held"]
+        if not batch.held:
+            batch.released.add(content["control_seen"])
 
     def _input(self, slot: int, body: bytes, metadata: dict[str, str]) -> None:
         inputs = self.batch.inputs

@@ -192,8 +192,6 @@ class Batch:
     async def look(self) -> None:
         """Read the objects of all items that are not final."""
         await self.refresh()
-        if self.submission.ended == 0 and await self.submission.read_done():
-            return
         left = [index for index in range(self.known) if not self.submission.is_final(index)]
         await self.submission.look_at_each(left)
         # The requests, which that look has read, may have reopened what was final until then.
@@ -640,7 +638,7 @@ class Batch:
             return
         submission.values = values
         if self.coordinator is not None:
-            await self.coordinator.over.wait()  # it writes how all items ended
+            await self.coordinator.over.wait()
         await self.delete_jobs()
         await submission.write_collected(len(values), history)
         await self._delete_items()

@@ -13,6 +13,7 @@ from absl import logging
 
 from kinetic._messages import described
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.notes import ERROR
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import bounded
 from kinetic.aio import _shared_objects
@@ -24,18 +25,11 @@ from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
-from kinetic.aio._engine.submission import (
-    LABEL_ATTEMPT,
-)
+from kinetic.aio._engine.submission import LABEL_ATTEMPT
 from kinetic.aio._lease import RENEW_S
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Store
-from kinetic.errors import (
-    BackendError,
-    InputsUnfinished,
-    KineticError,
-    SubmitterLost,
-)
+from kinetic.errors import BackendError, InputsUnfinished, KineticError, SubmitterLost
 from kinetic.options import MapSettings
 
 AT_ONCE = 16
@@ -256,7 +250,6 @@ class BatchCoordinator:
         await self.launcher.quiet()
         await self.launcher.withdraw_uncertain()
         if self.state.sealed and total is not None and not submission.requests.removing:
-            await retry_forever(lambda: submission.write_done(total), "noting how all ended")
             await self._drop_secrets(total)
         await retry_forever(lambda: self.lease.release(seen), "releasing the lease")
 
@@ -395,12 +388,25 @@ class BatchCoordinator:
             case scheduler.Freed(index):
                 self.launcher.free(index)
             case scheduler.Wait(index, attempt, delay):
+                self._log_retry(index, attempt, delay)
                 due = scheduler.Due(index, attempt)
                 asyncio.get_running_loop().call_later(delay, self.post, due)
             case scheduler.Stop(cause, keep_running):
                 self.stop_in_background(cause, keep_running=keep_running)
             case scheduler.Complete():
                 logging.info("batch %s is complete", self._submission.identity.id)
+
+    def _log_retry(self, index: int, attempt: int, delay: float) -> None:
+        outcome = self._submission.attempt(index, attempt - 1).outcome
+        if outcome is not None:
+            logging.info(
+                "%s: attempt %d failed (%s); attempt %d starts in %.1f s",
+                self._submission.identity.job_id(index),
+                attempt - 1,
+                (outcome.note or {}).get(ERROR) or outcome.reason,
+                attempt,
+                delay,
+            )
 
     # --- requests ---
 

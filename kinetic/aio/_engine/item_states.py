@@ -253,29 +253,6 @@ class ItemStates:
                 one for one in members if not self.is_final(one) and requests.standing(one).stopped
             ]
 
-    async def read_done(self) -> bool:
-        """Read how all items had ended, if that was written; return whether it still holds.
-
-        Raises:
-            WireError: It is forged or damaged.
-        """
-        scope = self.identity.scope
-        listed = await self._store.list(f"{scope}done/")
-        if not listed:
-            return False
-        asked = len(await self.requests.read())
-        name = wire.done_key(scope, asked)
-        if all(one.name != name for one in listed):
-            return False
-        for index, item in enumerate(_unpacked(await self._read_end(name))):
-            if asked < len(self.requests.entries):
-                return False  # another process has retried some since
-            self._set(index, item)
-            self._notify(index, item)
-            if index % (SLICE * 10) == 0:
-                await asyncio.sleep(0)
-        return True
-
     async def read_collected(self) -> bool:
         """Read whether the objects of all items were removed, each of which has its value.
 
@@ -285,16 +262,19 @@ class ItemStates:
             WireError: The object that says so is forged or damaged.
         """
         if self.collected is None and self.identity.leased:
-            name = wire.collected_key(self.identity.scope)
-            if await self._store.look(name) is None:
+            if await self._store.look(wire.collected_key(self.identity.scope)) is None:
                 return False
-            items = [*_unpacked(await self._read_end(name))]
-            for index, item in enumerate(items):
+            fields = await self._read_collected_fields()
+            attempts: dict[str, int] = fields["attempts"]
+            for index in range(fields["total"]):
+                item = _SUCCEEDED
+                if (number := attempts.get(str(index))) is not None:
+                    item = item._replace(attempt=number)
                 self._set(index, item)
                 self._notify(index, item)
                 if index % (SLICE * 10) == 0:
                     await asyncio.sleep(0)
-            self.collected = len(items)
+            self.collected = fields["total"]
         return self.collected is not None
 
     async def refuse_collected(self) -> None:
@@ -309,22 +289,15 @@ class ItemStates:
                 "removed: results() does that; with cleanup=False it keeps them"
             )
 
-    async def _read_end(self, name: str) -> dict[str, Any]:
-        """Read how everything had ended, as `_write_end` has kept it."""
-        scope, content = self.identity.scope, await self._store.get(name)
+    async def _read_collected_fields(self) -> dict[str, Any]:
+        scope = self.identity.scope
+        name = wire.collected_key(scope)
+        content = await self._store.get(name)
         if not signing.is_signed(content.metadata, self.identity.key, scope, name, content.body):
             raise WireError(f"{name} is forged or damaged; nothing of it was used")
         fields: dict[str, Any] = json.loads(content.body)
         self.meter.restore(fields["spent"])
         return fields
-
-    async def write_done(self, total: int) -> None:
-        """Store how all items ended, for later readers."""
-        if self.ended < total or self.collected is not None:
-            return  # an outcome could not be stored, or the batch is collected
-        if not all(map(self.is_final, self.requests.reopened)):
-            return  # a retry was read, and not carried out yet: this is not the end
-        await self._write_end(wire.done_key(self.identity.scope, len(self.requests.entries)), total)
 
     async def write_collected(self, total: int, history: Sequence[Any] | None) -> None:
         """Keep that all *total* items have their values, before their objects are removed.
@@ -332,8 +305,18 @@ class ItemStates:
         No later request changes that: what has a value is never tried again. *history* is what a
         report needs of each item.
         """
-        name = wire.collected_key(self.identity.scope)
-        await self._write_end(name, total, history=history)
+        retried = {i: item.attempt for i, item in self._items.items() if item.attempt != 1}
+        fields = {
+            "total": total,
+            "attempts": retried,
+            "spent": self.meter.to_fields(),
+            "history": history,
+        }
+        scope = self.identity.scope
+        name, body = wire.collected_key(scope), json.dumps(fields, separators=(",", ":")).encode()
+        await self._store.create(
+            name, body, {"mac": signing.sign(self.identity.key, scope, name, body)}
+        )
         self.collected = total
 
     async def read_history(self) -> Sequence[Any]:
@@ -343,17 +326,10 @@ class ItemStates:
             NotFound: It could not be kept.
             WireError: It is forged or damaged.
         """
-        kept: Sequence[Any] | None
-        kept = (await self._read_end(wire.collected_key(self.identity.scope))).get("history")
+        kept: Sequence[Any] | None = (await self._read_collected_fields())["history"]
         if kept is None:
             await self.refuse_collected()
         return kept or ()
-
-    async def _write_end(self, name: str, total: int, **more: Any) -> None:
-        fields = {**_packed(self._items, total), "spent": self.meter.to_fields(), **more}
-        body = json.dumps(fields, separators=(",", ":")).encode()
-        mac = signing.sign(self.identity.key, self.identity.scope, name, body)
-        await self._store.create(name, body, {"mac": mac})
 
     def holds(self, index: int) -> bool:
         """Return whether `outcome` needs no request for the item's content."""
@@ -501,37 +477,3 @@ def _interned(item: wire.Item) -> wire.Item:
         if item == _UNTOUCHED:
             return _UNTOUCHED
     return item
-
-
-_KINDS = {"v": wire.ItemState.SUCCEEDED, "f": wire.ItemState.FAILED, "c": wire.ItemState.CANCELLED}
-_SIGNS = {state: sign for sign, state in _KINDS.items()}
-
-
-def _packed(items: Mapping[int, wire.Item], total: int) -> dict[str, Any]:
-    """Encode how all items ended: a letter each, and details only where needed."""
-    signs: list[str] = []
-    more: dict[str, list[Any]] = {}
-    for index in range(total):
-        item = items[index]
-        signs.append(_SIGNS[item.state])
-        outcome = item.outcome
-        if item.state is not wire.ItemState.SUCCEEDED:
-            said = [outcome.kind, outcome.reason, outcome.phase] if outcome is not None else []
-            more[str(index)] = [item.attempt, *said]
-        elif item.attempt != 1:
-            more[str(index)] = [item.attempt]
-    return {"total": total, "items": "".join(signs), "more": more}
-
-
-def _unpacked(fields: Mapping[str, Any]) -> Iterable[wire.Item]:
-    for index, sign in enumerate(fields["items"]):
-        said = fields["more"].get(str(index))
-        if said is None:
-            yield _SUCCEEDED
-        elif sign == "v":
-            yield wire.Item(wire.ItemState.SUCCEEDED, said[0], _SUCCEEDED.outcome)
-        else:
-            outcome = None
-            if len(said) > 1:
-                outcome = wire.Outcome(kind=wire.Kind(said[1]), reason=said[2], phase=said[3])
-            yield wire.Item(_KINDS[sign], said[0], outcome)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic._runner.protocol import wire
 
 
 class _Reading(NamedTuple):
-    """Seconds of attempts that told how long they took, how many did, and how many did not."""
+    """Seconds of the attempts with a known duration, and how many have one and how many don't."""
 
     seconds: float = 0.0
     timed: int = 0
@@ -35,7 +35,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Of all attempts that ended.
+        """Seconds of all attempts that ended.
 
         An attempt whose process died without an outcome counts as the average.
         """
@@ -43,7 +43,7 @@ class Meter:
 
     @property
     def average(self) -> float:
-        """Seconds of an attempt that told how long it took; 0 while none has."""
+        """Average of the known durations, in seconds; 0 while there is none."""
         return self._all.seconds / self._all.timed if self._all.timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
@@ -55,14 +55,13 @@ class Meter:
         if not settled and now != _Reading():
             self._items[index] = now
 
-    def to_fields(self) -> dict[str, Any]:
-        """As it is kept with how everything has ended."""
-        return {"all": self._all, "items": {str(index): one for index, one in self._items.items()}}
+    def to_fields(self) -> Sequence[float]:
+        """Return the sums, for `restore`."""
+        return self._all
 
-    def restore(self, fields: Mapping[str, Any]) -> None:
-        """Take over what `to_fields` returned."""
-        self._all = _Reading(*fields["all"])
-        self._items = {int(index): _Reading(*one) for index, one in fields["items"].items()}
+    def restore(self, fields: Iterable[Any]) -> None:
+        """Continue from the sums that `to_fields` returned."""
+        self._all, self._items = _Reading(*fields), {}
 
 
 def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:
