@@ -21,8 +21,8 @@ from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batches import Batch
-from kinetic.aio._engine.iteration import Iteration, Outcomes
-from kinetic.aio._engine.progress import progress, shown
+from kinetic.aio._engine.iteration import Consumer
+from kinetic.aio._engine.progress import Shown, progress
 from kinetic.aio.job import JobHandle
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -275,10 +275,12 @@ class BatchHandle(Generic[T, X]):
 
         Cancelled: ends the wait; the batch continues.
         """
-        async with self._consuming(timeout, windowed=False) as (consumer, deadline):
-            async with asyncio.timeout_at(deadline):
-                while await consumer.more():
-                    consumer.ready.clear()
+        async with (
+            self._consuming(timeout, windowed=False) as consumer,
+            asyncio.timeout_at(consumer.deadline),
+        ):
+            while await consumer.more():
+                consumer.ready.clear()
 
     async def as_completed(
         self, *, poll_interval: float = 5.0, timeout: float | None = None
@@ -301,9 +303,9 @@ class BatchHandle(Generic[T, X]):
             async for job in batch.as_completed():
                 print(job.group_index, await job)
         """
-        async with self._consuming(timeout) as (consumer, deadline):
+        async with self._consuming(timeout) as consumer:
             while True:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(consumer.deadline):
                     if not await consumer.more():
                         return
                 while (index := consumer.take()) is not None:
@@ -341,11 +343,9 @@ class BatchHandle(Generic[T, X]):
             async for index, rate, outcome in batch.outcomes():
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
-        async with self._consuming(timeout, ordered=ordered) as (consumer, deadline):
-            found = Outcomes(consumer, self._batch, deadline)
-            async with contextlib.aclosing(found):
-                async for index, outcome in found:
-                    yield Completion(index, await self._input(index), outcome)
+        async with self._consuming(timeout, ordered=ordered) as consumer:
+            async for index, outcome in consumer:
+                yield Completion(index, await self._input(index), outcome)
 
     async def _input(self, index: int) -> Any:
         try:
@@ -362,16 +362,16 @@ class BatchHandle(Generic[T, X]):
 
     def _consuming(
         self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
-    ) -> Iteration:
+    ) -> Consumer:
         check(timeout=timeout)
         self._batch.submission.refuse_removed()
-        return Iteration(
+        return Consumer(
             self._batch,
-            shown(self._batch, self._progress),
-            timeout,
-            self._search_until,
+            display=Shown(self._batch, self._progress),
+            timeout=timeout,
             ordered=ordered,
             windowed=windowed,
+            search_until=self._search_until,
         )
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
@@ -514,9 +514,8 @@ class BatchHandle(Generic[T, X]):
             losses = await batch.results()
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
-        async with self._consuming(timeout) as (consumer, deadline):
-            async with contextlib.aclosing(Outcomes(consumer, self._batch, deadline)) as ended:
-                found = {index: outcome async for index, outcome in ended}
+        async with self._consuming(timeout) as consumer:
+            found = {index: outcome async for index, outcome in consumer}
             total = self._batch.total
             if total is not None and len(found) < total:  # a short list would look like success
                 raise KineticError(
@@ -525,7 +524,7 @@ class BatchHandle(Generic[T, X]):
                 )
             self._failed = [i for i, one in found.items() if isinstance(one, Failed | Lost)]
             if cleanup:
-                await self._tidy(found, deadline)
+                await self._tidy(found, consumer.deadline)
         refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
         self._refusals.update(refused)
         if not return_exceptions and not all(outcome.ok for outcome in found.values()):

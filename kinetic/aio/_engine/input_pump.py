@@ -33,12 +33,12 @@ class Backpressure:
     def __init__(self, limit: int | None, on_change: Callable[[], None]) -> None:
         self.limit = limit
         self._on_change = on_change
-        self._consumers: list[Delivery] = []
+        self._counts: dict[object, int] = {}
 
     @property
     def delivered(self) -> int | None:
         """How many items the slowest consumer has got; None without consumers."""
-        return min((one.count for one in self._consumers), default=None)
+        return min(self._counts.values(), default=None)
 
     @property
     def bound(self) -> int | None:
@@ -46,45 +46,21 @@ class Backpressure:
         delivered = self.delivered
         return None if self.limit is None or delivered is None else self.limit + delivered
 
-    def begin(self, count: int = 0) -> Delivery:
-        """Register a consumer that has got *count* items; `Delivery.end` ends it."""
-        delivery = Delivery(self, count)
-        self._consumers.append(delivery)
-        self._on_change()
-        return delivery
-
-    def changed(self) -> None:
-        """Note that a consumer has got something."""
+    def note(self, consumer: object, count: int) -> None:
+        """Note that *consumer* has got *count* items, refused ones included, until `leave`."""
+        self._counts[consumer] = count
         if self.limit is not None:
             self._on_change()
+
+    def leave(self, consumer: object) -> None:
+        """Note that a consumer takes no more."""
+        self._counts.pop(consumer, None)
+        self._on_change()
 
     def lift(self) -> None:
         """Bound nothing from now on."""
         self.limit = None
         self._on_change()
-
-    def leave(self, delivery: Delivery) -> None:
-        """Note that a consumer takes no more."""
-        if delivery in self._consumers:
-            self._consumers.remove(delivery)
-            self._on_change()
-
-
-class Delivery:
-    """How many items, refused ones included, one consumer has got."""
-
-    def __init__(self, window: Backpressure, count: int) -> None:
-        self.count = count
-        self._window = window
-
-    def add(self) -> None:
-        """Count one more that has reached it."""
-        self.count += 1
-        self._window.changed()
-
-    def end(self) -> None:
-        """Take no more, and hold up no other consumer."""
-        self._window.leave(self)
 
 
 FIRST_CHUNK = 8

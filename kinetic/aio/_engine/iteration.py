@@ -27,7 +27,10 @@ from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 
 if TYPE_CHECKING:
     from kinetic.aio._engine.batches import Batch
-    from kinetic.aio._engine.input_pump import Delivery
+    from kinetic.aio._engine.input_pump import Backpressure
+
+AHEAD = 32
+"""Maximum number of values read ahead and held until they are taken."""
 
 RECHECK_S = 5.0
 STARTING = 1024
@@ -35,52 +38,70 @@ STARTING = 1024
 
 
 class Consumer:
-    """Give the items of a batch in the order in which they end; a batch may have many consumers.
+    """Yield index and outcome of each item of a batch, in the order in which the items end.
 
-    ``ready`` has the indices to take, also of inputs that could not be submitted. With *ordered*,
-    an index is ready only after all before it; an earlier end is remembered, and its value stays
-    in the store. With *windowed*, the batch starts at most ``window`` items beyond those
-    `delivered`. After *search_until*, a time of the loop, `more` doesn't wait for items that
-    another process has yet to submit. Use it as an async context manager.
+    Use it as an async context manager, and iterate over it once. A batch may have many consumers.
+
+    With *ordered*, an item comes only after all before it; an earlier end is remembered, and its
+    value stays in the store. With *windowed*, the batch starts at most ``window`` items beyond
+    those `delivered`. *display* shows the batch meanwhile. After *timeout* seconds, the block
+    raises `ResultTimeout`, but not while an item is ready. After *search_until*, a time of the
+    loop, `more` doesn't wait for items that another process has yet to submit.
+
+    ``ready`` has the indices to take, also of inputs that could not be submitted.
+
+    This isn't an async generator. At the loop's end `shutdown_asyncgens` closes all of these
+    concurrently. An inner one that is already closing raises when the outer one closes it.
     """
 
     def __init__(
         self,
         batch: Batch,
         *,
+        display: contextlib.AbstractAsyncContextManager[None] | None = None,
+        timeout: float | None = None,
         ordered: bool = False,
         windowed: bool = True,
         search_until: float | None = None,
     ) -> None:
         self.ready: deque[int] = deque()
+        self.deadline: float | None = None
         self._batch = batch
+        self._display = display or contextlib.nullcontext()
+        self._timeout = timeout
         self._ordered = ordered
         self._windowed = windowed
         self._search_until = search_until
-        self._delivery: Delivery | None = None
+        self._window: Backpressure | None = None
         self._delivered = 0
         self._reported = bytearray()  # by index: whether it was ready once
         self._turn = 0
         self._awake = asyncio.Event()
-        self._rereading: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
-        self._stop_listening = batch.submission.listen(self._note)
-        batch.watchers.append(self._awake)
+        self._ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
+        self._given = False
+        self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._join()
-        try:
-            self._rereading.enter_context(self._batch.session.awaiting(self._batch.submission))
-            if self._batch.coordinator is None:
-                await self._batch.look_again()
-                await self._batch.look()
-            submission = self._batch.submission
-            for place, index in enumerate(submission.touched(self._batch.known), start=1):
+        batch, submission = self._batch, self._batch.submission
+        if self._timeout is not None:
+            self.deadline = asyncio.get_running_loop().time() + self._timeout
+        async with self._open as opening:
+            await opening.enter_async_context(self._display)
+            opening.callback(submission.listen(self._note))
+            batch.watchers.append(self._awake)
+            opening.callback(batch.watchers.remove, self._awake)
+            opening.enter_context(batch.session.awaiting(submission))
+            opening.callback(self._leave)
+            opening.push_async_callback(self._drop_ahead)
+            self._join()
+            if batch.coordinator is None:
+                await batch.look_again()
+                await batch.look()
+            for place, index in enumerate(submission.touched(batch.known), start=1):
                 self._note(index, submission.item(index))
                 if place % STARTING == 0:
                     await asyncio.sleep(0)
-        except BaseException:
-            self._close()
-            raise
+            self._open = opening.pop_all()
         return self
 
     async def __aexit__(
@@ -89,26 +110,68 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._stop_listening()
-        if self._delivery is not None:
-            self._delivery.end()
-        self._rereading.close()
-        self._batch.watchers.remove(self._awake)
+        await self._open.__aexit__(kind, error, trace)
+        if self._timeout is None or not isinstance(error, TimeoutError):
+            return
+        if not isinstance(error, KineticError):
+            raise ResultTimeout(
+                f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; it goes "
+                "on, and its handle stays valid",
+                job_id=self._batch.group_id,
+            ) from None
 
     def _join(self) -> None:
         # A coordinator may come later, if this process takes the batch over.
         coordinator = self._batch.coordinator
-        if self._windowed and self._delivery is None and coordinator is not None:
-            self._delivery = coordinator.window.begin(self._delivered)
+        if self._windowed and self._window is None and coordinator is not None:
+            self._window = coordinator.window
+            self._window.note(self, self._delivered)
+
+    def _leave(self) -> None:
+        if self._window is not None:
+            self._window.leave(self)
+
+    async def _drop_ahead(self) -> None:
+        left = [reader for _, reader in self._ahead]
+        self._ahead.clear()
+        for reader in left:
+            reader.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Outcome[Any]]:
+        if self._given:  # the caller has finished with the item before
+            self._given = False
+            self.delivered()
+        found = await self._next()
+        self._given = True
+        return found
+
+    async def _next(self) -> tuple[int, Outcome[Any]]:
+        batch, ahead = self._batch, self._ahead
+        while True:
+            while len(ahead) < AHEAD and (index := self.take()) is not None:
+                if not ahead and batch.submission.holds(index):
+                    return index, await outcome_of(batch, index)  # reading ahead gains nothing
+                reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
+                ahead.append((index, reader))
+            async with asyncio.timeout_at(self.deadline):
+                if not ahead:
+                    if not await self.more():
+                        raise StopAsyncIteration
+                    continue
+                index, reader = ahead[0]
+                outcome = await reader
+            ahead.popleft()
+            return index, outcome
 
     def delivered(self) -> None:
         """Note that the consumer has one more item."""
         self._delivered += 1
-        if self._delivery is not None:
-            self._delivery.add()
+        if self._window is not None:
+            self._window.note(self, self._delivered)
 
     def take(self) -> int | None:
         """Return the next index that is ready, or None.
@@ -193,10 +256,6 @@ class Consumer:
         return submission.is_damaged(index) or not self._batch.submits
 
 
-AHEAD = 32
-"""Maximum number of values read ahead and held until they are taken."""
-
-
 async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     """Wait for an item's end and return its outcome; read and rebuild its value.
 
@@ -240,113 +299,3 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
             return Lost(error)
         case _:
             return Failed(error)
-
-
-class Outcomes:
-    """Yield index and outcome of each item of *batch* that *consumer* reports.
-
-    *deadline* is a time of the loop; `TimeoutError` is raised if it passes while no outcome is
-    ready. `aclose` drops the outcomes that were read ahead.
-
-    This isn't an async generator. At the loop's end `shutdown_asyncgens` closes all of these
-    concurrently. An inner one that is already closing raises when the outer one closes it.
-    """
-
-    def __init__(self, consumer: Consumer, batch: Batch, deadline: float | None) -> None:
-        self._consumer = consumer
-        self._batch = batch
-        self._deadline = deadline
-        self._ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
-        self._input_text = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, Outcome[Any]]:
-        if self._input_text:
-            self._input_text = False
-            self._consumer.delivered()
-        found = await self._next()
-        self._input_text = True
-        return found
-
-    async def _next(self) -> tuple[int, Outcome[Any]]:
-        consumer, batch, ahead = self._consumer, self._batch, self._ahead
-        while True:
-            while len(ahead) < AHEAD and (index := consumer.take()) is not None:
-                if not ahead and batch.submission.holds(index):
-                    return index, await outcome_of(batch, index)  # reading ahead gains nothing
-                reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
-                ahead.append((index, reader))
-            async with asyncio.timeout_at(self._deadline):
-                if not ahead:
-                    if not await consumer.more():
-                        raise StopAsyncIteration
-                    continue
-                index, reader = ahead[0]
-                outcome = await reader
-            ahead.popleft()
-            return index, outcome
-
-    async def aclose(self) -> None:
-        """Drop the outcomes that were read ahead."""
-        left = [reader for _, reader in self._ahead]
-        self._ahead.clear()
-        for reader in left:
-            reader.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-
-class Iteration:
-    """Within ``async with``, give a consumer and the loop's time at which *timeout* is over.
-
-    This isn't an async generator, for the reason given at `Outcomes`.
-    """
-
-    def __init__(
-        self,
-        batch: Batch,
-        display: contextlib.AbstractAsyncContextManager[None],
-        timeout: float | None,
-        search_until: float | None,
-        *,
-        ordered: bool,
-        windowed: bool,
-    ) -> None:
-        self._batch = batch
-        self._timeout = timeout
-        self._search_until = search_until
-        self._ordered = ordered
-        self._windowed = windowed
-        self._display = display
-        self._open = contextlib.AsyncExitStack()
-
-    async def __aenter__(self) -> tuple[Consumer, float | None]:
-        now, timeout = asyncio.get_running_loop().time(), self._timeout
-        async with self._open as opening:
-            await opening.enter_async_context(self._display)
-            consumer = Consumer(
-                self._batch,
-                ordered=self._ordered,
-                windowed=self._windowed,
-                search_until=self._search_until,
-            )
-            await opening.enter_async_context(consumer)
-            self._open = opening.pop_all()
-        return consumer, None if timeout is None else now + timeout
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._open.__aexit__(kind, error, trace)
-        if self._timeout is None or not isinstance(error, TimeoutError):
-            return
-        if not isinstance(error, KineticError):
-            raise ResultTimeout(
-                f"batch {self._batch.group_id} has not ended after {self._timeout:g} s; it goes "
-                "on, and its handle stays valid",
-                job_id=self._batch.group_id,
-            ) from None

@@ -16,7 +16,7 @@ from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._tasks import running_loop
 from kinetic.aio._engine.batches import Batch
-from kinetic.aio._engine.progress import is_shown, progress, shown, state_at
+from kinetic.aio._engine.progress import Shown, is_shown, progress, state_at
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.errors import KineticError
 
@@ -51,7 +51,7 @@ def _begin(session: Session, work: Callable[[], Coroutine[Any, Any, None]], name
 
 
 async def _show_batch(batch: Batch) -> None:
-    async with shown(batch, wanted=True):
+    async with Shown(batch, wanted=True):
         if is_shown(batch):  # not if progress is switched off
             async with contextlib.aclosing(progress(batch, interval=1.0)) as values:
                 async for _ in values:

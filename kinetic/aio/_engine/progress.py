@@ -215,35 +215,70 @@ async def progress(
         yield await watch.last()
 
 
-class _Showing:
-    """One batch on the display; several waiters share it."""
+_SHOWN: set[Batch] = set()
 
-    def __init__(self, batch: Batch, entry: Entry) -> None:
-        self.waiting = 0
+
+def is_shown(batch: Batch) -> bool:
+    """Return whether the display shows *batch* now."""
+    return batch in _SHOWN
+
+
+class Shown:
+    """Show how far a batch is while the block runs, unless another block shows it.
+
+    *wanted* None: only for the sync API.
+
+    Raises:
+        ConfigurationError: ``KINETIC_PROGRESS`` has an unknown value.
+    """
+
+    def __init__(self, batch: Batch, wanted: bool | None = None) -> None:
         self._batch = batch
-        self._entry = entry
+        self._wanted = steps.WANTED.get() is not None if wanted is None else wanted
         self._ending = asyncio.Event()
-        self._task = asyncio.create_task(self._feed(), name=f"progress of {batch.group_id}")
+        self._entry: Entry | None = None
 
-    async def _feed(self) -> None:
+    async def __aenter__(self) -> None:
+        if not self._wanted or is_shown(self._batch):
+            return
+        from kinetic._progress.display import DISPLAY
+
+        self._entry = entry = DISPLAY.open(title_of(self._batch))
+        if entry is not None:
+            _SHOWN.add(self._batch)
+            name = f"progress of {self._batch.group_id}"
+            self._task = asyncio.create_task(self._feed(entry), name=name)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._entry is not None:
+            _SHOWN.discard(self._batch)
+            # A caller that waits one second at a time doesn't want a line for each.
+            await self._end(self._entry, stays=not isinstance(error, TimeoutError))
+
+    async def _feed(self, entry: Entry) -> None:
         async with Watch(self._batch) as watch:
             while not (watch.over or self._ending.is_set()):
                 watch.changed.clear()
-                self._entry.value = watch.value()
+                entry.value = watch.value()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL_S):
                         await self._ending.wait()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         await watch.changed.wait()
-            last_word = watch.over and self._entry.drawn
-            self._entry.value = await watch.last() if last_word else watch.value()
+            last_word = watch.over and entry.drawn
+            entry.value = await watch.last() if last_word else watch.value()
 
-    async def end(self, *, stays: bool) -> None:
+    async def _end(self, entry: Entry, *, stays: bool) -> None:
         """Wait until the last line is drawn, then remove it from the display unless it *stays*."""
         from kinetic._progress.display import DISPLAY
 
-        self._entry.stays = stays
+        entry.stays = stays
         try:
             self._ending.set()
             self._batch.wake()
@@ -251,10 +286,10 @@ class _Showing:
         finally:
             self._task.cancel()
             drawn = asyncio.Event()
-            DISPLAY.close(self._entry, _setter(drawn))
+            DISPLAY.close(entry, _setter(drawn))
         if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
             logging.warning("progress was not counted: %s", self._task.exception())
-        if self._entry.drawn:
+        if entry.drawn:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
                     await drawn.wait()
@@ -264,69 +299,11 @@ def _setter(event: asyncio.Event) -> Callable[[], None]:
     """Return a function that sets *event* from any thread."""
     loop = asyncio.get_running_loop()
 
-    def tell() -> None:
+    def set_event() -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits
             loop.call_soon_threadsafe(event.set)
 
-    return tell
-
-
-_SHOWN: dict[Batch, _Showing] = {}
-
-
-def shown(batch: Batch, wanted: bool | None = None) -> Shown:
-    """Show how far *batch* is within ``async with``; *wanted* None: only for the sync API."""
-    return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
-
-
-def is_shown(batch: Batch) -> bool:
-    """Return whether the display shows *batch* now."""
-    return batch in _SHOWN
-
-
-class Shown:
-    """A batch that is on the display while the block runs, if it is *wanted*.
-
-    Raises:
-        ConfigurationError: ``KINETIC_PROGRESS`` has an unknown value.
-    """
-
-    def __init__(self, batch: Batch, wanted: bool) -> None:
-        self._batch = batch
-        self._wanted = wanted
-        self._showing: _Showing | None = None
-
-    async def __aenter__(self) -> None:
-        self._showing = _open_display(self._batch) if self._wanted else None
-        if self._showing is not None:
-            self._showing.waiting += 1
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        showing = self._showing
-        if showing is None:
-            return
-        showing.waiting -= 1
-        if not showing.waiting:
-            _SHOWN.pop(self._batch, None)
-            # A caller that waits one second at a time doesn't want a line for each.
-            await showing.end(stays=not isinstance(error, TimeoutError))
-
-
-def _open_display(batch: Batch) -> _Showing | None:
-    if (there := _SHOWN.get(batch)) is not None:
-        return there
-    from kinetic._progress.display import DISPLAY
-
-    entry = DISPLAY.open(title_of(batch))
-    if entry is None:
-        return None
-    showing = _SHOWN[batch] = _Showing(batch, entry)
-    return showing
+    return set_event
 
 
 def title_of(batch: Batch) -> str:
