@@ -20,8 +20,7 @@ from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine.scratch import Scratch
-from kinetic.errors import BackendError, DataError, NotFound
+from kinetic.errors import BackendError
 
 if TYPE_CHECKING:
     from kinetic._snapshot import Snapshot, Stamp
@@ -38,7 +37,6 @@ READERS = 2  # threads: more of them would only keep the loop from the interpret
 BIG_AT_ONCE = 4
 FILES_AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ async def _send(
     logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
     for link in snapshot.links:
         logging.warning("%s is a link to a directory; Data leaves it out", link)
-    await _Transfer(store, snapshot, progress, trusting=complete).run()
+    await _Transfer(store, snapshot, progress).run()
     # Written last: where there is a fresh manifest, there is everything that it names.
     content = await anyio.to_thread.run_sync(snapshot.manifest.to_bytes)
     await _shared_objects.ensure(store, snapshot.name, content)
@@ -128,13 +126,10 @@ async def _send(
 class _Transfer:
     """The files of one snapshot, many at once, each one certainly what was hashed."""
 
-    def __init__(
-        self, store: Store, snapshot: Snapshot, progress: Progress, *, trusting: bool
-    ) -> None:
+    def __init__(self, store: Store, snapshot: Snapshot, progress: Progress) -> None:
         self._store = store
         self._snapshot = snapshot
         self._progress = progress
-        self._trusting = trusting
         self._sent = 0
         self._there: frozenset[str] = frozenset()
         self._turn = asyncio.Lock()
@@ -215,47 +210,22 @@ class _Transfer:
             self._count(one)
 
     async def _send_big(self, one: _File) -> None:
-        """Create the object from its file, which is too large to be read into memory and compared.
-
-        So an upload that was killed can have left another content behind: what
-        is there already is read back before it is trusted.
-        """
-        if self._trusting and one.name in self._there:
-            return  # it was read back when the manifest was written
-        for _ in range(TRIES):
-            if one.name not in self._there and await self._create_big(one):
-                return
-            if await self._is_right(one):
-                return
-            await self._store.delete([one.name])
-            self._there -= {one.name}
-        words = f"{one.file} cannot be stored: the store's {one.name} is damaged again and again"
-        raise DataError(words, path=self._snapshot.path)
-
-    async def _create_big(self, one: _File) -> bool:
-        failure: BackendError | None = None
+        """Create the object from its file, which is too large to be held in memory."""
+        if one.name in self._there:
+            return
         created = False
+        failure: BackendError | None = None
         try:
             created = await self._store.create(one.name, Path(one.file), shared=True)
         except BackendError as exc:
             failure = exc
         # A changed file is the more useful error, so check it before the store's.
-        same = await anyio.to_thread.run_sync(_snapshot.unchanged, one.file, one.stamp)
-        if not same and (failure or (created and not await self._is_right(one))):
+        if not await _in_thread(_is_same, one):
+            if created:
+                await self._store.delete([one.name])
             raise _snapshot.changed(one.file, self._snapshot.path) from failure
         if failure is not None:
             raise failure
-        return created
-
-    async def _is_right(self, one: _File) -> bool:
-        with Scratch() as scratch:
-            copy = os.path.join(scratch.folder, "content")
-            try:
-                await self._store.fetch(one.name, Path(copy))
-            except NotFound:  # another process found it damaged
-                return False
-            digest = await _in_thread(_snapshot.sha256, copy, one.entry.path)
-            return digest == one.entry.digest
 
     def _count(self, one: _File) -> None:
         self._sent += one.entry.size
@@ -281,6 +251,16 @@ async def _in_thread(function: Callable[..., T], *args: object) -> T:
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
     finally:
         stop.set()
+
+
+def _is_same(one: _File, stop: threading.Event) -> bool:
+    """Return whether the file still has the content that was hashed."""
+    if _snapshot.unchanged(one.file, one.stamp):
+        return True
+    try:
+        return _snapshot.sha256(one.file, one.entry.path, stop) == one.entry.digest
+    except OSError:
+        return False
 
 
 def _read_all(files: list[_File], root: str, stop: threading.Event) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,20 +18,21 @@ from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
-from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
+from kinetic.aio._net.retry import (
+    FOREVER,
+    Outage,
+    is_answer,
+    is_definite,
+    retry,
+    retry_forever,
+)
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 LAUNCHING = 32
 """Maximum number of launch requests under way at once."""
 
-TRIES, PATIENT_TRIES = 8, 60
-"""Give an item up after this many failures without a definite answer.
-
-That is after about 30 s if other items start meanwhile, about 9 minutes if none does. While a quota
-is used up, it is given up after ``start_timeout``; without one, never.
-"""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+UNCLEAR_S, OUTAGE_S = 30.0, 540.0
+"""How long to retry a launch without a definite answer: if other items start meanwhile, if not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,11 @@ class Launcher:
         self._on_change = on_change
         self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
         self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
-        self._tries: dict[int, int] = {}
         self._launched = 0
-        # By item, how many launches there had been, and when, as its first request failed.
-        self._first_failures: dict[int, tuple[int, float]] = {}
         self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
-        self._pause = Pause(f"batch {context.submission.identity.id}")
+        batch = f"batch {context.submission.identity.id}"
+        self._pause = Pause(batch)
+        self._outage = Outage(f"launching jobs of {batch}")
         self._idle = asyncio.Event()
         self._under_way = 0
 
@@ -87,8 +88,6 @@ class Launcher:
 
     def free(self, index: int) -> None:
         """Free the slot of an item that has an outcome."""
-        if self._tries.pop(index, None) is not None:
-            self._first_failures.pop(index, None)
         if self._slots.pop(index, None) is not None:
             self._context.session.limit.release()
 
@@ -147,7 +146,7 @@ class Launcher:
         index = start.index
         try:
             await until_lifted(
-                lambda: self._ask(start),
+                lambda: self._ask_until_answered(start),
                 self._pause,
                 waits=self._has_started,
                 progress=lambda: self._launched,
@@ -157,8 +156,6 @@ class Launcher:
         except KineticError as exc:
             if exc.passing and self._has_started():
                 raise self._out_of_patience(exc) from exc
-            if isinstance(exc, BackendError) and self._requeue(start, exc):
-                return
             await self.refuse(index, exc, start.attempt)
         if not self.halted:
             self.unasked.discard(index)
@@ -176,21 +173,23 @@ class Launcher:
             job_id=batch,
         )
 
-    def _requeue(self, start: scheduler.Start, error: BackendError) -> bool:
-        """Queue the attempt again, because it's unknown whether the platform took it.
+    async def _ask_until_answered(self, start: scheduler.Start) -> None:
+        """Launch the attempt; retry while it's unknown whether the platform took it.
 
-        A worker that waited here would hold up other items, so the pause isn't `retry`'s.
+        While a quota is used up, retry up to ``start_timeout``; without one, for ever.
         """
-        index = start.index
-        tries = self._tries[index] = self._tries.get(index, 0) + 1
-        if is_definite(error) or self._is_exhausted(index, error):
-            return False
-        self.unasked.add(index)
-        if tries <= TRIES or tries % PATIENT_TRIES == 0:
-            logging.warning("%s; trying again", error)
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, TRIES))
-        asyncio.get_running_loop().call_later(pause, self.start, start)
-        return True
+        clock = asyncio.get_running_loop().time
+        began, launched = clock(), self._launched
+
+        def passes(failure: Exception) -> bool:
+            if isinstance(failure, Throttled):
+                limit = self._context.placed.call.options.start_timeout or math.inf
+            else:
+                limit = OUTAGE_S if self._launched == launched else UNCLEAR_S
+            unclear = isinstance(failure, BackendError) and not is_definite(failure)
+            return unclear and clock() - began < limit
+
+        await retry(lambda: self._ask(start), FOREVER, self._outage, is_passing=passes)
 
     async def _ask(self, start: scheduler.Start) -> None:
         """Launch the attempt, if it's still wanted."""
@@ -217,15 +216,6 @@ class Launcher:
             context.submission.requests.round,
         )
 
-    def _is_exhausted(self, index: int, error: BackendError) -> bool:
-        """Return whether to give the attempt up after its failed tries."""
-        now, tries = asyncio.get_running_loop().time(), self._tries[index]
-        launched, since = self._first_failures.setdefault(index, (self._launched, now))
-        if isinstance(error, Throttled):
-            limit = self._context.placed.call.options.start_timeout
-            return limit is not None and now - since >= limit
-        return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
-
     def _is_unchanged(self, start: scheduler.Start) -> bool:
         """Return whether nothing has changed since the decision, so `_is_wanted` needn't look."""
         index, requests = start.index, self._context.submission.requests.entries
@@ -251,9 +241,8 @@ class Launcher:
             try:
                 await self._specs.launch(one)
             except KineticError as exc:
-                if exc.passing:
-                    self.unasked.add(one.index)
-                elif not is_answer(exc):
+                self.unasked.add(one.index)
+                if not is_answer(exc):
                     self._uncertain.add((one.index, one.attempt))
                 raise
             self._uncertain.discard((one.index, one.attempt))
