@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
 from absl import logging
@@ -50,13 +50,17 @@ async def start_job(
             arguments = await _store_arguments(session, identity, packed)
             specs = job_spec.JobSpecBuilder(session, identity, placed)
             await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
-            if submission.relaunched:
-                submission.launch = _Relauncher(session, submission, specs, arguments).start
+            submission.relaunches = submission.relaunched
     except BaseException:
         session.limit.release()
         raise
-    if session.limit.bounded or submission.relaunched:
-        waiting = session.spawn(session.closed(submission, 0), name=f"end of {identity.id}")
+    if submission.relaunches or session.limit.bounded:
+        until_ended: Coroutine[Any, Any, Any] = (
+            _until_ended(session, submission, specs, arguments)
+            if submission.relaunches
+            else session.closed(submission, 0)
+        )
+        waiting = session.spawn(until_ended, name=f"end of {identity.id}")
         waiting.add_done_callback(functools.partial(_on_closed, session))
     return record, JobRef(session=session, submission=submission, index=0)
 
@@ -71,98 +75,91 @@ async def _store_arguments(
     return wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
 
 
-def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
+def _on_closed(session: Session, waiting: asyncio.Task[Any]) -> None:
     if not waiting.cancelled():
         waiting.exception()  # mark it as read: `result()` raises it
     session.limit.release()
 
 
-class _Relauncher:
-    """Launches each attempt of a single job after the first, where the platform doesn't.
+async def _until_ended(
+    session: Session, submission: Submission, specs: job_spec.JobSpecBuilder, arguments: wire.Input
+) -> None:
+    """Wait until a single job has ended; launch each attempt that its platform doesn't.
 
-    It does so while the submitting process lives. If that process is gone or too slow, any waiter
-    gives the job up by a stop request (`ending`). This class reads requests after each launch.
+    If this process ends or is too slow, any waiter gives the job up by a stop request (`ending`).
     """
+    changed = asyncio.Event()
+    stop_listening = submission.listen(lambda index, item: changed.set())
+    try:
+        with session.awaiting(submission):
+            while submission.abandoned is None:
+                changed.clear()
+                item = submission.item(0)
+                if item is not None and item.state.final:
+                    return
+                due = item is not None and item.attempt > max(1, submission.launched)
+                if item is not None and due and item.state is wire.ItemState.OPEN:
+                    await _launch_again(session, submission, specs, arguments, item.attempt)
+                await changed.wait()
+    finally:
+        stop_listening()
 
-    def __init__(
-        self,
-        session: Session,
-        submission: Submission,
-        specs: job_spec.JobSpecBuilder,
-        arguments: wire.Input,
-    ) -> None:
-        self._session = session
-        self._submission = submission
-        self._specs = specs
-        self._arguments = arguments
-        self._launching: asyncio.Task[None] | None = None
 
-    def start(self, number: int) -> None:
-        """Begin to launch attempt *number*, unless a launch is under way."""
-        if self._launching is None or self._launching.done():
-            identity = self._submission.identity
-            work = self._launch(number)
-            self._launching = self._session.spawn(work, name=f"relaunch {identity.id}")
+async def _launch_again(
+    session: Session,
+    submission: Submission,
+    specs: job_spec.JobSpecBuilder,
+    arguments: wire.Input,
+    number: int,
+) -> None:
+    """Replace the attempt before *number*, or end the job as that attempt ended.
 
-    async def _launch(self, number: int) -> None:
-        """Replace the attempt before *number*, or end the job as that attempt ended."""
-        name = self._submission.identity.attempt_name(0, number)
-        try:
-            why = await self._replace(number)
-        except KineticError as exc:
-            logging.warning("%s cannot be launched again: %s", name, exc)
-            why = str(exc)
-        if why is None:
-            return
-        # The platform refused it, or the job was stopped or removed meanwhile.
-        await release(self._session.platform.cluster.delete(names=[name]), what=f"removing {name}")
-        if why:
-            await self._give_up(why)
+    Raises:
+        KineticError: The job can be neither launched nor ended.
+    """
+    cluster, identity = session.platform.cluster, submission.identity
+    name, before = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
-    async def _replace(self, number: int) -> str | None:
-        """Launch attempt *number*; return why to delete it again, empty if it isn't wanted.
+    async def launch() -> None:
+        await cluster.delete(names=[before])
+        await specs.launch(job_spec.AttemptSpec(0, number, arguments))
+        submission.launched = number
 
-        Raises:
-            KineticError: It can't be launched.
-        """
-        cluster, identity = self._session.platform.cluster, self._submission.identity
-        name, before = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
+    async def host_end() -> Observation | None:
+        return await ending.host_end(submission, 0, number - 1)
 
-        async def launch() -> None:
-            await cluster.delete(names=[before])
-            await self._specs.launch(job_spec.AttemptSpec(0, number, self._arguments))
-            self._submission.launched = number
+    async def is_wanted() -> bool:
+        item = await submission.look(0)
+        if item.attempt < number or item.stopped:
+            return False
+        return await session.platform.store.look(identity.entry) is not None
 
-        async def host_end() -> Observation | None:
-            return await ending.host_end(self._submission, 0, number - 1)
+    async def give_up(why: str) -> None:
+        await ending.give_up(submission, 0, f"not launched again: {why}")
+        await submission.look(0)
 
+    why = ""
+    try:
         # The first host's outcome says that it was asked to stop; the platform may know why.
         end = await retry(host_end, RELAUNCH, Outage(f"asking how {before} ended"))
         if end is not None and end.reason is not None and end.reason not in INFRASTRUCTURE:
-            return end.message
-        logging.info("%s was disrupted; launching it again as %s", before, name)
-        await retry(launch, RELAUNCH, Outage(f"launching {name}"))
-        wanted = functools.partial(self._is_wanted, number)
-        return None if await retry_forever(wanted, f"looking whether {name} is wanted") else ""
-
-    async def _is_wanted(self, number: int) -> bool:
-        item = await self._submission.look(0)
-        if item.attempt < number or item.stopped:
-            return False
-        store, identity = self._session.platform.store, self._submission.identity
-        return await store.look(identity.entry) is not None
-
-    async def _give_up(self, why: str) -> None:
-        submission = self._submission
-
-        async def end() -> None:
-            await ending.give_up(submission, 0, f"not launched again: {why}")
-            await submission.look(0)
-
+            why = end.message
+        else:
+            logging.info("%s was disrupted; launching it again as %s", before, name)
+            await retry(launch, RELAUNCH, Outage(f"launching {name}"))
+            if await retry_forever(is_wanted, f"looking whether {name} is wanted"):
+                return
+    except KineticError as exc:
+        logging.warning("%s cannot be launched again: %s", name, exc)
+        why = str(exc)
+    # The platform refused it, or the job was stopped or removed meanwhile.
+    await release(cluster.delete(names=[name]), what=f"removing {name}")
+    if why:
         try:
-            await retry_forever(end, f"ending {submission.identity.id}")
+            await retry_forever(lambda: give_up(why), f"ending {identity.id}")
         except KineticError as exc:
             submission.set_error(0, exc)
+            raise
 
 
 @contextlib.asynccontextmanager

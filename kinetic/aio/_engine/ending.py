@@ -8,7 +8,6 @@ again, until there is nothing to do. So evidence that is lost, late, or repeated
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import aclosing
@@ -32,9 +31,6 @@ FEW_NAMES = 500
 
 RELAUNCH_S = 60.0
 """How long a submitter may take to launch the next attempt, in seconds."""
-
-CLOCKS_S = 600.0
-"""Maximum tolerated clock skew between two machines, in seconds."""
 
 SETTLING = 64
 """Maximum number of attempts whose ends are read at once; each takes a request or two."""
@@ -62,20 +58,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Launch the open attempt, which replaces one that was disrupted."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """End the item as its last attempt ended: no other comes."""
 
     why: str
 
 
-Step = Close | Ask | Launch | GiveUp
+Step = Close | Ask | GiveUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +72,7 @@ class Facts:
     """The facts from the store and the platform about an item.
 
     ``attempt`` is the open one of the item, and ``name`` its name on the platform. ``closes``
-    says that this process may close it. ``launched`` is the last attempt that this process
-    has launched, or None if it doesn't replace attempts.
+    says that this process may close it.
     """
 
     item: wire.Item
@@ -92,7 +80,6 @@ class Facts:
     name: str
     evidence: Evidence
     closes: bool
-    launched: int | None
 
 
 def decide(facts: Facts) -> Step | None:
@@ -100,9 +87,6 @@ def decide(facts: Facts) -> Step | None:
     item, evidence = facts.item, facts.evidence
     if item.state.final:
         return None
-    replaces = facts.launched is not None and item.attempt > max(1, facts.launched)
-    if replaces and item.state is wire.ItemState.OPEN:
-        return Launch(item.attempt)
     if item.attempt == evidence.number or (evidence.final and facts.attempt.executor is not None):
         return _proven(facts)
     return GiveUp(evidence.final) if evidence.final else None
@@ -205,10 +189,6 @@ async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
                 continue
             case GiveUp(why):
                 await give_up(submission, index, f"not replaced: {why}")
-            case Launch(number):
-                assert submission.launch is not None
-                submission.launch(number)
-                break
         item = await submission.look(index)
     return item
 
@@ -221,7 +201,6 @@ def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts
         name=submission.identity.attempt_name(index, item.attempt),
         evidence=evidence,
         closes=submission.closes,
-        launched=submission.launched if submission.launch is not None else None,
     )
 
 
@@ -501,9 +480,7 @@ def _evidence_of_absent(
     last = next((one for one in found.values() if one.last), None)
     # Without `last`, what is left of the attempt before says that the platform may replace it.
     if number > 1 and (submission.relaunched or last is not None or not found):
-        if submission.launch is not None:
-            return Evidence(index, number - 1, None)
-        if _awaits_submitter(submission, index, number):
+        if submission.relaunches or _awaits_submitter(submission, number):
             return None
         gone = "the process that submitted it" if submission.relaunched else "its job"
         final = (last.message if last is not None else "") or f"{gone} is gone"
@@ -514,17 +491,14 @@ def _evidence_of_absent(
     return None
 
 
-def _awaits_submitter(submission: Submission, index: int, number: int) -> bool:
+def _awaits_submitter(submission: Submission, number: int) -> bool:
     """Return whether the submitter of a job may still be about to launch attempt *number*.
 
-    It may have died, or sleep. A minute after the first look the job ends as its last attempt
-    did; at once if that attempt ended longer ago than clocks can differ.
+    It may have died, or sleep. A minute after the first look the job ends as its last attempt did.
     """
     if not submission.relaunched:
         return False
-    ended, now = submission.attempt(index, number - 1).outcome, time.time()
-    if ended is not None and ended.ended is not None and now - ended.ended > CLOCKS_S:
-        return False
+    now = asyncio.get_running_loop().time()
     return now - submission.missed_since.setdefault(number, now) < RELAUNCH_S
 
 

@@ -84,10 +84,10 @@ class Submission(ItemStates):
         """Whether this client launched it, and so watched it from before its launch."""
         self.relaunched = False
         """Whether the submitter replaces disrupted attempts of this job, not the platform."""
-        self.launch: Callable[[int], None] | None = None
-        """Starts to launch an attempt after the first, if this process is that submitter."""
+        self.relaunches = False
+        """Whether this process is that submitter."""
         self.launched = 0
-        """The last attempt that ``launch`` has launched: if the platform lacks it, it's gone."""
+        """The last attempt that it has launched again: if the platform lacks it, it's gone."""
         self.missed_since: dict[int, float] = {}
         """By number, when an attempt that no process has launched yet was first looked for."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
