@@ -401,7 +401,7 @@ class Client:
         Cancelled: part of it may be removed; call it again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
-        engine.ids.is_batch(submission)  # refuses a wrong ID before a platform opens
+        engine.ids.refuse_item(submission)  # refuses a wrong ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
         await engine.batches.remove(session, submission)
 

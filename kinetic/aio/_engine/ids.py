@@ -14,7 +14,6 @@ from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
-_BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _WHOLE = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
@@ -25,30 +24,28 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     Raises:
         ConfigurationError: It is a batch's id.
     """
-    _require_id(job_id)
-    if job_id.startswith("job-"):
-        return None
-    item = _ITEM.fullmatch(job_id)
-    if _BATCH.fullmatch(job_id) or item is None:
+    submission, index = _parsed(job_id)
+    if index is not None:
+        return submission, index
+    if not job_id.startswith("job-"):
         raise ConfigurationError(
             f"{job_id} is the id of a batch: attach_batch({job_id!r}) and `kinetic batches` take "
             f"it, attach('{job_id}-0') and `kinetic jobs` that of its first job"
         )
-    return item[1], int(item[2])
+    return None
 
 
 def refuse_job(group_id: str) -> None:
-    """Refuse what is no id of a batch.
+    """Check that *group_id* is the ID of a batch.
 
     Raises:
-        ConfigurationError: If it is that of a job, it says which call takes it.
+        ConfigurationError: If it is that of a job, the message says which call takes it.
     """
-    _require_id(group_id)
-    item = None if _BATCH.fullmatch(group_id) else _ITEM.fullmatch(group_id)
-    if item is not None and _BATCH.fullmatch(item[1]):
+    submission, index = _parsed(group_id)
+    if index is not None:
         raise ConfigurationError(
             f"{group_id} is the id of one job of a batch: attach({group_id!r}) and `kinetic jobs` "
-            f"take it, attach_batch({item[1]!r}) and `kinetic batches` that of the batch"
+            f"take it, attach_batch({submission!r}) and `kinetic batches` that of the batch"
         )
     if group_id.startswith("job-"):
         raise ConfigurationError(
@@ -57,20 +54,18 @@ def refuse_job(group_id: str) -> None:
         )
 
 
-def is_batch(submission: str) -> bool:
-    """Return whether it names a batch; otherwise it names a single job.
+def refuse_item(submission: str) -> None:
+    """Check that *submission* is the ID of a batch or of a single job.
 
     Raises:
-        ConfigurationError: It names neither.
+        ConfigurationError: It isn't.
     """
-    _require_id(submission)
-    item = None if _BATCH.fullmatch(submission) else _ITEM.fullmatch(submission)
-    if item is not None:
+    batch, index = _parsed(submission)
+    if index is not None:
         raise ConfigurationError(
             f"{submission} is the id of one job of a batch, whose objects go with the batch: "
-            f"cleanup({item[1]!r}) removes it"
+            f"cleanup({batch!r}) removes it"
         )
-    return submission.startswith("grp-")
 
 
 def is_whole(text: str) -> bool:
@@ -79,9 +74,18 @@ def is_whole(text: str) -> bool:
     Raises:
         ConfigurationError: It is not even that.
     """
+    return _WHOLE.fullmatch(_parsed(text)[0]) is not None
+
+
+def _parsed(text: str) -> tuple[str, int | None]:
+    """Return the submission that an ID names, and the index if it is an item's ID.
+
+    Raises:
+        ConfigurationError: It can't be an ID.
+    """
     _require_id(text)
-    item = _ITEM.fullmatch(text)
-    return any(_WHOLE.fullmatch(one) for one in (text, item[1] if item else ""))
+    item = None if _WHOLE.fullmatch(text) else _ITEM.fullmatch(text)
+    return (text, None) if item is None else (item[1], int(item[2]))
 
 
 def scope_of(submission: str) -> str:
