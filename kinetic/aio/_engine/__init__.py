@@ -33,25 +33,12 @@ if TYPE_CHECKING:
     )
     # isort: on
 
-_MODULES = (
-    "batches",
-    "beginning",
-    "cleanup",
-    "debugging",
-    "ids",
-    "job_spec",
-    "listing",
-    "manifest",
-    "notebook",
-    "prepare",
-    "removal",
-    "scratch",
-    "session",
-    "submission",
-)
-
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+    module = f"{__name__}.{name}"
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name != module:
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

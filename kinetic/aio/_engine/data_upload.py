@@ -19,6 +19,7 @@ from kinetic import _snapshot
 from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
+from kinetic._tasks import bounded
 from kinetic.aio import _shared_objects
 from kinetic.errors import BackendError
 
@@ -151,13 +152,8 @@ class _Transfer:
         ]
         gone = await self._store.renew(aged) if aged else set[str]()
         self._there = frozenset(info.name for info in infos) - gone
-        batches = self._batches()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(min(REQUESTS, len(self._snapshot.files))):
-                    group.create_task(self._work(batches), name=f"kinetic data upload {number}")
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0]  # noqa: B904 - its own cause says more than its siblings
+        at_once = min(REQUESTS, len(self._snapshot.files))
+        await bounded(self._send_some, self._batches(), at_once=at_once)
 
     def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
         """Objects of the wrong size, as a power cut leaves them; they are sent again."""
@@ -185,14 +181,13 @@ class _Transfer:
         if batch:
             yield batch
 
-    async def _work(self, batches: Iterator[list[_File]]) -> None:
-        for batch in batches:
-            if len(batch) == 1 and batch[0].entry.size >= _snapshot.BIG:
-                async with self._big:
-                    await self._send_big(batch[0])
-                self._count(batch[0])
-            else:
-                await self._send_small(batch)
+    async def _send_some(self, batch: list[_File]) -> None:
+        if len(batch) == 1 and batch[0].entry.size >= _snapshot.BIG:
+            async with self._big:
+                await self._send_big(batch[0])
+            self._count(batch[0])
+        else:
+            await self._send_small(batch)
 
     async def _send_small(self, batch: list[_File]) -> None:
         missing = [one for one in batch if one.name not in self._there]

@@ -18,7 +18,7 @@ from kinetic.aio._engine.submission import (
     Submission,
 )
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Observation, Phase
+from kinetic.aio.ports import Phase
 
 SLICE = 1000
 """Maximum number of items handled in one turn of the loop."""
@@ -105,12 +105,34 @@ async def _surveyed(
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
     # The former coordinator may have died before it did this.
     await withdraw_idle(cluster, submission, live)
-    survey = _Survey(session, submission, found, before, claimants)
+    known: list[scheduler.Event] = []
+    fresh: list[tuple[int, int]] = []  # ranges of items that never started
     for index in range(count):
-        survey.add(index)
+        item = submission.item(index)
+        if submission.is_damaged(index):
+            known.append(scheduler.Refused(index))  # counts as failed, and is not run again
+        elif item is not None and item.state.final:
+            known.append(scheduler.Seen(index, item))
+        elif item is not None:
+            number = item.attempt
+            seen = found.get((index, number))
+            if seen is not None or submission.attempt(index, number).executor is not None:
+                known.append(scheduler.Found(index, number))
+                if submission.is_over(index, number, seen, before.get(index)):
+                    claimant = claimants.get((index, number))
+                    session.settle_soon(submission, Evidence(index, number, seen, claimant))
+            elif number > 1:
+                known.append(scheduler.Again(index, number))
+            else:
+                first = fresh.pop()[0] if fresh and fresh[-1][1] == index else index
+                fresh.append((first, index + 1))
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-    return survey.events(count)
+    if submission.requests.all_stopped:
+        revived = _revived(submission, known, fresh)
+        return [scheduler.Known(count), scheduler.StopRequested(), *known, *revived]
+    ready = (scheduler.Stored(first, stop - first) for first, stop in fresh)
+    return [scheduler.Known(count), *known, *ready]
 
 
 def count_of(inputs: InputIndex) -> int:
@@ -132,71 +154,23 @@ async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[i
     return found
 
 
-class _Survey:
-    def __init__(
-        self,
-        session: Session,
-        submission: Submission,
-        found: dict[tuple[int, int], Observation],
-        before: dict[int, Observation],
-        claimants: dict[tuple[int, int], str],
-    ) -> None:
-        self._session = session
-        self._submission = submission
-        self._found = found
-        self._before = before
-        self._claimants = claimants
-        self._known: list[scheduler.Event] = []
-        self._fresh: list[tuple[int, int]] = []
-
-    def add(self, index: int) -> None:
-        if self._submission.is_damaged(index):
-            self._known.append(scheduler.Refused(index))  # counts as failed, and is not run again
-            return
-        item = self._submission.item(index)
-        assert item is not None
-        if item.state.final:
-            self._known.append(scheduler.Seen(index, item))
-            return
-        seen = self._found.get((index, item.attempt))
-        claimed = self._submission.attempt(index, item.attempt).executor is not None
-        if seen is not None or claimed:
-            self._known.append(scheduler.Found(index, item.attempt))
-            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
-                claimant = self._claimants.get((index, item.attempt))
-                evidence = Evidence(index, item.attempt, seen, claimant)
-                self._session.settle_soon(self._submission, evidence)
-        elif item.attempt > 1:
-            self._known.append(scheduler.Again(index, item.attempt))
-        elif self._fresh and self._fresh[-1][1] == index:
-            self._fresh[-1] = (self._fresh[-1][0], index + 1)
-        else:
-            self._fresh.append((index, index + 1))
-
-    def events(self, count: int) -> list[scheduler.Event]:
-        events: list[scheduler.Event] = [scheduler.Known(count)]
-        if self._submission.requests.all_stopped:
-            events.append(scheduler.StopRequested())
-        events += self._known
-        if self._submission.requests.all_stopped:
-            return events + self._revived()
-        return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
-
-    def _revived(self) -> list[scheduler.Event]:
-        """Under a stop of the whole batch, only items that were reopened after it may start."""
-        requests = self._submission.requests
-        events: list[scheduler.Event] = [
-            self._reopened(one.index, one.attempt)
-            for one in self._known
-            if isinstance(one, scheduler.Again | scheduler.Found)
-            and not requests.standing(one.index).stopped
-        ]
-        for first, stop in self._fresh:
-            for index in range(first, stop):
-                item = self._submission.item(index)
-                if item is not None and item.state is wire.ItemState.OPEN:
-                    events.append(self._reopened(index, item.attempt))
-        return events
-
-    def _reopened(self, index: int, attempt: int) -> scheduler.Reopened:
-        return scheduler.Reopened(index, attempt, self._submission.requests.standing(index))
+def _revived(
+    submission: Submission, known: list[scheduler.Event], fresh: list[tuple[int, int]]
+) -> list[scheduler.Event]:
+    """Under a stop of the whole batch, only items that were reopened after it may start."""
+    requests = submission.requests
+    attempts = {
+        one.index: one.attempt
+        for one in known
+        if isinstance(one, scheduler.Again | scheduler.Found)
+        and not requests.standing(one.index).stopped
+    }
+    for first, stop in fresh:
+        for index in range(first, stop):
+            item = submission.item(index)
+            if item is not None and item.state is wire.ItemState.OPEN:
+                attempts[index] = item.attempt
+    return [
+        scheduler.Reopened(index, number, requests.standing(index))
+        for index, number in attempts.items()
+    ]
