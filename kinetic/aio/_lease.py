@@ -22,8 +22,8 @@ from absl import logging
 
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio._process_identity import ProcessIdentity
-from kinetic.aio.ports import Store, displaced
-from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
+from kinetic.aio.ports import Store
+from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost, WireError
 
 RENEW_S = 10.0
 """How often a holder renews its lease."""
@@ -263,7 +263,6 @@ async def acquire(
     Raises:
         Conflict: Its holder is alive.
         NotFound: The batch was removed.
-        WireError: There is something other than an object under the lease's name.
     """
     observer = _Observer(store, scope, clock)
     await observer.look()
@@ -336,11 +335,7 @@ class _Observer:
 
 
 async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> HeldLease | None:
-    """Replace the lease that was *seen* with one of this process; None if another was faster.
-
-    Raises:
-        WireError: There is something other than an object under its name.
-    """
+    """Replace the lease that was *seen* with one of this process; None if another was faster."""
     lease = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex())
     name, sent = _name(scope), clock()
     generation: int | None = None
@@ -360,8 +355,7 @@ async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> H
         if there is not None and there[0].nonce == lease.nonce:
             generation = there[1]
         elif there is None and seen is None:
-            # It was removed since, or it isn't an object: then no process can ever take it.
-            generation = await store.begin(name, lease.to_bytes())
+            generation = await store.begin(name, lease.to_bytes())  # it was removed since
             if generation is None and await read(store, scope) is None:
-                raise displaced(name, store)
+                raise WireError(f"{name} in {store.url} isn't an object; remove what is there")
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

@@ -152,14 +152,14 @@ class BatchHandle(Generic[T, X]):
             await release(
                 self._end(),
                 what=f"cancelling batch {self.group_id}",
-                progress=lambda: (submission.deleting, submission.ended),
+                progress=lambda: submission.ended,
                 interrupted=interrupted,
             )
         finally:
             if not batch.finished:
                 logging.warning(
                     "%d jobs of %s may still run. To end them: kinetic batches cancel %s",
-                    submission.deleting or len(batch.coordinator.state.busy),
+                    len(batch.coordinator.state.busy),
                     self.group_id,
                     self.group_id,
                 )

@@ -176,12 +176,13 @@ class Batch:
         """Whether the session keeps the batch current; a listed batch isn't until its first use."""
         return self._followed
 
-    def follow(self) -> None:
-        """Keep the batch current from now on."""
+    def follow(self, *, observed: bool = True) -> None:
+        """Keep the batch current from now on, and if *observed*, watch its lease."""
         if not self._followed:
             self._followed = True
             self.session.follow(self.submission, ours=False)
-            self.observe()
+            if observed:
+                self.observe()
 
     async def refresh(self) -> None:
         """Read how many items there are, if another process submits them."""
@@ -851,13 +852,8 @@ async def attach(session: Session, group_id: str) -> Batch:
         NotFound: There is no such batch.
         WireError: Its signature is not valid here, or its format is unknown.
     """
-    manifest = await read_manifest(session, group_id)
-    identity = await beginning.identity_of(session, group_id, manifest)
-    batch = known_batch(session, group_id)
-    if batch is None:
-        store, cluster = session.platform.store, session.platform.cluster
-        submission = session.follow(Submission(identity, store, cluster), ours=False)
-        batch = session.batches[group_id] = Batch(session, submission, manifest)
+    batch = await _opened(session, group_id)
+    batch.follow(observed=False)
     if batch.submits:
         await batch.refresh()
         return batch
@@ -930,12 +926,14 @@ async def unread(session: Session, group_id: str) -> Batch:
         NotFound: There is no such batch.
         WireError: Its signature is not valid here, or its format is unknown.
     """
-    if (known := known_batch(session, group_id)) is not None:
-        return known
+    return known_batch(session, group_id) or await _opened(session, group_id)
+
+
+async def _opened(session: Session, group_id: str) -> Batch:
     manifest = await read_manifest(session, group_id)
     identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:
-        return known  # found, or attached, meanwhile
+        return known
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     batch = session.batches[group_id] = Batch(session, submission, manifest, followed=False)
     return batch

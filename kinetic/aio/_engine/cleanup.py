@@ -8,12 +8,11 @@ removed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic._tasks import bounded
 from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
@@ -29,34 +28,16 @@ PATIENCE_S = 30.0
 """How long a batch waits for a platform to delete useless jobs, in seconds; then it goes on."""
 
 
-MANY = 200
-"""Above this count, delete jobs in several requests: a server cuts one that takes too long."""
-
-CHUNK, AT_ONCE = 50, 16
-"""Jobs in each of several requests, and requests at a time."""
-
-REPORT_S = 5.0
-"""Interval of the log messages about a large deletion, in seconds."""
-
-
-async def delete_all(
-    cluster: Cluster,
-    submission: Submission,
-    last: int,
-    live: Collection[tuple[int, int]] = (),
-) -> None:
+async def delete_all(cluster: Cluster, submission: Submission, last: int) -> None:
     """Delete all jobs that were launched in rounds up to *last*, the round at the time of the stop.
 
     It selects them by the label of a round, not of the batch. So a request that reaches the
-    platform late doesn't delete jobs of items that were retried since. If many attempts are known
-    to be *live*, pairs of item and number, it first deletes their jobs by name.
+    platform late doesn't delete jobs of items that were retried since.
 
     Raises:
         BackendError: The platform does not answer.
     """
     batch = submission.identity.id
-    if len(live) > MANY:
-        await _delete_many(cluster, submission, live)
     for number in range(last + 1):  # each retry_failed() begins a round
         await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
@@ -79,29 +60,11 @@ async def delete_left(cluster: Cluster, submission: Submission) -> None:
         for seen in found
         if seen.phase in (Phase.PENDING, Phase.RUNNING)
     ]
-    unwanted = [one for one in live if requests.standing(one[0]).unwanted]
-    if unwanted:
-        await _delete_many(cluster, submission, unwanted)
-
-
-async def _delete_many(
-    cluster: Cluster, submission: Submission, live: Collection[tuple[int, int]]
-) -> None:
-    names = [submission.identity.attempt_name(*one) for one in live]
-    chunks = [names[at : at + CHUNK] for at in range(0, len(names), CHUNK)]
-    batch, clock = submission.identity.id, asyncio.get_running_loop().time
-    submission.deleting, told = len(names), clock()
-    logging.info("deleting %d jobs of %s", len(names), batch)
-
-    async def delete(chunk: list[str]) -> None:
-        nonlocal told
-        await cluster.delete(names=chunk)
-        submission.deleting -= len(chunk)
-        if clock() - told >= REPORT_S:
-            told = clock()
-            logging.info("%d jobs of %s are still to be deleted", submission.deleting, batch)
-
-    await bounded(delete, chunks, at_once=AT_ONCE)
+    names = [
+        submission.identity.attempt_name(*one) for one in live if requests.standing(one[0]).unwanted
+    ]
+    if names:
+        await cluster.delete(names=names)
 
 
 async def delete_unwanted(

@@ -428,7 +428,7 @@ class BatchCoordinator:
         self, sent: Sequence[tuple[int, int]], its_round: int, *, keep_running: bool
     ) -> None:
         if not keep_running:
-            await self._delete_jobs(sent, its_round)
+            await self._delete_jobs(its_round)
         if self.pump is not None:
             self.pump.close()
             await self._fed.wait()
@@ -440,12 +440,12 @@ class BatchCoordinator:
         if keep_running:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
-    async def _delete_jobs(self, sent: Sequence[tuple[int, int]], its_round: int) -> None:
+    async def _delete_jobs(self, its_round: int) -> None:
         """Delete jobs, so that running ones end sooner; the stop itself holds back waiting ones."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await retry_forever(
-                lambda: delete_all(cluster, self._submission, its_round, sent), "deleting jobs"
+                lambda: delete_all(cluster, self._submission, its_round), "deleting jobs"
             )
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)

@@ -31,7 +31,7 @@ KEPT_OPTIONS = tuple(
 
 
 async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
-    """The immutable description of a job or a batch, verified before anything of it is read.
+    """Return the immutable description of a job or a batch, verified before it is parsed.
 
     Raises:
         NotFound: There is none.
@@ -59,7 +59,7 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
 
 
 async def _verified(session: Session, content: Object, identity: str) -> bytes:
-    """A description as who may submit *identity* here has signed it."""
+    """Return a description without its signature, once that is verified."""
     name, store = content.name, session.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
     key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) removes it"
@@ -133,15 +133,15 @@ def _identity_fields(identity: Identity) -> dict[str, Any]:
 
 
 def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> dict[str, Any]:
-    """Return the description of a single job: its handle's *record*, and what others need of it."""
-    return {**record, **_identity_fields(identity), "shared": _shared_names(placed)}
+    """Return the description of a single job.
 
-
-def _shared_names(placed: UploadedCall) -> list[str]:
-    """Return the shared objects that the job reads; no collection removes them before its end."""
+    It has the handle's *record*, and in ``shared`` the shared objects that the job reads: no
+    collection removes them before its end.
+    """
     parts = (placed.function, placed.code, placed.image.requirements)
     names = [one.name for one in parts if one is not None]
-    return [*names, *(ref.uri for ref in placed.data)]
+    shared = [*names, *(ref.uri for ref in placed.data)]
+    return {**record, **_identity_fields(identity), "shared": shared}
 
 
 def batch_manifest(
@@ -158,7 +158,7 @@ def batch_manifest(
     names of captured variables, but no values: those are a secret of the platform. It has the
     *price*, so that every submitter counts the budget by the same one.
     """
-    deadline = settings.batch_timeout
+    deadline, function = settings.batch_timeout, placed.call.function
     return {
         **_identity_fields(identity),
         "group_id": identity.id,
@@ -170,15 +170,9 @@ def batch_manifest(
         "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _placed_fields(placed),
-        "parameters": _parameters_of(placed),
+        "parameters": payload.Binding(function).positional if function is not None else [],
         "record": record_of(session, identity, placed, 0),
     }
-
-
-def _parameters_of(placed: UploadedCall) -> list[str]:
-    """Return the names by which notes call positional arguments."""
-    function = placed.call.function
-    return payload.Binding(function).positional if function is not None else []
 
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
@@ -188,7 +182,12 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
 
 
 def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
-    options, project = placed.call.options, placed.project
+    options, project, image, resources = (
+        placed.call.options,
+        placed.project,
+        placed.image,
+        placed.resources,
+    )
     kept = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
     return {
         "func_name": placed.call.name,
@@ -196,36 +195,26 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
         "function": placed.function._asdict(),
         "code": asdict(placed.code) if placed.code is not None else None,
         "data": [asdict(ref) for ref in placed.data],
-        "image": _image_fields(placed.image),
-        "resources": _resources_fields(placed.resources),
-        "captured": list(placed.captured),
+        "image": {
+            "uri": image.uri,
+            "command": image.command,
+            "user": image.user,
+            "requirements": image.requirements._asdict() if image.requirements else None,
+        },
+        "resources": {
+            "accelerator": str(resources.accelerator),
+            "cpu": resources.cpu,
+            "memory_bytes": resources.memory_bytes,
+        },
+        "captured": placed.captured,
         "client": dict(placed.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
             "entry_dir": str(project.entry_dir),
             "cwd": project.cwd,
-            "sys_path": list(project.sys_path),
+            "sys_path": project.sys_path,
         },
     }
-
-
-def _resources_fields(resources: Resources) -> dict[str, Any]:
-    accelerator = resources.accelerator
-    return {
-        "accelerator": str(accelerator),
-        "accelerator_count": 0 if accelerator.kind == "cpu" else accelerator.count,
-        "cpu": resources.cpu,
-        "memory_bytes": resources.memory_bytes,
-        "spot": accelerator.spot,
-    }
-
-
-def _resources_of(fields: Mapping[str, Any]) -> Resources:
-    return Resources(
-        accelerator=accelerators.parse(fields["accelerator"], spot=fields.get("spot", False)),
-        cpu=fields["cpu"],
-        memory_bytes=fields["memory_bytes"],
-    )
 
 
 def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
@@ -238,23 +227,35 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
     """
     try:
         fields = manifest["placed"]
-        project, code = fields["project"], fields["code"]
-        root = Path(project["root"]) if project["root"] is not None else None
-        options = Options(**fields["options"])
+        project, code, image = fields["project"], fields["code"], fields["image"]
+        required, resources = image["requirements"], fields["resources"]
+        if code is not None:
+            code = wire.Code(**{**code, "sys_path": tuple(code["sys_path"])})
         return UploadedCall(
-            call=Call(function=None, name=fields["func_name"], options=options),
+            call=Call(
+                function=None, name=fields["func_name"], options=Options(**fields["options"])
+            ),
             project=Project(
-                root=root,
+                root=Path(project["root"]) if project["root"] is not None else None,
                 entry_dir=Path(project["entry_dir"]),
                 cwd=project["cwd"],
                 sys_path=tuple(project["sys_path"]),
             ),
-            code=_code_of(code) if code is not None else None,
+            code=code,
             function=wire.Input(**fields["function"]),
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
             table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
-            image=_image_of(fields["image"]),
-            resources=_resources_of(fields["resources"]),
+            image=Image(
+                uri=image["uri"],
+                command=tuple(image["command"]),
+                requirements=wire.Input(**required) if required else None,
+                user=image["user"],
+            ),
+            resources=Resources(
+                accelerator=accelerators.parse(resources["accelerator"]),
+                cpu=resources["cpu"],
+                memory_bytes=resources["memory_bytes"],
+            ),
             environment=environment,
             captured=tuple(fields["captured"]),
             client=fields["client"],
@@ -264,23 +265,3 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             f"the manifest of {manifest.get('group_id')} does not say how to go on: {exc!r}; "
             "submit what is left in a new batch"
         ) from exc
-
-
-def _image_fields(image: Image) -> dict[str, Any]:
-    more = {"requirements": image.requirements._asdict()} if image.requirements else {}
-    return {"uri": image.uri, "command": list(image.command), "user": image.user, **more}
-
-
-def _image_of(fields: Mapping[str, Any]) -> Image:
-    part = fields.get("requirements")
-    return Image(
-        uri=fields["uri"],
-        command=tuple(fields["command"]),
-        requirements=wire.Input(**part) if part else None,
-        user=fields.get("user"),
-    )
-
-
-def _code_of(fields: Mapping[str, Any]) -> wire.Code:
-    known: dict[str, Any] = {**fields, "sys_path": tuple(fields["sys_path"])}
-    return wire.Code(**known)

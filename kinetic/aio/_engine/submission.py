@@ -98,8 +98,6 @@ class Submission(ItemStates):
         """
         self.values: Mapping[int, Any] = {}
         """The values that this process collected before it removed the objects."""
-        self.deleting = 0
-        """How many jobs of a large deletion are left."""
         self.awaited = 0
         """How many callers wait for it; while any does, the session reads it again and again."""
         self.batch_reader: Callable[[], Awaitable[None]] | None = None
@@ -308,7 +306,7 @@ class Submission(ItemStates):
 
     def refuse(self, index: int, error: Exception) -> None:
         """Raise *error* for those who wait for an item that could not be submitted."""
-        self._refused[index] = error
+        self.note_refusal(index, error)
         self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
