@@ -55,26 +55,26 @@ async def lines(
     pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     with at.session.awaiting(submission) if follow else nullcontext():
         while True:
-            name, told = submission.identity.attempt_name(at.index, number), False
+            name, shown = submission.identity.attempt_name(at.index, number), False
             missing: NotFound | None = None
             live = follow and (item is None or not item.state.final)
             source = cluster.logs(name, follow=follow, tail=tail)
             try:
                 async with _Reader(at, number, source, follow=follow) as reader:
                     while (line := await reader.next()) is not None:
-                        told = True
+                        shown = True
                         yield line
             except NotFound as exc:
                 missing = exc
-            if not told and (missing is not None or not live):
+            if not shown and (missing is not None or not live):
                 kept = await submission.kept_log(at.index, number)
                 missing = None if kept else missing
                 for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
-                    told = True
+                    shown = True
                     yield line
-            found = found or told or missing is None
+            found = found or shown or missing is None
             if attempt is not None or not follow:
-                if missing is None and attempt is not None and not told:
+                if missing is None and attempt is not None and not shown:
                     missing = None if await cluster.find(names=[name]) else NotFound(name)
                 if missing is not None:
                     raise missing

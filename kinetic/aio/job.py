@@ -235,7 +235,7 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        words = f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
+        words = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
         cause = await self._host_cause(at, item)
         return f"{words}; {cause}" if cause not in words else words
 
@@ -366,7 +366,7 @@ class JobHandle(JobRecord, Generic[T]):
             raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
         outcome, body = await at.submission.outcome(at.index, item.attempt)
         if item.state is not wire.ItemState.SUCCEEDED:
-            raise JobError(results.words_of(outcome, body, self.job_id), job_id=self.job_id)
+            raise JobError(results.reason_text(outcome, body, self.job_id), job_id=self.job_id)
         return await results.save_value(at.session.platform.store, outcome, body, Path(path))
 
     async def _ended(

@@ -461,13 +461,13 @@ class BatchCoordinator:
         if request.kind != "retry":
             return
         for index in request.bases:
-            item, stands = submission.item(index), submission.requests.standing(index)
+            item, standing = submission.item(index), submission.requests.standing(index)
             if (
                 item is not None
                 and item.state is wire.ItemState.OPEN
-                and item.attempt > stands.base
+                and item.attempt > standing.base
             ):
-                self.post(scheduler.Reopened(index, item.attempt, stands))
+                self.post(scheduler.Reopened(index, item.attempt, standing))
 
     async def _look_at_open_items(self) -> None:
         known = count_of(self.inputs)

@@ -29,7 +29,7 @@ from kinetic.aio._net.retry import growing
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
-TOLD = 8
+LOOKS_PER_REPORT = 8
 """After this number of looks for the debugger, kinetic reads and logs the job's state."""
 
 START_S = 60.0
@@ -121,8 +121,8 @@ async def ready(
         if item.state.final:
             raise await ended(item)
         here = await _standing(at, item.attempt)
-        if "outcome" not in here and (said := here.get(wire.debugger_mark(host))) is not None:
-            return _place(at, item.attempt, host, said)
+        if "outcome" not in here and (reply := here.get(wire.debugger_mark(host))) is not None:
+            return _place(at, item.attempt, host, reply)
         left = begun + seconds - clock()
         if left <= 0:
             raise errors.ResultTimeout(
@@ -131,11 +131,11 @@ async def ready(
                 "longer with KINETIC_DEBUG_WAIT_S",
                 job_id=job_id,
             )
-        if looks % TOLD == TOLD - 1:
+        if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:
             logging.info("%s is not ready for a debugger yet: it is %s", job_id, _state(at))
         looks += 1
         await asyncio.sleep(min(next(pauses), left))
-        if "outcome" in here or looks % TOLD == 0:
+        if "outcome" in here or looks % LOOKS_PER_REPORT == 0:
             item = await submission.look(at.index)
 
 
@@ -151,17 +151,17 @@ def _state(at: JobRef) -> str:
     return f"{at.submission.status(at.index).value}{f' ({error})' if error else ''}"
 
 
-def _place(at: JobRef, attempt: int, host: int, said: Mapping[str, str]) -> Place:
+def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Place:
     try:
-        port = int(said["port"])
+        port = int(reply["port"])
     except (KeyError, ValueError) as exc:
         raise errors.WireError(f"what its debugger says of itself is damaged: {exc!r}") from exc
     return Place(
         name=at.submission.identity.attempt_name(at.index, attempt),
         host=host,
         port=port,
-        root=said.get("root", ""),
-        project=said.get("project", ""),
+        root=reply.get("root", ""),
+        project=reply.get("project", ""),
     )
 
 
@@ -199,16 +199,16 @@ async def carry_out(order: ForwardRequest) -> tuple[Forwarder, int]:
     try:
         await in_thread(lambda: made.append(_started(order)))
         (process,) = made
-        said = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
-        if "port" not in said:
-            kind = getattr(errors, str(said.get("error")), errors.Unavailable)
+        reply = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
+        if "port" not in reply:
+            kind = getattr(errors, str(reply.get("error")), errors.Unavailable)
             words = f"the forwarder to {order.name} has ended, or does not begin; try again"
-            raise kind(str(said.get("message") or words))
+            raise kind(str(reply.get("message") or words))
     except BaseException:
         for process in made:
             await release(in_thread(end, process), what=f"ending the forwarder to {order.name}")
         raise
-    return process, int(said["port"])
+    return process, int(reply["port"])
 
 
 def _started(order: ForwardRequest) -> Forwarder:
@@ -234,9 +234,9 @@ def _first_line(process: Forwarder) -> dict[str, Any]:
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    said = process.stdout.readline() if poll.poll(START_S * 1000) else b""
+    reply = process.stdout.readline() if poll.poll(START_S * 1000) else b""
     with contextlib.suppress(ValueError):
-        words: Any = json.loads(said)
+        words: Any = json.loads(reply)
         if isinstance(words, dict):
             return cast("dict[str, Any]", words)
     return {}

@@ -432,10 +432,10 @@ def _evidence(
     index, number = asked.index, asked.number
     executor = submission.attempt(index, number).executor
     seen = found.get((index, number))
-    told = submission.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
-    since = told.since if told is not None else None
-    if seen is None and told is not None and told.is_about(executor):
-        return told  # it has more details than the job's absence
+    doubted = submission.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
+    since = doubted.since if doubted is not None else None
+    if seen is None and doubted is not None and doubted.is_about(executor):
+        return doubted  # it has more details than the job's absence
     if seen is None and not submission.identity.leased:
         later = any(of == index and other > number for of, other in found)
         if not later:

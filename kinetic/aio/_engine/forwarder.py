@@ -73,7 +73,7 @@ def main() -> int:
         asyncio.run(_forward(order, sys.stdin.buffer))
     except errors.KineticError as exc:
         public = next(one for one in type(exc).__mro__ if one.__module__ == errors.__name__)
-        _tell({"error": public.__name__, "message": str(exc)})
+        _reply({"error": public.__name__, "message": str(exc)})
         return 1
     return 0
 
@@ -84,7 +84,7 @@ async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
         await _check_reachable(platform.cluster, order)
         listener = await _listen(order.local_port)
         async with listener:
-            _tell({"port": listener.extra(SocketAttribute.local_port)})
+            _reply({"port": listener.extra(SocketAttribute.local_port)})
             ends = [
                 asyncio.create_task(_until_closed(orders), name="kinetic forwarder: its starter"),
                 asyncio.create_task(_until_ended(platform.cluster, order), name="its job"),
@@ -99,7 +99,9 @@ async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
                 task.cancel()
             for came in await asyncio.gather(*ends, serving, return_exceptions=True):
                 if isinstance(came, Exception):
-                    _say(f"forwarding to {order.name} has ended: {type(came).__name__}: {came}")
+                    _print_error(
+                        f"forwarding to {order.name} has ended: {type(came).__name__}: {came}"
+                    )
     finally:
         await platform.aclose()
 
@@ -151,7 +153,7 @@ async def _until_ended(cluster: Cluster, order: ForwardRequest) -> None:
         except TimeoutError:
             continue  # it may have been removed before the watch had begun
         except errors.BackendError as exc:
-            _say(f"{order.name} cannot be watched now: {exc}")
+            _print_error(f"{order.name} cannot be watched now: {exc}")
             await asyncio.sleep(PAUSE_S)
 
 
@@ -161,7 +163,7 @@ async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) 
         try:
             far = await cluster.dial(order.name, order.port, host=order.host)
         except errors.KineticError as exc:
-            _say(str(exc))
+            _print_error(str(exc))
             return
         async with far, anyio.create_task_group() as both:
             both.start_soon(_carry, near, far, both.cancel_scope)
@@ -176,17 +178,17 @@ async def _carry(source: ByteStream, sink: ByteStream, both: anyio.CancelScope) 
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass
     except errors.Unavailable as exc:
-        _say(str(exc))
+        _print_error(str(exc))
     both.cancel()
 
 
-def _tell(words: dict[str, Any]) -> None:
+def _reply(words: dict[str, Any]) -> None:
     with suppress(OSError):  # the parent has ended
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
 
 
-def _say(words: str) -> None:
+def _print_error(words: str) -> None:
     sys.stderr.write(f"kinetic: {words}\n")
     sys.stderr.flush()
 

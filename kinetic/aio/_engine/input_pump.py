@@ -259,8 +259,8 @@ class InputPump:
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
-        told = self._state.ended if delivered is None else delivered
-        return (slots or 0) + self._window.limit + told
+        passed = self._state.ended if delivered is None else delivered
+        return (slots or 0) + self._window.limit + passed
 
     async def _keep(self, values: list[Any], *, ready: bool) -> None:
         """Store *values*, in as many slots as their size asks for."""

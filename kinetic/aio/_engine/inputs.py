@@ -219,9 +219,9 @@ class InputIndex:
 
         async def read(stored: _Stored) -> None:
             fields = await self._footer(stored)
-            for place, said in fields.get("notes", {}).items():
+            for place, encoded in fields.get("notes", {}).items():
                 named = fields["how"][int(place)] == "k"
-                note = notes.read(said)
+                note = notes.read(encoded)
                 if not named:
                     note = {_called(name, parameters): one for name, one in note.items()}
                 found[stored.first + int(place)] = note

@@ -66,19 +66,19 @@ async def _show_job(at: JobRef, name: str) -> None:
     loop, submission, index = at.session.loop, at.submission, at.index
     tally = Tally(loop.time())
 
-    def tell(told: int, seen: wire.Item | None) -> None:
-        if told == index:
+    def update(changed: int, seen: wire.Item | None) -> None:
+        if changed == index:
             item, now = submission.item(index), loop.time()
             retries = item.attempt - 1 if item is not None else 0
             tally.put(0, state_at(submission, index), retries, now)
             entry.value = tally.value(now, total=1, known=1)
 
-    ignore = submission.listen(tell)
+    ignore = submission.listen(update)
     try:
-        tell(index, None)
+        update(index, None)
         with contextlib.suppress(KineticError):  # `result()` raises it
             await at.session.closed(submission, index)
-        tell(index, None)
+        update(index, None)
     finally:
         ignore()
         DISPLAY.close(entry, lambda: None)

@@ -319,15 +319,15 @@ _substitutes_logged: set[str] = set()
 
 def _substitute(options: Options, capacity: Capacity | None) -> str:
     """Describe this machine's substitute for the requested accelerator; empty if it has one."""
-    asked, accelerator, said = options.accelerator, options.parsed_accelerator, list[str]()
+    asked, accelerator, changes = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:
-            said.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")
+            changes.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")
         elif accelerator.kind == "tpu":
-            said.append(f"{asked} becomes this machine's own GPUs ({capacity.gpus})")
+            changes.append(f"{asked} becomes this machine's own GPUs ({capacity.gpus})")
     if accelerator.hosts > 1:
-        said.append(f"the {accelerator.hosts} hosts of {asked} become one process here")
-    return f'backend="local": {", ".join(said)}' if said else ""
+        changes.append(f"the {accelerator.hosts} hosts of {asked} become one process here")
+    return f'backend="local": {", ".join(changes)}' if changes else ""
 
 
 def _refuse_more_than(capacity: Capacity, options: Options) -> None:

@@ -148,14 +148,14 @@ def _rebuilt(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     return _failed(outcome, text, job_id)
 
 
-def words_of(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
+def reason_text(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
     """Return the reason of a failure as text, without unpickling anything."""
     if outcome.kind is wire.Kind.CANCELLED:
         return "cancelled"
     text = frames.unpack(body).fields.get("error", {})
     if outcome.kind is wire.Kind.LOST:
         return str(_lost(outcome, text.get("message", ""), job_id))
-    return _told(outcome, text)
+    return _failure_text(outcome, text)
 
 
 class _Finder(pickles.Unpickler):
@@ -207,18 +207,22 @@ def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
     )
 
 
-def _told(outcome: wire.Outcome, text: dict[str, str]) -> str:
+def _failure_text(outcome: wire.Outcome, text: dict[str, str]) -> str:
     remote, message = text.get("qualname", ""), text.get("message", "")
-    told = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
-    return f"{told}\nThe result was: {shown}" if (shown := text.get("result_repr")) else told
+    description = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
+    return (
+        f"{description}\nThe result was: {shown}"
+        if (shown := text.get("result_repr"))
+        else description
+    )
 
 
 def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
-    remote, told = text.get("qualname", ""), _told(outcome, text)
+    remote, description = text.get("qualname", ""), _failure_text(outcome, text)
     if why := text.get("withheld"):
-        told += f"\nIt's shown as text because it can't be rebuilt here: {why}"
+        description += f"\nIt's shown as text because it can't be rebuilt here: {why}"
     error = JobFailed(
-        f"{job_id} failed ({outcome.reason}): {told}",
+        f"{job_id} failed ({outcome.reason}): {description}",
         job_id=job_id,
         phase=outcome.phase,
         reason=outcome.reason,

@@ -228,8 +228,8 @@ class Session:
             logging.exception("cannot read %s; retrying", identity)
         damaged = isinstance(error, KineticError) and not isinstance(error, BackendError)
         lasting = isinstance(error, KineticError) and not is_passing(error)
-        told = not submission.ours and (lasting or silent_s >= PATIENCE_S)
-        if damaged or told or isinstance(error, NotFound):
+        is_lasting = not submission.ours and (lasting or silent_s >= PATIENCE_S)
+        if damaged or is_lasting or isinstance(error, NotFound):
             submission.fail_waiters(error)
 
     # --- watching ---
