@@ -249,51 +249,21 @@ def at_once(error: BaseException) -> Iterator[int]:
     raise error
 
 
-async def later(error: BaseException) -> AsyncIterator[int]:
-    yield 1
-    raise error
-
-
 @VIRTUAL
 @pytest.mark.parametrize(
-    ("inputs", "error"),
-    [
-        (at_once, SystemExit(3)),
-        (at_once, KeyboardInterrupt()),
-        (at_once, asyncio.CancelledError()),
-        (later, SystemExit(3)),
-    ],
-    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
 )
 async def test_inputs_that_exit_end_their_batch_and_nothing_else(
-    client: aio.Client, inputs: Any, error: BaseException
+    client: aio.Client, error: BaseException
 ) -> None:
     other = await client.run_async_map(same, range(3))
-    batch = await client.run_async_map(same, inputs(error))
+    batch = await client.run_async_map(same, at_once(error))
     with pytest.raises(RuntimeError, match="iterator of the inputs raised") as caught:
         await batch.results(timeout=100)
     assert caught.value.__cause__ is error
     await batch.resume(seal=True)
     assert await batch.results() == [1]
     assert await other.results() == [0, 1, 2]
-
-
-@VIRTUAL
-async def test_inputs_that_exit_when_they_are_closed_end_no_batch(
-    client: aio.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def inputs() -> AsyncIterator[int]:
-        try:
-            while True:
-                yield 1
-        finally:
-            raise SystemExit("enough")
-
-    batch = await client.run_async_map(same, inputs(), max_concurrent=2)
-    await some_stored(batch)
-    await batch.detach(seal=True)
-    assert {*await batch.results()} == {1}
-    assert "enough" in caplog.text
 
 
 @VIRTUAL

@@ -15,11 +15,10 @@ CLOSED = "this client is closed; open another one"
 class AttemptLimit:
     """Bound the attempts without an outcome that a client may have in all.
 
-    *most* None: any number. ``waiting`` counts those that wait for another one's end.
+    *most* None: any number.
     """
 
     def __init__(self, most: int | None) -> None:
-        self.waiting = 0
         self._free = asyncio.Semaphore(most) if most is not None else None
 
     @property
@@ -30,11 +29,7 @@ class AttemptLimit:
     async def acquire(self) -> None:
         """Wait until one more may start."""
         if self._free is not None:
-            self.waiting += 1
-            try:
-                await self._free.acquire()
-            finally:
-                self.waiting -= 1
+            await self._free.acquire()
 
     def release(self) -> None:
         """Return the slot of an attempt that has its outcome, or was not started."""

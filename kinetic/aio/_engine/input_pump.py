@@ -163,7 +163,7 @@ class InputPump:
         """Close the user's iterator; an error in its clean-up is logged."""
         try:
             await self._feed.source.aclose()
-        except (Exception, SystemExit) as exc:
+        except Exception as exc:
             logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
 
     async def end(self) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import keyword
-import threading
 from array import array
 from collections import deque
 from collections.abc import (
@@ -540,34 +539,28 @@ class Source:
 
     async def _pull(self, wanted: int) -> bool:
         """Pull *wanted* inputs; return False if there were fewer."""
-        try:
-            if self._async is None:
-                return await anyio.to_thread.run_sync(
-                    self._pull_in_thread,
-                    asyncio.get_running_loop(),
-                    wanted,
-                    abandon_on_cancel=True,
-                    limiter=anyio.CapacityLimiter(1),  # it may block as long as it likes
-                )
-            while wanted and not self._stopped:
-                try:
-                    self._ready.append(await anext(self._async))
-                except StopAsyncIteration:
-                    return False
-                self._arrived.set()
-                wanted -= 1
-            return True
-        except (SystemExit, KeyboardInterrupt) as exc:
-            # A task that raises these ends the loop, and everything else that runs on it.
-            pressed = isinstance(exc, KeyboardInterrupt) and self._async is not None
-            if pressed and threading.current_thread() is threading.main_thread():
-                raise  # the user has pressed Ctrl-C
-            raise _raised(exc) from exc
+        if self._async is None:
+            return await anyio.to_thread.run_sync(
+                self._pull_in_thread,
+                asyncio.get_running_loop(),
+                wanted,
+                abandon_on_cancel=True,
+                limiter=anyio.CapacityLimiter(1),  # it may block as long as it likes
+            )
+        while wanted and not self._stopped:
+            try:
+                self._ready.append(await anext(self._async))
+            except StopAsyncIteration:
+                return False
+            self._arrived.set()
+            wanted -= 1
+        return True
 
     def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
         assert self._sync is not None
-        pulled = 0
-        while pulled < wanted and not self._stopped:
+        for _ in range(wanted):
+            if self._stopped:
+                break
             try:
                 value = next(self._sync)
             except StopIteration:
@@ -575,20 +568,12 @@ class Source:
             except Exception:
                 raise
             except BaseException as exc:  # in a task, it would end the loop or cancel the task
-                raise _raised(exc) from exc
+                raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
             self._ready.append(value)
-            pulled += 1
             if not self._arrived.is_set():
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._arrived.set)
         return True
-
-
-def _raised(error: BaseException) -> RuntimeError:
-    """Return a RuntimeError in place of an exception that means something else to the engine."""
-    stand_in = RuntimeError(f"the iterator of the inputs raised {error!r}")
-    stand_in.__cause__ = error
-    return stand_in
 
 
 _NO_DIGEST = hashlib.sha256().hexdigest()

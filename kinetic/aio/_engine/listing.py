@@ -1,11 +1,11 @@
-"""List the jobs of a platform, the newest first, and find the ID that a prefix stands for."""
+"""List the jobs of a platform, the newest first, and complete the prefix of an ID."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,28 +42,30 @@ SECOND = len("2026-01-01T00:00:00")
 async def records(
     session: Session, beside: Iterable[Session], limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """The records of the *limit* newest jobs, and of those of other backends in the same place."""
+    """Return the records of the *limit* newest jobs, also of the *beside* backends."""
     found: _Jobs = {}
     await _look(session, found)
     for other in beside:
         try:
             await _look(other, found)
-        except AuthError as exc:  # who has none of them needs no right to see them
+        except AuthError as exc:  # a user without such jobs needs no right to see them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
-    # Of a bucket, only a listing of all objects would tell.
+    # In a bucket, this would take a listing of all objects.
     if (directory := directory_of(session.platform.store.url)) is not None:
         for job_id, made in (await in_thread(_forgotten, directory.objects.root)).items():
             found.setdefault((job_id, 0), made)
     jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
-    start = 0
-    while some := _worth_reading(
-        jobs[start : start + LISTING], listed, limit, absent=start - len(listed)
-    ):
-        start += len(some)
-        listed += await _read(session, some, manifests)
+    start, size = 0, limit or LISTING
+    while start < len(jobs):
+        if limit is not None and len(listed) >= limit:
+            oldest = listed[-1][0] if listed else ANY_TIME
+            if jobs[start][0][:SECOND] <= oldest[:SECOND]:
+                break  # each was made before the platform had it
+        listed += await _read(session, jobs[start : start + size], manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
+        start, size = start + size, min(2 * size, LISTING)  # objects may be in another store
     refused = [why for why in manifests.values() if isinstance(why, Exception)]
     if refused:
         why = refused[0]
@@ -76,22 +78,6 @@ _Known = tuple[str, str, int]
 
 _Listed = tuple[str, _Known, dict[str, Any]]
 """When a job was made, what was known of it before, and its record."""
-
-
-def _worth_reading(
-    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None, absent: int
-) -> Sequence[_Known]:
-    """The first of *jobs* that may be among the *limit* newest; both have the newest first.
-
-    As long as there are too few, one more for each of those before that were *absent*: where
-    most objects are in another store it takes no round for each of the last.
-    """
-    if limit is None:
-        return jobs
-    if len(listed) < limit:
-        return jobs[: limit - len(listed) + absent]
-    oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
-    return [job for job in jobs if job[0][:SECOND] > oldest]
 
 
 def _forgotten(store: Path) -> dict[str, str]:

@@ -48,11 +48,8 @@ TURN = 64
 LISTED = 8
 """Above this count, list stopped jobs in one request; one by one they take four requests each."""
 
-MANY_WATCHES = 8
-"""Above this count, one watch over everything serves the submissions of other processes."""
-
-OWN, ALL = "", "all jobs"
-"""Names of the watches that concern more than one submission."""
+OWN = ""
+"""Name of the watch over the jobs that this client starts."""
 
 PAUSES_S = 0.2, 10.0
 """First and longest pause before an interrupted watch begins again, in seconds."""
@@ -147,10 +144,7 @@ class Session:
             known.ours = True
             self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
         elif known is submission:
-            if len(self._watches) >= MANY_WATCHES:
-                self._ensure_watch(ALL, {"app": self.platform.app})
-            else:
-                self.watch(submission)
+            self.watch(submission)
         return known
 
     def followed(self, submission_id: str) -> Submission | None:
@@ -242,7 +236,7 @@ class Session:
     def _ensure_watch(self, name: str, labels: Mapping[str, str]) -> None:
         if name not in self._watches:
             for known in tuple(self._watches):
-                if known not in (OWN, ALL) and known not in self._submissions:
+                if known != OWN and known not in self._submissions:
                     self._watches.pop(known).cancel()  # its submission isn't followed any more
             watching = self._watch(dict(labels))
             self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
