@@ -13,13 +13,12 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
-    Collection,
     Iterable,
     Mapping,
     Sequence,
 )
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from absl import logging
 
@@ -33,8 +32,7 @@ from kinetic.aio._engine import beginning, ending, prepare, removal, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import BatchCoordinator, renewed
 from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.input_pump import InputSource
-from kinetic.aio._engine.inputs import InputIndex, Source, check_inputs, size_of
+from kinetic.aio._engine.inputs import InputIndex, Source, check_inputs
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
     batch_manifest,
@@ -259,7 +257,7 @@ class Batch:
         self,
         lease: _lease.HeldLease,
         placed: prepare.UploadedCall,
-        feed: InputSource | None,
+        source: Source | None,
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
@@ -275,9 +273,9 @@ class Batch:
             inputs=self.inputs,
             lease=lease,
         )
-        length = feed.length if feed is not None else self.manifest["total"]
+        length = source.length if source is not None else self.manifest["total"]
         budget = self._budget_s(settings)
-        coordinator = BatchCoordinator(context, settings, feed, length, self.wake, budget)
+        coordinator = BatchCoordinator(context, settings, source, length, self.wake, budget)
         self.coordinator = coordinator
         coordinator.post(scheduler.Spent(submission.meter.seconds))
         for event in events:
@@ -470,12 +468,12 @@ class Batch:
                 "it was collected by its age; submit what is left in a new batch"
             )
         settings = map_settings_of(self.manifest)
-        feed: InputSource | None = feed_of(inputs if inputs is not None else (), settings)
+        source: Source | None = Source(() if inputs is None else inputs, settings.input_mode)
         if inputs is None and not (seal and total is None):
-            feed = None
+            source = None
             end = total if total is not None else stored
             events.append(scheduler.Ended(end, sealed=total is not None))
-        self.coordinate(lease, placed, feed, settings, events)
+        self.coordinate(lease, placed, source, settings, events)
 
     @property
     def _is_open(self) -> bool:
@@ -746,17 +744,6 @@ class Batch:
             logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)
 
 
-def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:
-    """Return the source of *inputs*; a list is copied, so later changes to it don't matter."""
-    length = size_of(inputs)
-    there: Sequence[Any] | None = None
-    if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
-        known = cast("Collection[Any]", inputs)
-        inputs = there = inputs if isinstance(inputs, range) else tuple(known)
-    source = Source(inputs)
-    return InputSource(source=source, mode=settings.input_mode, length=length, there=there)
-
-
 LISTING = 32
 """Maximum number of manifests read at once."""
 
@@ -774,15 +761,15 @@ async def start(
 
     Cancelled: what was made of the batch is removed; shared content stays in the store.
     """
-    feed = feed_of(inputs, settings)
-    if feed.length == 0:
+    source = Source(inputs, settings.input_mode)
+    if source.length == 0:
         raise ConfigurationError("inputs is empty: there is nothing to run")
-    if settings.max_concurrent is None and (feed.length or 0) > MANY_UNBOUNDED:
-        logging.warning("max_concurrent=None starts all %d jobs at once", feed.length)
-    if feed.there is not None and call.function is not None:
-        await in_thread(check_inputs, call.function, feed.there, feed.mode)
+    if settings.max_concurrent is None and (source.length or 0) > MANY_UNBOUNDED:
+        logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
+    if source.there is not None and call.function is not None:
+        await in_thread(check_inputs, call.function, source.there, source.mode)
     price = _price(session, call, settings)
-    packed = await prepare.pack(replace(call, inputs=feed.there or ()))
+    packed = await prepare.pack(replace(call, inputs=source.there or ()))
     try:
         placed = await prepare.upload_call(session, packed)
     finally:
@@ -790,11 +777,11 @@ async def start(
     identity = await beginning.new_identity(
         session, placed, "grp", RetryBudgets(user=settings.retries)
     )
-    manifest = batch_manifest(session, identity, placed, settings, feed.length, price)
+    manifest = batch_manifest(session, identity, placed, settings, source.length, price)
     async with beginning.begun(session, placed, identity) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
-        batch.coordinate(lease, placed, feed, settings)
+        batch.coordinate(lease, placed, source, settings)
     return batch
 
 

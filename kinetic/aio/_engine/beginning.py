@@ -49,7 +49,7 @@ async def start_job(
             await store_manifest(session, identity, manifest_of(record, identity, placed))
             arguments = await _store_arguments(session, identity, packed)
             specs = job_spec.JobSpecBuilder(session, identity, placed)
-            await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
+            await specs.launch(0, 1, arguments)
             submission.relaunches = submission.relaunched
     except BaseException:
         session.limit.release()
@@ -122,7 +122,7 @@ async def _launch_again(
 
     async def launch() -> None:
         await cluster.delete(names=[before])
-        await specs.launch(job_spec.AttemptSpec(0, number, arguments))
+        await specs.launch(0, number, arguments)
         submission.launched = number
 
     async def host_end() -> Observation | None:

@@ -20,8 +20,8 @@ from kinetic.aio import _shared_objects
 from kinetic.aio._engine import data_upload, ending, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
 from kinetic.aio._engine.control_log import KINDS
-from kinetic.aio._engine.input_pump import Backpressure, InputPump, InputSource
-from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.input_pump import Backpressure, InputPump
+from kinetic.aio._engine.inputs import InputIndex, Source
 from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
@@ -86,7 +86,7 @@ class BatchCoordinator:
         self,
         context: BatchContext,
         settings: MapSettings,
-        feed: InputSource | None,
+        source: Source | None,
         length: int | None,
         on_change: Callable[[], None],
         budget: float = math.inf,
@@ -111,9 +111,9 @@ class BatchCoordinator:
         self._absent: set[tuple[int, int]] = set()
         self.launcher = Launcher(context, self.state, self.post, on_change)
         self.pump: InputPump | None = None
-        if feed is not None:
+        if source is not None:
             self.pump = InputPump(
-                context, feed, self.window, self.state, self.post, self.launcher.refuse
+                context, source, self.window, self.state, self.post, self.launcher.refuse
             )
         self._fed = asyncio.Event()
         self._stop_listening = self._submission.listen(self._on_item)
@@ -342,12 +342,8 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store what was pulled, then `stop_submitting`."""
+        """Store what was pulled, start nothing more, and release the lease; what runs goes on."""
         await self.finish_inputs(seal=False)
-        await self.stop_submitting()
-
-    async def stop_submitting(self) -> None:
-        """Start nothing more, and release the lease; what runs goes on."""
         self._leaving = True
         await self.launcher.halt()
         self._awake.set()

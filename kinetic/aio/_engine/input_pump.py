@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from absl import logging
@@ -75,23 +74,13 @@ LAST_S = 0.25
 """How long a closing batch waits for an input already being produced, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSource:
-    """A source of inputs; ``length`` is None if it isn't known."""
-
-    source: Source
-    mode: str
-    length: int | None
-    there: Sequence[Any] | None = None
-
-
 class InputPump:
     """Pull inputs to their end, at the pace of the jobs and of the consumers."""
 
     def __init__(
         self,
         context: BatchContext,
-        feed: InputSource,
+        source: Source,
         window: Backpressure,
         state: scheduler.State,
         post: Callable[[scheduler.Event], None],
@@ -100,7 +89,7 @@ class InputPump:
         identity = context.submission.identity
         self._store = context.session.platform.store
         self._placed = context.placed
-        self._feed = feed
+        self._source = source
         self._inputs = context.inputs
         self._window = window
         self._state = state
@@ -121,7 +110,7 @@ class InputPump:
     @property
     def known_length(self) -> bool:
         """Whether the number of inputs is known: then all are stored before the first job."""
-        return self._feed.length is not None
+        return self._source.length is not None
 
     def wake(self) -> None:
         """Note that there may be room, or nothing more to wait for."""
@@ -129,7 +118,7 @@ class InputPump:
 
     def close(self) -> None:
         """Pull nothing more; inputs that were pulled are stored, and so is a whole list."""
-        if self._feed.there is not None:
+        if self._source.there is not None:
             return
         self.closing = True
         self._room.set()
@@ -138,8 +127,8 @@ class InputPump:
 
     def input_of(self, index: int) -> tuple[Any] | None:
         """Return the user's input in a tuple, or None if this process doesn't have it any more."""
-        if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
-            return (self._feed.there[index - self._first],)
+        if self._source.there is not None and 0 <= index - self._first < len(self._source.there):
+            return (self._source.there[index - self._first],)
         return (self._kept[index],) if index in self._kept else None
 
     async def run(self) -> None:
@@ -151,7 +140,7 @@ class InputPump:
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
-            left = await self._feed.source.drain(0.0 if self._state.stopping else LAST_S)
+            left = await self._source.drain(0.0 if self._state.stopping else LAST_S)
             self._pulled += len(left)
             await self._keep(left, ready=True)
             if not self.closing:
@@ -162,7 +151,7 @@ class InputPump:
     async def _close_source(self) -> None:
         """Close the user's iterator; an error in its clean-up is logged."""
         try:
-            await self._feed.source.aclose()
+            await self._source.aclose()
         except Exception as exc:
             logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
 
@@ -176,7 +165,7 @@ class InputPump:
         while self._inputs.total is None:
             total = self._inputs.count
             if self._state.stopping:
-                total = max(total, self._first + (self._feed.length or 0))
+                total = max(total, self._first + (self._source.length or 0))
             content = {"kind": "end", "total": total, "sealed_by": self._lease.fence}
             name = wire.input_key(self._scope, self._inputs.slots)
             body, slot = json.dumps(content).encode(), wire.Slot(total=total)
@@ -209,10 +198,10 @@ class InputPump:
             size = min(2 * size, CHUNK_ITEMS)
 
     def _is_over(self) -> bool:
-        return self._feed.there is None and (self.closing or self._state.stopping)
+        return self._source.there is None and (self.closing or self._state.stopping)
 
     async def _take(self, wanted: int) -> list[Any]:
-        taking = self._feed.source.take(wanted, self._has_idle_slots)
+        taking = self._source.take(wanted, self._has_idle_slots)
         self._taking = asyncio.ensure_future(taking)
         try:
             values = await asyncio.shield(self._taking)
@@ -220,7 +209,7 @@ class InputPump:
             if not (self.closing and self._taking.cancelled()):
                 self._taking.cancel()
                 raise
-            values = self._feed.source.stop()
+            values = self._source.stop()
         except Exception as exc:
             exc.add_note(self._failure_note())
             raise
@@ -265,7 +254,7 @@ class InputPump:
     async def _keep(self, values: list[Any], *, ready: bool) -> None:
         """Store *values*, in as many slots as their size asks for."""
         while values:
-            for chunk in await encode(self._placed, values, self._feed.mode):
+            for chunk in await encode(self._placed, values, self._source.mode):
                 await self._keep_chunk(chunk, values, ready=ready)
                 values = values[len(chunk.parts) :]
 
@@ -277,7 +266,7 @@ class InputPump:
             exc.add_note(f"{len(values)} inputs were pulled and not stored: {_sample(values)}")
             raise
         count = len(chunk.parts)
-        if self._feed.there is None:
+        if self._source.there is None:
             self._remember(first, values[:count])
         for at, error in chunk.failed.items():
             self._post(scheduler.Known(self._inputs.count))

@@ -15,13 +15,14 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Collection,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 
@@ -439,23 +440,29 @@ class Source:
     """The user's inputs, pulled only when asked for.
 
     A sync iterator is read in a worker thread, because it may block. Neither kind is
-    interrupted while it produces an input.
+    interrupted while it produces an input. A list is copied, so later changes to it don't matter.
+
+    ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and ``there`` all
+    inputs if they exist already.
 
     Raises:
         ConfigurationError: *inputs* cannot be iterated over.
     """
 
-    def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
-        self._there: Sequence[Any] | None = None
+    def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any], mode: str) -> None:
+        self.mode = mode
+        self.length = size_of(inputs)
+        self.there: Sequence[Any] | None = None
         self._async: AsyncIterator[Any] | None = None
         self._sync: Iterator[Any] | None = None
         self._ready: deque[Any] = deque()
         self._arrived = asyncio.Event()
         self._step: asyncio.Task[bool] | None = None
         self._stopped = False
-        if isinstance(inputs, (tuple, range)):
-            self._there = inputs
-            self._sync = iter(inputs)
+        if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
+            known = cast("Collection[Any]", inputs)
+            self.there = inputs if isinstance(inputs, range) else tuple(known)
+            self._sync = iter(self.there)
         elif isinstance(inputs, AsyncIterable):
             self._async = aiter(inputs)
         else:
@@ -472,7 +479,7 @@ class Source:
 
         Cancelled: inputs already pulled from the iterator stay here, and `stop` returns them.
         """
-        if self._there is not None and self._sync is not None:
+        if self.there is not None and self._sync is not None:
             return [*itertools.islice(self._sync, wanted)]
         clock = asyncio.get_running_loop().time
         deadline: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kinetic import configuration
@@ -27,25 +27,12 @@ LABEL_LENGTH = 200
 """Maximum characters of a function's name in a label; a platform may change some of them."""
 
 
-@dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
-class AttemptSpec:
-    """The fields that one attempt adds to the order of its submission."""
-
-    index: int
-    attempt: int
-    arguments: wire.Input
-    data: tuple[wire.DataRef, ...] = ()
-    fence: int = 1
-    round: int = 0
-
-
 class JobSpecBuilder:
-    """Builds the order and the platform's job of each attempt of a submission."""
+    """Launches the attempts of a submission, with the order and the platform's job of each."""
 
     def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
         self._cluster = session.platform.cluster
         self._identity = identity
-        self._data = placed.data
         options = placed.call.options
         self._template = JobSpec(
             name="",
@@ -87,29 +74,16 @@ class JobSpecBuilder:
             owned=placed.call.owned,
         )
 
-    def spec(self, one: AttemptSpec) -> JobSpec:
-        """Return the platform's job for one attempt."""
-        identity, template = self._identity, self._template
-        order = replace(
-            template.order,
-            job_id=identity.job_id(one.index),
-            index=one.index,
-            attempt=one.attempt,
-            fence=one.fence,
-            arguments=one.arguments,
-            data=(*self._data, *one.data),
-            output_dir=identity.output_dir(one.index),
-        )
-        labels = {
-            **template.labels,
-            LABEL_INDEX: str(one.index),
-            LABEL_ATTEMPT: str(one.attempt),
-            LABEL_ROUND: str(one.round),
-        }
-        name = identity.attempt_name(one.index, one.attempt)
-        return replace(template, name=name, labels=labels, order=order)
-
-    async def launch(self, one: AttemptSpec) -> None:
+    async def launch(
+        self,
+        index: int,
+        attempt: int,
+        arguments: wire.Input,
+        data: tuple[wire.DataRef, ...] = (),
+        *,
+        fence: int = 1,
+        its_round: int = 0,
+    ) -> None:
         """Start one attempt; after an unclear error, look whether the job exists.
 
         Raises:
@@ -117,11 +91,28 @@ class JobSpecBuilder:
             Throttled: The platform accepts no more jobs now.
             BackendError: The platform doesn't answer, or has no such job.
         """
-        spec = self.spec(one)
+        identity, template = self._identity, self._template
+        order = replace(
+            template.order,
+            job_id=identity.job_id(index),
+            index=index,
+            attempt=attempt,
+            fence=fence,
+            arguments=arguments,
+            data=(*template.order.data, *data),
+            output_dir=identity.output_dir(index),
+        )
+        labels = {
+            **template.labels,
+            LABEL_INDEX: str(index),
+            LABEL_ATTEMPT: str(attempt),
+            LABEL_ROUND: str(its_round),
+        }
+        name = identity.attempt_name(index, attempt)
         try:
-            await self._cluster.launch(spec)
+            await self._cluster.launch(replace(template, name=name, labels=labels, order=order))
         except BackendError as exc:
-            if is_answer(exc) or not await self._cluster.find(names=[spec.name]):
+            if is_answer(exc) or not await self._cluster.find(names=[name]):
                 raise
 
 

@@ -201,20 +201,7 @@ class Launcher:
         if not context.lease.may_start:
             await context.lease.until_may_start()
         if self._is_unchanged(start) or await self._is_wanted(start):
-            await self._launch(self._attempt_spec(start, *place))
-
-    def _attempt_spec(
-        self, start: scheduler.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
-    ) -> job_spec.AttemptSpec:
-        context = self._context
-        return job_spec.AttemptSpec(
-            start.index,
-            start.attempt,
-            arguments,
-            data,
-            context.lease.fence,
-            context.submission.requests.round,
-        )
+            await self._launch(start.index, start.attempt, *place)
 
     def _is_unchanged(self, start: scheduler.Start) -> bool:
         """Return whether nothing has changed since the decision, so `_is_wanted` needn't look."""
@@ -234,23 +221,33 @@ class Launcher:
             return False
         return not self.halted
 
-    async def _launch(self, one: job_spec.AttemptSpec) -> None:
+    async def _launch(
+        self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
+    ) -> None:
+        submission, fence = self._context.submission, self._context.lease.fence
         self._under_way += 1
-        self.unasked.discard(one.index)
+        self.unasked.discard(index)
         try:
             try:
-                await self._specs.launch(one)
+                await self._specs.launch(
+                    index,
+                    attempt,
+                    arguments,
+                    data,
+                    fence=fence,
+                    its_round=submission.requests.round,
+                )
             except KineticError as exc:
-                self.unasked.add(one.index)
+                self.unasked.add(index)
                 if not is_answer(exc):
-                    self._uncertain.add((one.index, one.attempt))
+                    self._uncertain.add((index, attempt))
                 raise
-            self._uncertain.discard((one.index, one.attempt))
+            self._uncertain.discard((index, attempt))
             self._launched += 1
-            stands = self._context.submission.requests.standing(one.index)
-            if stands.stopped or one.attempt <= stands.base:
+            standing = submission.requests.standing(index)
+            if standing.stopped or attempt <= standing.base:
                 cluster = self._context.session.platform.cluster
-                await delete_if_stopped(cluster, self._context.submission, one.index, one.attempt)
+                await delete_if_stopped(cluster, submission, index, attempt)
         finally:
             self._under_way -= 1
             if not self._under_way:
