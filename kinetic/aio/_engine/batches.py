@@ -640,16 +640,12 @@ class Batch:
             await self.coordinator.over.wait()
         await self.delete_jobs()
         await submission.write_collected(len(values), history)
-        await self._delete_items()
-        self.items_removed = True
-
-    async def _delete_items(self) -> None:
-        """Delete what the platform and the store keep for the items of a collected batch."""
-        store, identity = self.session.platform.store, self.submission.identity
+        store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
         for part in OF_ITEMS:
             found = items_of(await store.list(f"{identity.scope}{part}"))
             await store.delete([one.name for one in found])
+        self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop the batch, and remove its jobs and objects."""
@@ -768,7 +764,9 @@ async def start(
         logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
     if source.there is not None and call.function is not None:
         await in_thread(check_inputs, call.function, source.there, source.mode)
-    price = _price(session, call, settings)
+    find_price = price_of if settings.budget is None else budget_price
+    target, accelerator = session.target, call.options.parsed_accelerator
+    price = find_price(accelerator, target.zone, listed=target.backend != "local")
     packed = await prepare.pack(replace(call, inputs=source.there or ()))
     try:
         placed = await prepare.upload_call(session, packed)
@@ -783,13 +781,6 @@ async def start(
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, placed, source, settings)
     return batch
-
-
-def _price(session: Session, call: prepare.Call, settings: MapSettings) -> Price | None:
-    find = price_of if settings.budget is None else budget_price
-    target = session.target
-    accelerator = call.options.parsed_accelerator
-    return find(accelerator, target.zone, listed=target.backend != "local")
 
 
 async def _create(

@@ -92,7 +92,9 @@ class BatchCoordinator:
         budget: float = math.inf,
     ) -> None:
         self.state = scheduler.State(settings, budget=budget)
-        self.window = Backpressure(settings.window_for(length), self._on_window)
+        self.window = Backpressure(
+            settings.window_for(length), lambda: self.post(scheduler.Bound(self.window.bound))
+        )
         self.error: BaseException | None = None
         self.request_error: BaseException | None = None
         self.over = asyncio.Event()
@@ -141,9 +143,6 @@ class BatchCoordinator:
         """Put an event into the queue; it is decided on in the next turn of the loop."""
         self._events.append(event)
         self._awake.set()
-
-    def _on_window(self) -> None:
-        self.post(scheduler.Bound(self.window.bound))
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
         if item is not None:
@@ -432,9 +431,11 @@ class BatchCoordinator:
                 await self.pump.end()
         elif self.state.total is None:
             self.post(scheduler.Ended(self.inputs.count, sealed=self.inputs.total is not None))
-        await self._look_at_open_items()
+        submission = self._submission
+        left = [one for one in range(count_of(self.inputs)) if not self.state.is_final(one)]
+        await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
         if keep_running:
-            await withdraw_idle(self._session.platform.cluster, self._submission, sent)
+            await withdraw_idle(self._session.platform.cluster, submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
         """Delete jobs, so that running ones end sooner; the stop itself holds back waiting ones."""
@@ -464,12 +465,6 @@ class BatchCoordinator:
                 and item.attempt > standing.base
             ):
                 self.post(scheduler.Reopened(index, item.attempt, standing))
-
-    async def _look_at_open_items(self) -> None:
-        known = count_of(self.inputs)
-        left = [index for index in range(known) if not self.state.is_final(index)]
-        submission = self._submission
-        await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
 
     async def reread(self) -> None:
         """Look at what is under way, ask the platform about it, and launch again what is nowhere.

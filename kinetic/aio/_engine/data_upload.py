@@ -16,6 +16,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic import _snapshot
+from kinetic._messages import amount
 from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
@@ -113,7 +114,7 @@ async def _send(
     store: Store, snapshot: Snapshot, progress: Progress, *, complete: bool = False
 ) -> None:
     """Send what is missing; it was once *complete*, if there is an old manifest."""
-    files, size = len(snapshot.files), _human(snapshot.size)
+    files, size = len(snapshot.files), amount(snapshot.size)
     verb = "Looking at stored" if complete else "Uploading"
     logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
     for link in snapshot.links:
@@ -276,12 +277,3 @@ def _ref(data: Data, uri: str, digest: str) -> DataRef:
         trust_remote_code=data.hf_trust_remote_code,
         name="" if data.is_dir or data.is_gcs else os.path.basename(data.path),
     )
-
-
-def _human(size: int) -> str:
-    amount = float(size)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            break
-        amount /= 1024
-    return f"{size} bytes" if unit == "bytes" else f"{amount:.1f} {unit}"

@@ -55,14 +55,14 @@ class Place:
     project: str
 
 
-def require_person(environ: Mapping[str, str] = os.environ) -> None:
+def require_person() -> None:
     """Refuse to wait for a debugger without a terminal.
 
     Raises:
         ConfigurationError: There is no terminal, and KINETIC_NO_TTY_DEBUG isn't 1.
     """
     person = sys.stdin is not None and sys.stdin.isatty()
-    if not person and environ.get("KINETIC_NO_TTY_DEBUG") != "1":
+    if not person and os.environ.get("KINETIC_NO_TTY_DEBUG") != "1":
         raise errors.ConfigurationError(
             "debug=True waits for a person to attach a debugger, and there is no terminal; set "
             "KINETIC_NO_TTY_DEBUG=1 to wait all the same"

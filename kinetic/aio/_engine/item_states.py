@@ -117,12 +117,13 @@ class ItemStates:
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call *listener* with each item that is read; with None if only its status changed."""
         self._listeners = (*self._listeners, listener)
-        return lambda: self._ignore(listener)
 
-    def _ignore(self, listener: Listener) -> None:
-        kept = [*self._listeners]
-        kept.remove(listener)
-        self._listeners = tuple(kept)
+        def stop() -> None:
+            kept = [*self._listeners]
+            kept.remove(listener)
+            self._listeners = tuple(kept)
+
+        return stop
 
     def concerns(self, index: int, number: int) -> bool:
         """Return whether a report on attempt *number* can still change the item."""

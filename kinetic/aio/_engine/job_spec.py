@@ -64,7 +64,8 @@ class JobSpecBuilder:
                 client=placed.client,
                 root=_as_loaded(str(placed.project.root or ""), placed.call.function),
                 owned=placed.call.owned,
-                **(_debugging() if options.debug else {}),
+                debug_s=configuration.debug_wait_s() if options.debug else None,
+                stood=os.getcwd() if options.debug else "",
             ),
             environment=placed.environment,
             key=identity.key,
@@ -114,11 +115,6 @@ class JobSpecBuilder:
         except BackendError as exc:
             if is_answer(exc) or not await self._cluster.find(names=[name]):
                 raise
-
-
-def _debugging() -> dict[str, Any]:
-    """Return the fields of an order that only a debugger needs."""
-    return {"debug_s": configuration.debug_wait_s(), "stood": os.getcwd()}
 
 
 def _as_loaded(root: str, function: Any) -> str:

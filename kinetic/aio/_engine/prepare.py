@@ -192,8 +192,12 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     output_dir = options.output_dir or target.output_dir or ""
     if (machine := session.platform.capacity) is not None:
         _refuse_more_than(machine, options)
-    if _writes_to_cloud_storage(session, output_dir):
-        _refuse_output_dir(output_dir)
+    if _writes_to_cloud_storage(session, output_dir) and not output_dir.startswith("gs://"):
+        raise ConfigurationError(
+            f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
+            "keep; name a directory or a gs:// prefix, leave it out for one in the store, or "
+            'choose another backend than "local"'
+        )
     request = ImageRequest(
         mode=options.container_image or "bundled",
         category=options.parsed_accelerator.kind,
@@ -341,13 +345,4 @@ def _refuse_more_than(capacity: Capacity, options: Options) -> None:
         raise ConfigurationError(
             f"memory={options.memory!r} is more than this machine has, {memory >> 20}Mi; ask for "
             'less, or choose another backend than "local"'
-        )
-
-
-def _refuse_output_dir(output_dir: str) -> None:
-    if not output_dir.startswith("gs://"):
-        raise ConfigurationError(
-            f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
-            "keep; name a directory or a gs:// prefix, leave it out for one in the store, or "
-            'choose another backend than "local"'
         )

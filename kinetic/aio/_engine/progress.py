@@ -61,19 +61,12 @@ class Watch:
     """A batch that is being counted, within ``async with``; ``changed`` is set by every change.
 
     With *looking*, a batch that another process submits is read at intervals, as for any waiter.
-    *clock* returns seconds; the default is the loop's clock.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        *,
-        looking: bool = False,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, batch: Batch, *, looking: bool = False) -> None:
         self.changed = asyncio.Event()
         self._batch = batch
-        self._clock = clock or asyncio.get_running_loop().time
+        self._clock = asyncio.get_running_loop().time
         age = time.time() - batch.submission.identity.created
         self._tally = Tally(self._clock(), age=age)
         self._looking = looking and batch.coordinator is None
@@ -187,20 +180,14 @@ LAST_WORD_S = 1.0
 """How long the end of the waiting waits for the last line, on a terminal that may be stopped."""
 
 
-async def progress(
-    batch: Batch,
-    *,
-    interval: float = INTERVAL_S,
-    looking: bool = True,
-    clock: Callable[[], float] | None = None,
-) -> AsyncGenerator[Progress, None]:
+async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenerator[Progress, None]:
     """Yield the numbers now, and after each change, until the batch is over.
 
     Values are at least *interval* seconds apart; a slow reader skips intermediate values. The last
     value is the final one.
     """
     loop = asyncio.get_running_loop()
-    async with Watch(batch, looking=looking, clock=clock) as watch:
+    async with Watch(batch, looking=True) as watch:
         while not watch.over:
             watch.changed.clear()
             value = watch.value()

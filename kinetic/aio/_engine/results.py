@@ -50,7 +50,10 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
     """
     try:
         if outcome.value is not None:
-            return await _large_value(store, *outcome.value)
+            with Scratch() as scratch:
+                path = scratch.folder / "value"
+                await store.fetch(outcome.value[0], path)
+                return await anyio.to_thread.run_sync(_load_verified, path, *outcome.value)
         if len(body) <= INLINE_BYTES and STACK_GLOBAL not in body:
             return pickles.load(body)  # names no class, so it imports nothing
         return await anyio.to_thread.run_sync(pickles.load, body)
@@ -88,13 +91,6 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
             await store.fetch(outcome.value[0], beside)
             await anyio.to_thread.run_sync(_verify, beside, *outcome.value)
         return beside.stat().st_size
-
-
-async def _large_value(store: Store, name: str, digest: str) -> Any:
-    with Scratch() as scratch:
-        path = scratch.folder / "value"
-        await store.fetch(name, path)
-        return await anyio.to_thread.run_sync(_load_verified, path, name, digest)
 
 
 def _verify(path: Path, name: str, digest: str) -> None:

@@ -341,7 +341,10 @@ class Submission(ItemStates):
         if seen.phase in (Phase.ENDED, Phase.GONE):
             return True
         now = self._seen.get(index)
-        if now is before or (now is not None and _differ_in_words(now, seen)):
+        same_process = now is not None and (
+            (now.name, now.phase, now.executor) == (seen.name, seen.phase, seen.executor)
+        )
+        if now is before or same_process:  # else they differ in more than their words
             self.note(index, number, seen)
         return False
 
@@ -390,8 +393,3 @@ class Submission(ItemStates):
             waiters = self._waiters.get(index, [])
             if waiter in waiters:
                 waiters.remove(waiter)
-
-
-def _differ_in_words(one: Observation, other: Observation) -> bool:
-    """Return whether they differ at most in their words."""
-    return (one.name, one.phase, one.executor) == (other.name, other.phase, other.executor)
