@@ -189,7 +189,7 @@ async def test_who_still_reads_is_told_that_the_results_were_collected(
         with pytest.raises((errors.NotFound, StopAsyncIteration)):
             while True:  # what it has read ahead it has
                 await anext(stream)
-        for ask in (found.results, (await found.job(2)).result, (await found.job(2)).estimate):
+        for ask in (found.results, (await found.job(2)).estimate):
             with pytest.raises(errors.NotFound, match="collected"):
                 await ask()
         assert await (await found.job(2)).status() is JobStatus.SUCCEEDED

@@ -112,27 +112,6 @@ async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
 
 
 @VIRTUAL
-async def test_how_all_has_ended_reaches_who_waits_already(
-    client: aio.Client, world: World
-) -> None:
-    """It is written in one piece, and read so by who has heard of no single end."""
-    batch = await client.run_async_map(same, range(4))
-    await world.begun(4)
-    platform, store, _ = faulty(world)
-    async with aio.Client(platform=platform) as other:
-        observed = await other.attach_batch(batch.group_id)
-        waiting = asyncio.create_task(all_completed(observed))
-        await asyncio.sleep(5)
-        store.fault = lambda verb, name: SILENT if "attempts/" in name else None
-        world.gate.set()
-        assert await asyncio.wait_for(waiting, 1000) == 4
-
-
-async def all_completed(batch: aio.BatchHandle[int]) -> int:
-    return len([job async for job in batch.as_completed()])
-
-
-@VIRTUAL
 async def test_whoever_submits_asks_again_for_what_it_might_not_read(world: World) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
