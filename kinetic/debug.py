@@ -91,7 +91,6 @@ def start_port_forward(
     order = ForwardRequest(
         target=configuration.resolve(namespace=namespace or None),
         name=pod_name,
-        labels={},
         host=0,
         port=remote_port,
         local_port=local_port,

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.prepare import Call
     from kinetic.aio._engine.session import JobRef, Session
-    from kinetic.aio._engine.submission import Submission
     from kinetic.aio.batch import BatchHandle
     from kinetic.aio.job import JobHandle
     from kinetic.collection import Collection
@@ -517,18 +516,14 @@ class Client:
         return await self._following(session, record.job_id, manifest)
 
     async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
-        submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
+        submission = session.followed(job_id)
+        if submission is None:
+            platform = session.platform
+            identity = await engine.beginning.identity_of(session, job_id, manifest)
+            new = engine.submission.Submission(identity, platform.store, platform.cluster)
+            new.relaunched = platform.relaunches
+            submission = session.follow(new, ours=False)
         return engine.session.JobRef(session=session, submission=submission, index=0)
-
-    async def _observed(
-        self, session: Session, job_id: str, manifest: dict[str, Any]
-    ) -> Submission:
-        identity = await engine.beginning.identity_of(session, job_id, manifest)
-        submission = engine.submission.Submission(
-            identity, session.platform.store, session.platform.cluster
-        )
-        submission.relaunched = session.platform.relaunches
-        return session.follow(submission, ours=False)
 
     async def _settled(self, call: Call) -> tuple[Session, Call]:
         """Open the platform of *call*, and choose the layout of its accelerator that exists."""

@@ -23,7 +23,6 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, taken
 from kinetic.aio._engine.session import JobRef
-from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio._net.retry import growing
 
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
@@ -173,10 +172,6 @@ async def forward(at: JobRef, place: Place, local_port: int) -> tuple[Forwarder,
     order = ForwardRequest(
         target=at.session.target,
         name=place.name,
-        labels={
-            LABEL_SUBMISSION: at.submission.identity.id,
-            LABEL_INDEX: str(at.index),
-        },
         host=place.host,
         port=place.port,
         local_port=local_port,

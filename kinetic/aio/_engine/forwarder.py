@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
@@ -27,20 +27,16 @@ NOBODY = 9
 """A port without a listener: dialing it shows whether the user may dial."""
 
 OVER = (Phase.ENDED, Phase.GONE)
-PAUSE_S = 2.0
-WATCH_S = 300.0
+LOOK_S = 2.0
+"""How often the forwarder asks whether the job still runs, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardRequest:
-    """Forward *local_port* to *port* of host *host* of the attempt called *name*.
-
-    ``labels`` find it in a watch.
-    """
+    """Forward *local_port* to *port* of host *host* of the attempt called *name*."""
 
     target: Target
     name: str
-    labels: dict[str, str]
     host: int
     port: int
     local_port: int
@@ -146,15 +142,9 @@ async def _until_ended(cluster: Cluster, order: ForwardRequest) -> None:
             found = await cluster.find(names=[order.name])
             if not any(one.name == order.name and one.phase not in OVER for one in found):
                 return
-            async with asyncio.timeout(WATCH_S), aclosing(cluster.watch(order.labels)) as news:
-                async for seen in news:
-                    if seen.name == order.name and seen.phase in OVER:
-                        return
-        except TimeoutError:
-            continue  # it may have been removed before the watch had begun
         except errors.BackendError as exc:
-            _print_error(f"{order.name} cannot be watched now: {exc}")
-            await asyncio.sleep(PAUSE_S)
+            _print_error(f"can't ask whether {order.name} still runs: {exc}")
+        await asyncio.sleep(LOOK_S)
 
 
 async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) -> None:

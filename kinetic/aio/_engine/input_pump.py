@@ -261,14 +261,14 @@ class InputPump:
     async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
         """Store the first of *values*, as they are in *chunk*."""
         try:
-            first = await self._claim_slot(chunk, values)
+            first, failed = await self._claim_slot(chunk, values)
         except SubmitterLost as exc:
             exc.add_note(f"{len(values)} inputs were pulled and not stored: {_sample(values)}")
             raise
         count = len(chunk.parts)
         if self._source.there is None:
             self._remember(first, values[:count])
-        for at, error in chunk.failed.items():
+        for at, error in failed.items():
             self._post(scheduler.Known(self._inputs.count))
             await self._refuse(first + at, error)
         self._post(scheduler.Stored(first, count) if ready else scheduler.Known(first + count))
@@ -280,9 +280,17 @@ class InputPump:
         while len(self._kept) > limit + (self._state.settings.max_concurrent or 0):
             self._kept.popitem(last=False)
 
-    async def _claim_slot(self, chunk: Chunk, values: list[Any]) -> int:
-        """Put a chunk into the next slot that is free, and return its first index."""
-        refs, failed = await self._upload(chunk)
+    async def _claim_slot(
+        self, chunk: Chunk, values: list[Any]
+    ) -> tuple[int, Mapping[int, Exception]]:
+        """Put a chunk into the next free slot; return its first index, and failed inputs."""
+        refs: dict[int, tuple[wire.DataRef, ...]] = {}
+        failed = {**chunk.failed}
+        for at, data in chunk.data.items():
+            try:
+                refs[at] = await prepare.upload_all(self._store, data, {})
+            except SubmissionError as exc:
+                failed[at] = exc
         while True:
             first = self._inputs.count
             body = chunk.body(first, refs)
@@ -292,29 +300,8 @@ class InputPump:
             if await create(self._store, name, body, slot.signed(self._key, self._scope, name)):
                 break
             await self._adopt(values)
-        self._inputs.add(
-            slot,
-            (len(part) for part in chunk.parts),
-            chunk.digests,
-            refs,
-            {**chunk.failed, **failed},
-        )
-        for at, error in failed.items():
-            self._post(scheduler.Known(self._inputs.count))
-            await self._refuse(first + at, error)
-        return first
-
-    async def _upload(
-        self, chunk: Chunk
-    ) -> tuple[Mapping[int, tuple[wire.DataRef, ...]], dict[int, Exception]]:
-        refs: dict[int, tuple[wire.DataRef, ...]] = {}
-        failed: dict[int, Exception] = {}
-        for at, data in chunk.data.items():
-            try:
-                refs[at] = await prepare.upload_all(self._store, data, {})
-            except SubmissionError as exc:
-                failed[at] = exc
-        return refs, failed
+        self._inputs.add(slot, chunk, refs, failed)
+        return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
         """Take in the inputs of another writer that won the slot, if the lease is still ours."""

@@ -119,15 +119,14 @@ class InputIndex:
     def add(
         self,
         slot: wire.Slot,
-        sizes: Iterable[int],
-        digests: Iterable[str],
+        chunk: Chunk,
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
         """Note a slot that was just written; *data* and *failed* are by place in the chunk."""
         name = wire.input_key(self._scope, self.slots)
         stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
-        _describe(stored, sizes, digests, data, failed)
+        _describe(stored, map(len, chunk.parts), chunk.digests, data, failed)
         self._add(stored)
 
     def _add(self, stored: _Stored) -> None:
@@ -181,14 +180,11 @@ class InputIndex:
             WireError: It is not what its submitter signed; nothing of it was rebuilt.
             Exception: Rebuilding it raised this.
         """
+        arguments, _ = await self.input(index)
         stored = self._chunk_of(index)
-        if stored.offsets is None:
-            await self._read_footer(stored)
-        at = index - stored.first
-        if (failed := stored.failed.get(at)) is not None:
-            raise failed
+        at, digest = index - stored.first, bytes.fromhex(arguments.digest)
         body = await self._body(stored)
-        part, digest = body.frames[at], stored.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+        part = body.frames[at]
         if len(part) > INLINE_BYTES:
             same = await anyio.to_thread.run_sync(_has_digest, part, digest)
         else:
@@ -265,8 +261,7 @@ class InputIndex:
         failed: dict[int, Exception] = {
             int(place): SubmissionError(text) for place, text in fields.get("failed", {}).items()
         }
-        sizes = (len(part) for part in body.frames)
-        _describe(stored, sizes, fields["digests"], refs, failed)
+        _describe(stored, map(len, body.frames), fields["digests"], refs, failed)
 
     async def _body(self, stored: _Stored) -> frames.Frames:
         held = self._bodies.get(stored.slot)
