@@ -603,13 +603,13 @@ class Batch:
                 return  # else another process has it now, and ends it
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
-            await delete_left(self.session.platform.cluster, self.submission)
+            await delete_left(self.submission)
             return  # nothing else is left to stop, and the logs stay
         if not await self.exists():
             return
         its_round = await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
-        await delete_left(self.session.platform.cluster, self.submission)
-        await delete_all(self.session.platform.cluster, self.submission, its_round)
+        await delete_left(self.submission)
+        await delete_all(self.submission, its_round)
         await self.look()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
@@ -619,10 +619,7 @@ class Batch:
         """Delete all jobs of the batch from the platform, unless a retry still needs some."""
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
-            cluster = self.session.platform.cluster
-            await self._until_lifted(
-                lambda: delete_all(cluster, submission, submission.requests.round)
-            )
+            await self._until_lifted(lambda: delete_all(submission, submission.requests.round))
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
@@ -735,7 +732,7 @@ class Batch:
             self.submission.abandon(error, stuck)
         self.wake()
         try:
-            await delete_left(platform.cluster, self.submission)
+            await delete_left(self.submission)
         except KineticError as exc:
             logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)
 
@@ -838,7 +835,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     # If this fails, another process may have the batch: it stays, and the next call goes on.
     await batch.look()
     await batch.look_again()
-    await delete_left(session.platform.cluster, batch.submission)
+    await delete_left(batch.submission)
     if not (batch.submission.closes or batch.submission.abandoned or batch.finished):
         batch.observe()
     return batch

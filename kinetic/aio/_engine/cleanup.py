@@ -21,14 +21,14 @@ from kinetic.aio._engine.submission import (
     Submission,
 )
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Cluster, Phase
+from kinetic.aio.ports import Phase
 from kinetic.errors import KineticError
 
 PATIENCE_S = 30.0
 """How long a batch waits for a platform to delete useless jobs, in seconds; then it goes on."""
 
 
-async def delete_all(cluster: Cluster, submission: Submission, last: int) -> None:
+async def delete_all(submission: Submission, last: int) -> None:
     """Delete all jobs that were launched in rounds up to *last*, the round at the time of the stop.
 
     It selects them by the label of a round, not of the batch. So a request that reaches the
@@ -39,10 +39,10 @@ async def delete_all(cluster: Cluster, submission: Submission, last: int) -> Non
     """
     batch = submission.identity.id
     for number in range(last + 1):  # each retry_failed() begins a round
-        await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
+        await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
 
-async def delete_left(cluster: Cluster, submission: Submission) -> None:
+async def delete_left(submission: Submission) -> None:
     """Delete the jobs of stopped items that a dead process has left.
 
     Raises:
@@ -51,7 +51,7 @@ async def delete_left(cluster: Cluster, submission: Submission) -> None:
     requests = submission.requests
     if not requests.all_stopped:
         return
-    found = await cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
     if not found:
         return
     await submission.requests.look()  # those that led to what was found were stored before it
@@ -64,12 +64,10 @@ async def delete_left(cluster: Cluster, submission: Submission) -> None:
         submission.identity.attempt_name(*one) for one in live if requests.standing(one[0]).unwanted
     ]
     if names:
-        await cluster.delete(names=names)
+        await submission.cluster.delete(names=names)
 
 
-async def delete_unwanted(
-    cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
-) -> None:
+async def delete_unwanted(submission: Submission, attempts: Iterable[tuple[int, int]]) -> None:
     """Delete the jobs of *attempts*, pairs of item and number: in one request where possible.
 
     The request may reach the platform late: if a stopped item is retried, its next attempt has
@@ -84,15 +82,15 @@ async def delete_unwanted(
     batch = submission.identity.id
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await retry_forever(lambda: cluster.delete(names=names), f"deleting jobs of {batch}")
+            await retry_forever(
+                lambda: submission.cluster.delete(names=names), f"deleting jobs of {batch}"
+            )
     except (KineticError, TimeoutError) as exc:
         why = str(exc) or "the platform does not answer"
         logging.warning("jobs of %s that were stopped end by themselves: %s", batch, why)
 
 
-async def withdraw_idle(
-    cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
-) -> None:
+async def withdraw_idle(submission: Submission, attempts: Iterable[tuple[int, int]]) -> None:
     """Delete the jobs of attempts whose item has ended without them.
 
     The caller must have looked at the items before.
@@ -103,16 +101,14 @@ async def withdraw_idle(
         if (item := submission.item(index)) is not None
         and _is_idle(item, number, submission.requests.standing(index).base)
     ]
-    await delete_unwanted(cluster, submission, idle)
+    await delete_unwanted(submission, idle)
 
 
-async def delete_if_stopped(
-    cluster: Cluster, submission: Submission, index: int, number: int
-) -> None:
+async def delete_if_stopped(submission: Submission, index: int, number: int) -> None:
     """Delete a job whose launch was under way when a stop came, so that the stop missed it."""
     stands = submission.requests.standing(index)
     if stands.unwanted or number <= stands.base:
-        await delete_unwanted(cluster, submission, [(index, number)])
+        await delete_unwanted(submission, [(index, number)])
         return
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -121,7 +117,7 @@ async def delete_if_stopped(
         name = submission.identity.attempt_name(index, number)
         logging.warning("%s was stopped while it was launched: %s", name, exc)
         return
-    await withdraw_idle(cluster, submission, [(index, number)])
+    await withdraw_idle(submission, [(index, number)])
 
 
 def _is_idle(item: wire.Item, number: int, retired: int) -> bool:

@@ -435,15 +435,13 @@ class BatchCoordinator:
         left = [one for one in range(count_of(self.inputs)) if not self.state.is_final(one)]
         await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
         if keep_running:
-            await withdraw_idle(self._session.platform.cluster, submission, sent)
+            await withdraw_idle(submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
         """Delete jobs, so that running ones end sooner; the stop itself holds back waiting ones."""
-        cluster, batch = self._session.platform.cluster, self._submission.identity.id
+        batch = self._submission.identity.id
         try:
-            await retry_forever(
-                lambda: delete_all(cluster, self._submission, its_round), "deleting jobs"
-            )
+            await retry_forever(lambda: delete_all(self._submission, its_round), "deleting jobs")
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
@@ -453,7 +451,7 @@ class BatchCoordinator:
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
             # The process that asked for the stop could not know the jobs launched since.
-            await delete_unwanted(self._session.platform.cluster, submission, sent)
+            await delete_unwanted(submission, sent)
         await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":
             return

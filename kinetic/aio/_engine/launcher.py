@@ -113,8 +113,7 @@ class Launcher:
     async def withdraw_uncertain(self) -> None:
         """Delete jobs that unanswered requests may have made for items that ended without them."""
         doubtful, self._uncertain = self._uncertain, set()
-        cluster = self._context.session.platform.cluster
-        await withdraw_idle(cluster, self._context.submission, doubtful)
+        await withdraw_idle(self._context.submission, doubtful)
 
     async def work(self) -> None:
         """Take from the queue, one after the other, until cancelled.
@@ -246,8 +245,7 @@ class Launcher:
             self._launched += 1
             standing = submission.requests.standing(index)
             if standing.stopped or attempt <= standing.base:
-                cluster = self._context.session.platform.cluster
-                await delete_if_stopped(cluster, submission, index, attempt)
+                await delete_if_stopped(submission, index, attempt)
         finally:
             self._under_way -= 1
             if not self._under_way:

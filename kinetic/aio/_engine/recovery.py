@@ -104,7 +104,7 @@ async def _surveyed(
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
     # The former coordinator may have died before it did this.
-    await withdraw_idle(cluster, submission, live)
+    await withdraw_idle(submission, live)
     known: list[scheduler.Event] = []
     fresh: list[tuple[int, int]] = []  # ranges of items that never started
     for index in range(count):
