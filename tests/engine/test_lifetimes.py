@@ -259,7 +259,7 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
         launching = asyncio.ensure_future(client.submit(for_ever, 1))
         await until(lambda: cluster.asked == 1)
         waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
-        await until(lambda: client.limit.waiting)
+        await until(lambda: client.limit._free._waiters)
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):
@@ -360,7 +360,7 @@ async def test_what_an_iterator_is_just_giving_counts_when_it_is_closed() -> Non
         yield 2
         yield 3
 
-    source = Source(inputs())
+    source = Source(inputs(), "auto")
     assert await source.take(1) == [1]
     taking = asyncio.ensure_future(source.take(1))
     await until(asked.is_set)

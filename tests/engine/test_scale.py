@@ -146,7 +146,11 @@ def test_an_item_costs_the_same_in_a_small_batch_and_in_a_large_one(
     few, many = measured(FEW, consume), measured(MANY, consume)
     # What a batch costs once is shared by more items, so that each takes less. Turns of the
     # loop differ a little from run to run: worker threads wake it when they please.
-    grown = {what: (few[what], many[what]) for what in many if many[what] > few[what] * 1.1 + 0.02}
+    grown = {
+        what: (few.get(what, 0), many[what])
+        for what in many
+        if many[what] > few.get(what, 0) * 1.1 + 0.02
+    }
     assert not grown, f"per item, of {FEW} and of {MANY}: {grown}"
 
 

@@ -227,10 +227,11 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
     """
     try:
         fields = manifest["placed"]
-        project, code, image = fields["project"], fields["code"], fields["image"]
+        project, image = fields["project"], fields["image"]
+        code: Any = fields["code"]
         required, resources = image["requirements"], fields["resources"]
         if code is not None:
-            code = wire.Code(**{**code, "sys_path": tuple(code["sys_path"])})
+            code = wire.Code(**code | {"sys_path": tuple(code["sys_path"])})
         return UploadedCall(
             call=Call(
                 function=None, name=fields["func_name"], options=Options(**fields["options"])
