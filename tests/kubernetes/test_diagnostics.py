@@ -11,11 +11,12 @@ import pytest
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
+from kinetic.aio.kubernetes.tables import Entry
 from tests.kubernetes.faults import FaultServer, anonymous, answer, status
 
-POD = {"spec": {"nodeName": "n1"}}
-NODE = {"metadata": {"name": "n1"}, "spec": {}, "status": {}}
-FORBIDDEN = status(403, "Forbidden", 'User "x" cannot get resource "nodes"')
+FORBIDDEN = status(403, "Forbidden", 'User "x" cannot list resource "events"')
+EVENT = {"reason": "FailedMount", "message": "no such volume"}
+ENTRY = Entry("job-1")
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer
     inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=3600.0))
     server.always = FORBIDDEN
     for _ in range(3):
-        assert await inquiry.scene(POD) is None
+        assert (await inquiry.facts(ENTRY)).events == []
     assert len(server.seen) == 1
 
 
@@ -40,8 +41,8 @@ async def test_a_right_that_is_granted_later_is_used(
     server.always = FORBIDDEN
     with caplog.at_level(logging.INFO, logger="absl"):
         for _ in range(3):
-            assert await inquiry.scene(POD) is None
+            assert (await inquiry.facts(ENTRY)).events == []
             await asyncio.sleep(0.02)  # so long it is not asked for
-    assert caplog.text.count("explained without nodes") == 1, "it is told once"
-    server.always = answer(NODE)
-    assert await inquiry.scene(POD) == NODE
+    assert caplog.text.count("explained without events") == 1, "it is told once"
+    server.always = answer({"items": [EVENT]})
+    assert (await inquiry.facts(ENTRY)).events == [EVENT]

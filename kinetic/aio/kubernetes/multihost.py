@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
-from kinetic.aio.kubernetes.diagnosis.judge import blocking_finalizer, pod_state, why_no_pod
+from kinetic.aio.kubernetes.diagnosis.judge import pod_state, why_no_pod
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import End, observations
 from kinetic.aio.kubernetes.sets import LIFE, WORKER_INDEX
@@ -73,7 +73,7 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Judge the attempt. Pass the result of `merged`, so that a cause outlives its pod."""
-    return tell(replace(_state(seen), held=blocking_finalizer(seen)))
+    return tell(_state(seen))
 
 
 def _state(seen: Seen) -> State:

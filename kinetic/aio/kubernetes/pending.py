@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from absl import logging
@@ -21,7 +20,7 @@ from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
 from kinetic.aio.kubernetes.observations import ENDED, End
 from kinetic.aio.kubernetes.secrets import lacks_own_secret
-from kinetic.aio.kubernetes.tables import Entry, Table, thrown_out
+from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
 
@@ -119,12 +118,6 @@ class Diagnostics:
             nodes=await self._all_nodes() if wanted else None,
             workload=await self._workload(entry.job, alive),
         )
-
-    async def scene(self, pod: Document) -> Document | None:
-        """Return the node that evicted a pod: it was drained, or is lost."""
-        name = part(pod, "spec").get("nodeName")
-        found = await self._allowed("nodes", f"{self._paths.nodes}/{name}", {})
-        return None if found is None else _slim(found)
 
     async def end(self, entry: Entry, end: End) -> None:
         """Make Kubernetes end a Job that can't start, with an annotation that says why."""
@@ -243,16 +236,13 @@ class PendingMonitor:
         self._table = table
         self._inquiry = inquiry
         self._changed = changed
-        self._due: deque[tuple[Entry, Callable[[Entry], Awaitable[None]]]] = deque()
+        self._due: deque[tuple[Entry, End | None]] = deque()
         self._ended: set[str] = set()
         self._awake = asyncio.Event()
 
     def look(self, now: float) -> None:
-        """Decide what to do about jobs that wait or were evicted; *now* is the loop's time."""
+        """Decide what to do about jobs that wait; *now* is the loop's time."""
         self._due.clear()
-        while self._table.thrown_out:
-            _, entry = self._table.thrown_out.popitem()
-            self._due.append((entry, self._look_at_scene))
         waiting = [*self._table.waiting.values()]
         asked = Counter(one.waiting.asked_as for one in waiting if one.waiting.asked)
         # A job that can never start is ended, so all that are like it are asked about.
@@ -271,7 +261,7 @@ class PendingMonitor:
                 self._inquiry.report(entry.current or entry.name, verdict)
             end = _end_of(entry, verdict, now, patience)
             if end is not None and uid(entry.job) not in self._ended:
-                self._due.append((entry, partial(self._end, end=end)))
+                self._due.append((entry, end))
                 continue
             hindered = verdict.reason is not None or not entry.pods
             first = patience.asked_s if hindered else patience.slow_s
@@ -282,7 +272,7 @@ class PendingMonitor:
                 if asked[wait.asked_as] >= SAMPLE and wait.asked_as not in final:
                     continue
                 asked[wait.asked_as] += 1
-            self._due.append((entry, self._ask))
+            self._due.append((entry, None))
         if self._due:
             self._awake.set()
 
@@ -290,9 +280,9 @@ class PendingMonitor:
         """Send the due requests, one after the other, until cancelled."""
         while True:
             while self._due:
-                entry, do = self._due.popleft()
+                entry, end = self._due.popleft()
                 if entry.job is not None and not entry.over:
-                    await do(entry)
+                    await (self._ask(entry) if end is None else self._end(entry, end))
                     self._changed()
                 await asyncio.sleep(self._inquiry.patience.pause_s)
             self._awake.clear()
@@ -302,12 +292,7 @@ class PendingMonitor:
         entry.waiting.asked += 1
         self._table.learn(entry.name, await self._inquiry.facts(entry))
 
-    async def _look_at_scene(self, entry: Entry) -> None:
-        for pod in (one for one in entry.seen.pods if thrown_out(one)):
-            if (node := await self._inquiry.scene(pod)) is not None:
-                self._table.learn_scene(entry.name, uid(pod), node)
-
-    async def _end(self, entry: Entry, *, end: End) -> None:
+    async def _end(self, entry: Entry, end: End) -> None:
         # Once: the watch shows the end later, and the job may look different until then.
         self._ended.add(uid(entry.job))
         logging.warning("%s is ended, because it can't start: %s", entry.current, end.message)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
@@ -43,8 +43,7 @@ class Entry:
 
     ``over`` is the uid of a Job of which only the removal still matters; its documents are
     dropped. ``told`` has the last reported observation of each of its attempts, ``current`` is the
-    name of the last one. ``facts`` are the answers to inquiries about it. ``scenes`` are the
-    pods whose nodes were looked at.
+    name of the last one. ``facts`` are the answers to inquiries about it.
     """
 
     __slots__ = (
@@ -54,7 +53,6 @@ class Entry:
         "name",
         "over",
         "pods",
-        "scenes",
         "seen",
         "told",
         "verdict",
@@ -67,7 +65,6 @@ class Entry:
         self.pods: dict[str, Document] = {}
         self.told: dict[str, Observation] = {}
         self.current = ""
-        self.scenes: set[str] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -146,12 +143,6 @@ def _age(pod: Document) -> tuple[str, str]:
     return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
 
-def thrown_out(pod: Document) -> bool:
-    """Return whether a taint of its node removed it; only the node itself says why."""
-    target = condition(pod, "DisruptionTarget")
-    return target is not None and target.get("reason") == "DeletionByTaintManager"
-
-
 def _finalizers(job: Document) -> Sequence[str]:
     return parts(part(job, "metadata"), "finalizers")
 
@@ -177,7 +168,6 @@ class Table:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, Entry] = {}
-        self.thrown_out: dict[str, Entry] = {}
         self.orphans = False
         self._listed: set[bool] = set()
         self._dirty: dict[str, None] = {}
@@ -214,12 +204,6 @@ class Table:
         """Add the answers to an inquiry about one job."""
         if (entry := self.entries.get(name)) is not None and not entry.over:
             entry.facts = replace(facts, name=name)
-            self._dirty[name] = None
-
-    def learn_scene(self, name: str, pod: str, node: Document) -> None:
-        """Add the state of the node when it evicted the pod of this uid."""
-        if (entry := self.entries.get(name)) is not None and not entry.over:
-            entry.seen = replace(entry.seen, scenes={**entry.seen.scenes, pod: node})
             self._dirty[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
@@ -285,9 +269,6 @@ class Table:
             yield from self._gone(entry)
             return
         self._note_waiting(entry, words[-1])
-        if any(thrown_out(pod) and uid(pod) not in entry.scenes for pod in entry.seen.pods):
-            entry.scenes.update(uid(pod) for pod in entry.seen.pods)
-            self.thrown_out[entry.name] = entry
         over = settled(entry.seen, verdict)
         for now in (*words, *(never_ran(entry.told, words, verdict) if over else ())):
             before = entry.told.get(now.name)

@@ -124,7 +124,7 @@ async def observed(
                 for seen in [*table.news(TURN)]:
                     yield seen
                 await asyncio.sleep(0)
-            if table.thrown_out or loop.time() >= due:
+            if loop.time() >= due:
                 monitor.look(loop.time())
                 due = loop.time() + TICK_S
     finally:

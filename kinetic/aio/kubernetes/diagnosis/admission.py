@@ -63,10 +63,6 @@ _RULES = (
         "run as, such as 1000, or omit container_image=",
     ),
     _never("violates PodSecurity", "use a namespace without the restriction that it names"),
-    _refused(
-        r"(webhook|Policy) ['\"][^'\"]+['\"][^:]* denied (the )?request",
-        "change the job as the policy says, or ask the cluster's administrator",
-    ),
     _never("because it is being terminated", "use another namespace", reason=Reason.CANCELLED),
     _never('"[^"]*" is invalid: ', "correct the named field"),
     Rule(
@@ -78,13 +74,12 @@ _RULES = (
         r'(namespace|\w+ ?class)\S* (with name )?"?[^\s"]+"? ((was|not) found|does not exist)',
         "create it, have an administrator create it, or correct the name",
     ),
-    _refused(r"User .* cannot \w+ resource", "have an administrator grant that permission"),
     _refused(
         r"etcdserver: |status unknown for quota|request did not complete within "
         r"|admission plugin \S+ failed to complete|the server is currently unable"
         r"|too many requests|the server was unable to return a response in time"
         r"|connection refused|context deadline exceeded|timed out|please apply your changes",
-        "wait; the job is not at fault, and Kubernetes retries",
+        "wait; Kubernetes retries. If this persists, tell the cluster's administrator",
         outlook=Outlook.OPEN,
     ),
 )

@@ -105,8 +105,7 @@ class Diagnosis:
 class State:
     """The facts from which `tell` makes a `Diagnosis`.
 
-    The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended,
-    ``held`` is what prevents a deleted object's removal.
+    The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended.
     """
 
     status: JobStatus
@@ -114,7 +113,6 @@ class State:
     cause: Cause
     lead: Sequence[str] = ()
     before: Cause | None = None
-    held: Cause | None = None
     exit_code: int | None = None
     executor: str = ""
     host: int = 0
@@ -156,12 +154,8 @@ def tell(state: State) -> Diagnosis:
     cause, before = state.cause, state.before
     first, *more = [*cause.clauses, ""]
     clauses = [": ".join(one for one in (*state.lead, first) if one), *more]
-    steps = [_step(state)]
     if before is not None:
         clauses.append(f"before that: {'; '.join(before.clauses)}")
-    if state.held is not None:
-        clauses += state.held.clauses
-        steps.append(state.held.next_step)
     earlier = before.reason if before is not None and not state.over else None
     return Diagnosis(
         status=state.status,
@@ -170,7 +164,7 @@ def tell(state: State) -> Diagnosis:
         exit_code=state.exit_code,
         executor=state.executor,
         message="; ".join(dict.fromkeys(one for one in clauses if one)),
-        advice="; ".join(dict.fromkeys(one for one in steps if one)),
+        advice=_step(state),
         outlook=Outlook.FINAL if state.over else cause.outlook,
         secret=cause.secret,
         host=state.host,

@@ -18,9 +18,8 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     known,
     quoted,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import condition, part
+from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
-from kinetic.aio.kubernetes.diagnosis.quantities import readable
 from kinetic.aio.kubernetes.diagnosis.starting import FORMAT, start_failure
 from kinetic.job_status import Reason
 
@@ -81,7 +80,7 @@ _REMOVALS = (
     _lost("^(Node silent|Status NodeLost)", what="node {node}, which ran it, does not answer"),
     _evicted(
         "^Disruption DeletionByTaintManager",
-        what="evicted, because its node got taint {taints} (NoExecute)",
+        what="evicted, because its node got a taint with the effect NoExecute",
     ),
     _evicted("^Status Evicted: .*low on resource: memory", _LARGER),
     _evicted(
@@ -120,16 +119,14 @@ _REMOVALS = (
 
 def removal(pod: Pod) -> Cause | None:
     """Return what the platform or a user did to end *pod*; None if nothing."""
-    closing = [str(one.get("key")) for one in pod.taints if one.get("effect") == "NoExecute"]
     said = pod.status.get("message") or (pod.disruption or {}).get("message") or ""
     found = known(
         _REMOVALS,
         "evicted by its node",
-        "\n".join(_removal_facts(pod, closing)),
-        said=_readable(str(said)),
+        "\n".join(_removal_facts(pod)),
+        said=one_line(str(said), LONGEST).rstrip("."),
         why=str(pod.status.get("reason")),
         node=str(pod.spec.get("nodeName")),
-        taints=", ".join(map(repr, closing)),
         limit=str(pod.spec.get("activeDeadlineSeconds")),
         shut_down="the cloud took its spot machine back" if pod.on_spot else "maintenance",
         spot=" (a spot machine, which the cloud may have taken back)" if pod.on_spot else "",
@@ -138,22 +135,19 @@ def removal(pod: Pod) -> Cause | None:
         when = "while it ran" if pod.ran else "before it ran"
         return Cause(
             what=f"a user or a controller deleted the pod {when}",
-            more=reaction(pod),
             advice="run it again; the cluster's audit log names the user who deleted it",
             reason=Reason.LOST,
         )
     return found
 
 
-def _removal_facts(pod: Pod, closing: list[str]) -> Iterator[str]:
+def _removal_facts(pod: Pod) -> Iterator[str]:
     """Yield a line for each fact about what ended *pod*."""
     disruption, state = pod.disruption or {}, str(pod.status.get("reason") or "")
     why = str(disruption.get("reason") or "")
     if why:
         yield f"Disruption {why}: {disruption.get('message')}"
-    silent = any(key.endswith(("/unreachable", "/not-ready")) for key in closing)
-    silent |= bool(condition(pod.node, "Ready", "Unknown") or pod.events("NodeNotReady"))
-    if why == "DeletionByTaintManager" and silent:
+    if why == "DeletionByTaintManager" and pod.node_silent:
         yield "Node silent"
     if state:
         yield f"Status {state}: {pod.status.get('message')}"
@@ -161,22 +155,6 @@ def _removal_facts(pod: Pod, closing: list[str]) -> Iterator[str]:
         yield "Node going"
     if pod.node_removed and not pod.ended:
         yield "Node removed"
-
-
-def _readable(said: str) -> str:
-    """Return *said* with amounts of bytes in the largest units that fit."""
-    words = one_line(said, LONGEST).rstrip(".")
-    return re.sub(r"\b(\d{4,}[KM]i|\d{7,})\b", lambda one: readable(one[0]), words)
-
-
-def reaction(pod: Pod) -> list[str]:
-    """Return a clause about how the program of *pod* reacted to SIGTERM, unless it just ended."""
-    code = pod.end.get("exitCode")
-    if not pod.terminating or code in (None, 0, 143):
-        return []
-    if code == 137:
-        return ["the program ignored SIGTERM and was killed after its grace period"]
-    return [f"the program then ended with exit code {code}"]
 
 
 # --- how the program ended ------------------------------------------------------------------
@@ -190,34 +168,25 @@ _EXITS = (
         what="the node, or its container runtime, restarted while the program ran; exit code "
         "{code} is a guess",
     ),
-    # Cloud Storage, "Troubleshooting"; GKE, "Workload Identity Federation".
+    # Cloud Storage, "Troubleshooting"; GKE, "Troubleshoot Workload Identity Federation".
     _open(
         r"does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
-        r"|403[^;]*storage\.googleapis",
-        "give {who} roles/storage.objectUser on the bucket, and check workload identity",
+        r"|403[^;]*storage\.googleapis|unable to generate access token"
+        r"|from the (\w+ )*metadata service|compute metadata service"
+        r"|iam\.serviceAccounts\.getAccessToken|getOpenIdToken",
+        "give {who} roles/storage.objectUser on the bucket, and check workload identity: its "
+        "binding (roles/iam.workloadIdentityUser), and GKE_METADATA on the node pool",
     ),
     _open(  # the runner's own words
         "no credentials for Cloud Storage here",
         "bind {who} to a Google service account (workload identity). If STORAGE_EMULATOR_HOST "
         "names a server that needs none, capture that variable (capture_env_vars=)",
     ),
-    # GKE, "Troubleshoot Workload Identity Federation", and the errors of google-auth.
-    _open(
-        r"unable to generate access token|from the (\w+ )*metadata service"
-        r"|compute metadata service|iam\.serviceAccounts\.getAccessToken|getOpenIdToken",
-        "bind the pod's Kubernetes service account to a Google one (workload identity, "
-        "roles/iam.workloadIdentityUser), and check that its node pool has GKE_METADATA",
-    ),
     _open(
         "can't open file '[^']*remote_runner",
         "copy what `python -m kinetic.images runner FOLDER` writes to /app, build the image with "
         "kinetic build-image, or omit container_image",
         "the image doesn't contain kinetic's runner: {said}",
-    ),
-    _open(
-        r"exec \S+: no such file or directory",
-        "add that file, or the interpreter in its first line (#!), to the image; its line ends "
-        "must be those of Unix",
     ),
     _open(
         "^[^:]* 137:",
@@ -239,11 +208,6 @@ _EXITS = (
     _user("", what="{what}{saying}"),
 )
 
-_MEANINGS = {
-    126: " (the program called a file that may not be executed)",
-    127: " (the program called a command that does not exist)",
-}
-
 
 def exit_cause(one: Container) -> Cause:
     """Return why container *one* failed."""
@@ -258,7 +222,7 @@ def exit_cause(one: Container) -> Cause:
     who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
     whose = f"container {one.name!r}" if one.init else "the program"
     found = quoted(
-        f"{whose} ended with exit code {code}{_MEANINGS.get(code, '')}",
+        f"{whose} ended with exit code {code}",
         f"{reason} {code}: {said}",
         _EXITS,
         code=str(code),

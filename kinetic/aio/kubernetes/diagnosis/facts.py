@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -17,7 +17,6 @@ class Seen:
     ``nodes`` is None if they are not known. ``workload`` is Kueue's object for the Job.
     ``gone`` and ``earlier`` are the last versions of pods and of the Job that no longer
     exist: `merged` keeps them, because Kubernetes often deletes a cause after a second.
-    ``scenes`` are nodes by pod uid, as they were when the pod was first disrupted.
     ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
     are storage drivers that the cluster doesn't have.
     """
@@ -29,7 +28,6 @@ class Seen:
     workload: Document | None = None
     gone: Sequence[Document] = ()
     earlier: Document | None = None
-    scenes: Mapping[str, Document] = field(default_factory=dict[str, Document])
     name: str = ""
     makers: Sequence[tuple[str, str]] = ()
     absent: Collection[str] = ()
@@ -98,7 +96,7 @@ def merged(before: Seen, now: Seen) -> Seen:
     left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
     told = {_identity(event) for event in now.events}
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
-    now = replace(
+    return replace(
         now,
         pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
         events=(*(one for one in before.events if _identity(one) not in told), *now.events),
@@ -108,7 +106,6 @@ def merged(before: Seen, now: Seen) -> Seen:
         gone=tuple(pod for key, pod in left.items() if key not in present) if same else (),
         earlier=(before.job or before.earlier) if same else None,
     )
-    return replace(now, scenes={**_scenes(now), **before.scenes} if same else {})
 
 
 def _as_first_asked(before: Document | None, now: Document) -> Document:
@@ -118,13 +115,6 @@ def _as_first_asked(before: Document | None, now: Document) -> Document:
         return now
     kept = {key: first[key] for key in asked if key in first}
     return {**now, "metadata": {**part(now, "metadata"), **kept}}
-
-
-def _scenes(now: Seen) -> dict[str, Document]:
-    nodes = {part(node, "metadata").get("name"): node for node in now.nodes or ()}
-    disrupted = (pod for pod in now.pods if condition(pod, "DisruptionTarget"))
-    hosts = {uid(pod): part(pod, "spec").get("nodeName") for pod in disrupted}
-    return {pod: nodes[host] for pod, host in hosts.items() if host in nodes}
 
 
 def _identity(event: Document) -> tuple[object, ...]:
@@ -297,10 +287,10 @@ class Pod:
 
     @cached_property
     def node(self) -> Document | None:
-        """Its node when the pod was first disrupted, else its current node."""
+        """Its node, if it is known."""
         name = self.spec.get("nodeName")
         found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
-        return self.seen.scenes.get(self.uid) or next(found, None)
+        return next(found, None)
 
     @property
     def node_removed(self) -> bool:
@@ -311,13 +301,14 @@ class Pod:
 
     @property
     def node_silent(self) -> bool:
-        """Whether its node does not answer. The status of its containers is out of date then."""
+        """Whether its node does not answer. The status of its containers is out of date then.
+
+        Only the controller that watches nodes marks a pod as not ready without a reason.
+        """
         if self.status.get("phase") == "Unknown":
             return True
-        if condition(self.node, "Ready", "Unknown") is not None:
-            return True
-        unready = condition(self.document, "Ready", "False") or {"reason": "no such condition"}
-        return not unready.get("reason") and bool(self.events("NodeNotReady"))
+        unready = condition(self.document, "Ready", "False")
+        return unready is not None and not unready.get("reason")
 
     @property
     def on_spot(self) -> bool:

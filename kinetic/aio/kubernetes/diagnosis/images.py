@@ -15,75 +15,61 @@ _READER = "give the nodes' service account the reader role there (roles/artifact
 _blocked = partial(Rule, reason=Reason.IMAGE_PULL)
 _final = partial(_blocked, outlook=Outlook.FINAL)
 
-_QUOTE = r'"[^"]*"'
-
-# "REASON: message", without quoted text and the image's own name.
 _CAUSES = (
     _final("^InvalidImageName:", "correct the name; waiting does not help"),
     _final(
         r"no match for platform|no matching manifest|exec format error",
         "build it for the node's architecture (linux/{arch})",
-        "the image {image} has no variant for linux/{arch}",
     ),
     _blocked(
         r"too ?many ?requests|\b429\b|rate limit",
-        "wait, or use a copy in your own registry",
-        "the registry {registry} limits how often {image} may be pulled",
+        "wait, or use a copy in your own registry: this one limits how often it may be pulled",
         outlook=Outlook.OPEN,
     ),
     _blocked(
         r"does not exist or may require|requested access to the resource is denied"
         r"|or it may not exist",
         f"correct the name, or {_READER}",
-        "the image {image} does not exist, or the nodes may not read it",
     ),
     _final(
         r"fetch oauth token: .*\b404\b",
         "create the repository and push the image, or correct the name",
-        "the repository of the image {image} does not exist in {registry}",
     ),
     _blocked(
         r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize: .*\b4\d\d\b|denied"
         r"|no basic auth|insufficient_scope|authentication required|authorization failed"
         r"|permission",
         f"{_READER}; the image itself may exist",
-        "the nodes may not read the image {image} from {registry}",
     ),
     _blocked(
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out"
         r"|network is unreachable|no route|server misbehaving|deadline exceeded|\bdial\b"
         r"|registry is unavailable",
-        "check that the name {registry!r} is right and reachable from the nodes",
-        "the nodes cannot reach the registry {registry} of the image {image}: {said}",
+        "check that the registry's name is right and that the nodes can reach it",
     ),
     _final(
         r"not ?found|manifest[ _]?unknown|name[ _]?unknown|does not exist|repository .* unknown"
         r"|\b404\b",
         "build and push it, or correct the name or tag",
-        "the image {image} does not exist in its registry ({registry})",
     ),
 )
+"""Advice by "REASON: message", without quoted text and the image's own name."""
 
 
-def pull_failure(pod: Pod, one: Container, reason: str, said: str) -> Cause:
-    """Return why container *one* has no image, by its state's *reason* and message *said*.
+def pull_failure(pod: Pod, one: Container, reason: str, message: str) -> Cause:
+    """Return why container *one* has no image, by its state's *reason* and *message*.
 
     A message that only says that the node waits is replaced by that of an earlier event.
     """
     image = str(one.spec.get("image") or one.status.get("image") or "")
-    if not said or (said.startswith("Back-off") and ": " not in said):
+    if not message or (message.startswith("Back-off") and ": " not in message):
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
-        said = next((text for text in reversed(earlier) if image in text), said or reason)
+        message = next((text for text in reversed(earlier) if image in text), message or reason)
     chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
-    host, slash, _ = image.partition("/")  # Docker Hub has the images whose name has no host
-    facts = {
-        "image": image,
-        "registry": host if slash and (set(host) & {*".:"} or host == "localhost") else "docker.io",
-        "arch": str({**given, **chosen}.get("kubernetes.io/arch") or "amd64"),
-        "said": gist(said),
-    }
+    arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
     what = f"the image {image} cannot be pulled"
-    bare = f"{reason}: {re.sub(_QUOTE, ' ', said).replace(image, ' ')}"
-    found = known(_CAUSES, what, bare, **facts) or quoted(what, said, reason=Reason.IMAGE_PULL)
+    bare = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
+    found = known(_CAUSES, what, f"{reason}: {bare}", said=gist(message), arch=arch)
+    found = found or quoted(what, message, reason=Reason.IMAGE_PULL)
     lacks = gist(pod.last_said("FailedToRetrieveImagePullSecret"))
     return replace(found, more=[lacks])

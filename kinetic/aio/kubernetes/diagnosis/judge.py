@@ -18,21 +18,13 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     waiting,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import (
-    failure,
-    reaction,
-    removal,
-    sidecar_memory,
-)
+from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
 from kinetic.aio.kubernetes.diagnosis.placing import placing
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queued
 from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, container_obstacle, why_not_started
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
-
-_OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
-"""Finalizers that Kubernetes sets and removes itself."""
 
 _STOPPING = "is being stopped"
 
@@ -44,7 +36,7 @@ def judge(seen: Seen) -> Diagnosis:
     counts at once. Jobs and pods come by different watches, either of which may be late.
     Pass the result of `merged`, so that a cause outlives its pod.
     """
-    verdict = tell(replace(_job_state(seen), held=blocking_finalizer(seen)))
+    verdict = tell(_job_state(seen))
     return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
 
 
@@ -62,23 +54,6 @@ def refused_request(answer: Document) -> Diagnosis:
     cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
     verdict = tell(replace(waiting(cause), status=JobStatus.FAILED))
     return replace(verdict, phase=Phase.GONE)
-
-
-def blocking_finalizer(seen: Seen) -> Cause | None:
-    """Return the finalizer that prevents the removal of a deleted object of the job."""
-    owner = seen.makers[0][0] if seen.makers else "Job"
-    idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
-    for kind, one in [(owner, seen.job), *idle]:
-        metadata = part(one, "metadata")
-        held = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
-        if held and metadata.get("deletionTimestamp"):
-            patch = '{"metadata":{"finalizers":null}}'
-            return Cause(
-                what=f"finalizer {held[0]!r} keeps the deleted {kind} from going",
-                advice=f"wait for its controller to remove {held[0]!r}. If there is none: kubectl "
-                f"patch {kind.lower()} {metadata.get('name')} --type=merge -p '{patch}'",
-            )
-    return None
 
 
 # --- one pod ------------------------------------------------------------------------------
@@ -290,9 +265,7 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
     if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
-    if not pod.deleted:
-        return replace(state, before=end.cause)
-    return replace(state, cause=replace(cause, more=reaction(pod)))
+    return state if pod.deleted else replace(state, before=end.cause)
 
 
 def _while_alive(seen: Seen, alive: Pod, state: State) -> State:

@@ -80,7 +80,7 @@ def _closures(spec: Document, node: Document) -> list[Refusal]:
             )
         )
     if cordoned:
-        found.append(Refusal("been cordoned by an operator", "have it uncordoned, or wait"))
+        found.append(Refusal("been cordoned by an operator", "have it uncordoned, or wait", True))
     if taints and not found:
         names = ", ".join(sorted(key.rpartition("/")[2] for key in taints))
         advice = "wait; this isn't an error"

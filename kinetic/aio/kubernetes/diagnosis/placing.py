@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 from kinetic._messages import both_ends
-from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quoted
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, labels, matches, refusals, selected
@@ -44,9 +43,6 @@ def placing(pod: Pod) -> Cause:
     if refused and last.get("reason") != "Unschedulable":
         what = "the scheduler cannot place the pod"
         return quoted(what, said, reason=Reason.UNSCHEDULABLE)
-    if node := pod.status.get("nominatedNodeName"):
-        what = f"the scheduler stops pods of lower priority on node {node} to make room for it"
-        return _unplaced(what, _WAIT, Outlook.OPEN)
     nodes = pod.seen.nodes
     lack = _quoted(pod.spec, said) if nodes is None else _compared(pod.spec, nodes, said)
     return _scaled(pod, lack)
@@ -158,25 +154,6 @@ def _listed(several: Collection[str]) -> str:
 
 # --- the autoscaler -------------------------------------------------------------------------
 
-_ELSEWHERE = "use another zone or another type, or wait"
-
-
-_stock = partial(Rule, reason=Reason.UNSCHEDULABLE, outlook=Outlook.OPEN)
-
-_STOCK = (
-    _stock(
-        r"\bip.?space|ip.?addresses|\bsubnet",
-        "have the cluster's administrator widen the subnet, or remove nodes",
-    ),
-    _stock(
-        "quota",
-        f"have the quota of the cloud project raised, {_ELSEWHERE}",
-        reason=Reason.QUOTA,
-    ),
-    _stock("", f"the cloud may have no such machine left: {_ELSEWHERE}"),
-)
-"""Advice if the cloud adds no machine, by the autoscaler's message."""
-
 _PASSES = re.compile(
     r"max (node group size|cluster \w+|limit)|reached|in backoff|failed scale-up|quota", re.I
 )
@@ -197,28 +174,22 @@ def _scaled(pod: Pod, lack: Cause) -> Cause:
     if last == "FailedScaleUp" or (failure and "backoff" in said):
         return _not_added(pod.spec, failure)
     words = both_ends(said.partition(": ")[2] or said, 400)
-    if lack.outlook is Outlook.OPEN or _PASSES.search(words):
+    if _PASSES.search(words):
         advice = "wait for other work to end, or let the node pool grow"
         lack = replace(lack, advice=advice, outlook=Outlook.OPEN)
-    elif not _is_only_cordoned(pod):
+    elif lack.outlook is not Outlook.OPEN:
         never = "no node pool could hold this pod, so it can never start as requested"
         return replace(lack, more=[*lack.more, never], outlook=Outlook.FINAL)
     return replace(lack, more=[*lack.more, f"the autoscaler adds no node now ({words})"])
 
 
-def _is_only_cordoned(pod: Pod) -> bool:
-    """Return whether a node could take *pod* after an operator has opened it."""
-    opened: list[Mapping[str, object]] = [
-        {**node, "spec": {**part(node, "spec"), "unschedulable": False}}
-        for node in pod.seen.nodes or ()
-        if matches(pod.spec, node)
-    ]
-    found = (refusals(pod.spec, node) for node in opened)
-    return any(all(one.temporary for one in refused) for refused in found)
-
-
-def _not_added(spec: Document, said: str) -> Cause:
-    words = both_ends(said.partition(": ")[2].partition(". Pod is at risk")[0] or said, 400)
-    zones = re.search(r"zones? ([\w, -]+?) associated", said)
+def _not_added(spec: Document, message: str) -> Cause:
+    words = both_ends(message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400)
+    zones = re.search(r"zones? ([\w, -]+?) associated", message)
     where = f" in {zones[1]}" if zones else ""
-    return quoted(f"no node was added{where}{_asks(spec)}", words, _STOCK)
+    what = f"no node was added{where}{_asks(spec)}: {words}"
+    advice = "use another zone or another type, or wait"
+    if "quota" in words.lower():
+        advice = f"have the quota of the cloud project raised, {advice}"
+        return Cause(what=what, advice=advice, reason=Reason.QUOTA)
+    return _unplaced(what, advice, Outlook.OPEN)

@@ -32,15 +32,15 @@ _SLOW = re.compile(r"failed to sync \w+ cache|context deadline exceeded|is reser
 def container_obstacle(pod: Pod, one: Container) -> Cause | None:
     """Return what keeps container *one* from starting, as its state says."""
     waits = one.state("waiting") or {}
-    reason, said = str(waits.get("reason") or ""), str(waits.get("message") or "")
+    reason, message = str(waits.get("reason") or ""), str(waits.get("message") or "")
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return None
     if _OF_IMAGES.search(reason):
-        return pull_failure(pod, one, reason, said)
-    if reason.startswith("CreateContainer") and _SLOW.search(said):
-        what = f"the node has not created container {one.name!r} yet: {one_line(said)}"
+        return pull_failure(pod, one, reason, message)
+    if reason.startswith("CreateContainer") and _SLOW.search(message):
+        what = f"the node has not created container {one.name!r} yet: {one_line(message)}"
         return Cause(what=what, advice="wait; tell the cluster's administrator if this persists")
-    return start_failure(one, said or reason)
+    return start_failure(one, message or reason)
 
 
 # --- before there are containers ------------------------------------------------------------
@@ -87,10 +87,6 @@ _ENABLE = "enable the Cloud Storage FUSE CSI driver on the cluster, which also a
 
 _SURROUNDINGS = (
     NO_SECRET,
-    Rule(
-        "sidecar container failed with error: signal: killed",
-        "raise the memory of the gcsfuse sidecar (annotation gke-gcsfuse/memory-limit of the pod)",
-    ),
     Rule(f"{LACKS_DRIVER.pattern}|sidecar container", _ENABLE),
     Rule(
         "hostPath type check failed",
@@ -128,8 +124,7 @@ def _unmounted(pod: Pod, told: Sequence[str]) -> Cause:
 
 # --- the first process ----------------------------------------------------------------------
 
-_EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
-FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
+FORMAT = re.compile(r"exec \S+: exec format error")
 
 _CONFIGURATION = (
     NO_SECRET,
@@ -148,36 +143,16 @@ _STARTS = (
         reason=Reason.OUT_OF_MEMORY,
     ),
     Rule("unable to find (user|group)", "correct KINETIC_RUN_AS_USER, or the USER of the image"),
-    Rule("error mounting .* to rootfs", "choose another path for this volume"),
-    Rule(
-        "nvidia-container|nvml",
-        "tell the cluster's administrator that the node's GPU driver isn't ready",
-    ),
-    Rule(
-        "exec format error",
-        "build the image for the node's architecture",
-        "{file!r} is built for another processor than the node has",
-    ),
-    Rule(
-        r'exec: "[^"]+".*(not found in \$?PATH|no such file or directory)',
-        "correct the command or the image",
-        "command {file!r} is not in the image",
-    ),
-    Rule(
-        r'exec: "[^"]+".*permission denied',
-        "make the command executable, or call its interpreter",
-        "{file!r} is in the image but may not be executed (permission denied)",
-    ),
+    Rule("exec format error", "build the image for the architecture of the node"),
+    Rule(r'exec: "[^"]+"|exec \S+: ', "correct the command or the image"),
 )
 
 
 def start_failure(one: Container, text: str) -> Cause:
     """Return why a container could not be created, or its process not be started."""
-    called = _EXEC.search(text) or FORMAT.search(text)
     return quoted(
         f"container {one.name!r} could not be started",
         text,
         _STARTS,
-        file=called["file"] if called else "the command",
         limit=one.memory,
     )
