@@ -88,7 +88,7 @@ async def test_somebody_without_rights_is_told_the_role_to_apply_and_applying_it
     await asyncio.to_thread(await_granted, namespace, documents[0], "dev")
     after = await examine(environ=clustered)
     assert after["permissions"].state is State.WARNING  # nodes, which are only for better words
-    assert "get, list nodes (explaining why a job does not start)" in after["permissions"].evidence
+    assert "list nodes (explaining why a job does not start)" in after["permissions"].evidence
     assert after.healthy
 
 

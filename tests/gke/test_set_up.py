@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from kinetic import aio
-from kinetic.aio.kubernetes.rights import Right, role
 from tests.cluster.fixtures import Namespace, on_cluster
 from tests.cluster.rights import await_granted
 
@@ -30,20 +29,6 @@ def double(x: int) -> int:
 
 def documents() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(MANIFEST.read_text()))
-
-
-def test_the_manifest_grants_what_an_error_would_print() -> None:
-    printed = yaml.safe_load(
-        role(Right(verb="get", group="batch", resource="jobs", namespace="ns"), "").partition(
-            "---"
-        )[0]
-    )
-    (people,) = (
-        one
-        for one in documents()
-        if one["kind"] == "Role" and one["metadata"]["name"] == printed["metadata"]["name"]
-    )
-    assert people["rules"] == printed["rules"]
 
 
 async def test_jobs_run_in_a_namespace_that_was_set_up_so(

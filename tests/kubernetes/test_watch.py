@@ -15,7 +15,7 @@ from aiohttp import web
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.kubernetes.manifests import START_TIMEOUT
+from kinetic.aio.kubernetes.manifests import HOSTS, START_TIMEOUT
 from kinetic.aio.kubernetes.observations import ENDED, End
 from kinetic.aio.kubernetes.pending import Patience as Waiting
 from kinetic.aio.kubernetes.reflector import Rhythm
@@ -464,21 +464,6 @@ async def test_a_line_that_breaks_in_the_middle_is_told_once(
     assert "".join(told) == "".join(f"{number:07} " * 128 for number in range(4000))
 
 
-async def test_a_tail_is_cut_once(cluster: GkeCluster, world: World) -> None:
-    world.run(1)
-    world.write("00:00:00.0", b"c")
-    world.write("00:00:01.0", b"a", b"b", b"c")
-    world.log_faults += [("cut", 1), ("cut", 4)]
-    telling = asyncio.create_task(log(cluster, tail=2))
-    async with asyncio.timeout(DEADLINE_S):
-        while len(world.log_queries) < 2:
-            await asyncio.sleep(0.01)
-    world.write("00:00:02.0", b"d")
-    world.end(1)
-    assert await telling == ["b", "c", "d"]
-    assert "tailLines" not in world.log_queries[1]
-
-
 async def test_the_log_of_a_node_that_does_not_answer_is_given_up(
     cluster: GkeCluster, world: World
 ) -> None:
@@ -492,7 +477,8 @@ async def test_the_log_of_a_node_that_does_not_answer_is_given_up(
 async def test_lines_of_several_pods_say_whose_they_are(cluster: GkeCluster, world: World) -> None:
     world.run(1)
     job = world.objects["jobs"]["job-1"]
-    world.put("jobs", {**job, "spec": {**job["spec"], "completions": 2}})
+    annotations = {**job["metadata"]["annotations"], HOSTS: "2"}
+    world.put("jobs", {**job, "metadata": {**job["metadata"], "annotations": annotations}})
     first = world.objects["pods"].pop("job-1-0-1")
     for index in ("0", "1"):
         labels = {"batch.kubernetes.io/job-completion-index": index}

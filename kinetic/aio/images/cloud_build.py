@@ -11,7 +11,7 @@ import importlib
 import re
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -263,44 +263,25 @@ class Builder:
     async def _carried_out(
         self, uri: str, source: str, mark: str, show: Callable[[str], None]
     ) -> None:
-        ids: set[str] = set()
+        # If a reply is lost, a retry orders a second build of the same image. That is harmless.
+        build = self._described(uri, source, mark)
+        ordering = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
-            build_id = await self._create(self._described(uri, source, mark), ids)
-            await self._follow(uri, build_id, show)
+            operation = await asyncio.shield(ordering)
+            await self._follow(uri, str(operation.metadata.build.id), show)
         except BuildError:
             raise  # Cloud Build refused it, or it is over
         except BaseException:
             # It may take a call that is in progress, and one with retries for each step.
             grace = 2 * (CALL_S + self._policy.total_s)
-            await release(self._cancel(ids, mark), what=f"cancelling the build {mark}", grace=grace)
+            cancelling = self._cancel(ordering, mark)
+            await release(cancelling, what=f"cancelling the build {mark}", grace=grace)
             raise
 
-    async def _create(self, build: dict[str, Any], ids: set[str]) -> str:
-        """Order *build* and add its id to *ids*.
-
-        If a reply is lost, the retry orders a second build of the same image. That is harmless.
-        """
-        request = {"project_id": self._places.project, "build": build}
-
-        async def ordered() -> str:
-            operation = await self._authorized("create_build", request)
-            ids.add(str(operation.metadata.build.id))
-            return str(operation.metadata.build.id)
-
-        async def attempt() -> str:
-            ordering = asyncio.ensure_future(ordered())
-            try:
-                return await asyncio.shield(ordering)
-            except asyncio.CancelledError:
-                # The call continues: its reply names the build to cancel.
-                await release(_ended(ordering), what="ordering a build", grace=2 * CALL_S)
-                raise
-
-        build_id: str = await self._retried(attempt)
-        return build_id
-
-    async def _cancel(self, ids: Collection[str], mark: str) -> None:
-        """Cancel the builds *ids*, and those with the tag *mark* whose replies were lost."""
+    async def _cancel(self, ordering: asyncio.Task[Any], mark: str) -> None:
+        """Cancel the build of *ordering*, and those with the tag *mark* whose replies were lost."""
+        await asyncio.wait({ordering})
+        ids = set() if ordering.exception() else {str(ordering.result().metadata.build.id)}
         request = {"filter": f'tags="{mark}"', "page_size": 10}
         page = await self._call("list_builds", request)
         for build_id in {*ids, *(str(one.id) for one in page.builds if not _is_over(one))}:
@@ -336,11 +317,12 @@ class Builder:
 
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
         request = {"project_id": self._places.project, **request}
-        return await self._retried(lambda: self._authorized(method, request))
 
-    async def _retried(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        async def attempt() -> Any:
+            return await self._authorized(method, request)
+
         try:
-            return await retry(call, self._policy, self._outage, is_passing=passing)
+            return await retry(attempt, self._policy, self._outage, is_passing=passing)
         except KineticError:
             raise
         except Exception as exc:
@@ -351,7 +333,7 @@ class Builder:
 
         async def once(token: str = "") -> Any:
             metadata = [("authorization", f"Bearer {token}")] if token else []
-            # `_retried` retries, so the library must not.
+            # `_call` retries, so the library must not.
             return await call(request=request, retry=None, timeout=CALL_S, metadata=metadata)
 
         if self._credentials is None:
@@ -383,12 +365,6 @@ class Builder:
             "logs_bucket": f"gs://{bucket}/{folder}logs",
             "tags": ["kinetic", uri.rpartition(":")[2], mark],
         }
-
-
-async def _ended(call: asyncio.Future[Any]) -> None:
-    await asyncio.wait({call})
-    if not call.cancelled():
-        call.exception()  # the caller was cancelled for another reason
 
 
 def _library() -> Any:

@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from absl import logging
 
@@ -72,7 +73,7 @@ class ContainerImages:
         self._builder: Builder | None = None
         self._said: set[str] = set()
         self._seen: dict[str, float] = {}
-        self._running: set[_Build] = set()
+        self._running: dict[str, _Build] = {}
         self._closed = False
 
     async def resolve(self, request: ImageRequest) -> Image:
@@ -134,16 +135,20 @@ class ContainerImages:
         )
 
     async def _joined(self, plan: Plan) -> None:
-        """Wait for the build of *plan*; all calls that want its image share one."""
-        for build in self._running:
-            if build.uri == plan.image and not build.ending:
-                break
-        else:
-            if self._closed:
-                raise ClientClosed("the client that builds images is closed; open another")
-            build = _Build(plan.image, self._ensured(plan), self._running.discard)
-            self._running.add(build)
-        await build.joined()
+        """Wait for the build of *plan*. Calls for one image share it; it ends with the last."""
+        if self._closed:
+            raise ClientClosed("the client that builds images is closed; open another")
+        if (build := self._running.get(plan.image)) is None:
+            task = asyncio.create_task(self._ensured(plan), name=f"kinetic build {plan.image}")
+            build = self._running[plan.image] = _Build(task)
+        build.waiting += 1
+        try:
+            await shared(build.task, "the client that builds images")
+        finally:
+            build.waiting -= 1
+            if not build.waiting:  # it is over, or all callers were cancelled
+                del self._running[plan.image]
+                await release(build.end(), what=f"cancelling {plan.image}", grace=60.0)
 
     async def _ensured(self, plan: Plan) -> None:
         if not await self._registry.has(plan.image):
@@ -204,7 +209,7 @@ class ContainerImages:
     async def aclose(self) -> None:
         """Cancel the builds that run here, and close everything but the store of jobs."""
         self._closed = True
-        for build in tuple(self._running):
+        for build in tuple(self._running.values()):
             await build.end()
         async with contextlib.AsyncExitStack() as closing:
             for part in (self.builds, self._credentials, self._registry, self._builder):
@@ -212,39 +217,17 @@ class ContainerImages:
                     closing.push_async_callback(part.aclose)
 
 
+@dataclass(slots=True)
 class _Build:
-    """A build that several calls wait for; it ends when the last of them is cancelled."""
+    """A build, and how many calls wait for it."""
 
-    def __init__(
-        self, uri: str, work: Coroutine[object, object, None], over: Callable[[_Build], object]
-    ) -> None:
-        self.uri = uri
-        self.ending = False
-        self._waiting = 0
-        self._task = asyncio.create_task(work, name=f"kinetic build {uri}")
-        self._task.add_done_callback(lambda _: over(self))
-
-    async def joined(self) -> None:
-        """Wait for the end of the build.
-
-        Raises:
-            ClientClosed: The client was closed meanwhile.
-        """
-        self._waiting += 1
-        try:
-            await shared(self._task, "the client that builds images")
-        except asyncio.CancelledError:
-            if self._waiting == 1 and not self._task.done():
-                await release(self.end(), what=f"cancelling {self.uri}", grace=60.0)
-            raise
-        finally:
-            self._waiting -= 1
+    task: asyncio.Task[None]
+    waiting: int = 0
 
     async def end(self) -> None:
         """Cancel the build and wait until it is over."""
-        self.ending = True
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        self.task.cancel()
+        await asyncio.wait({self.task})
 
 
 def _show(line: str, building: Step) -> None:

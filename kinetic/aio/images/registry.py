@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinetic import configuration
-from kinetic.aio._net.http import HttpClient, HttpError, cut
+from kinetic.aio._net.http import HttpClient, HttpError, cut, google_refusal
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
-from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
+from kinetic.errors import AuthError, ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
 _KINDS = ", ".join(
@@ -120,20 +120,12 @@ class Registry:
         except HttpError as answer:
             if answer.status == 404:
                 return False
-            raise self._as_backend_error(answer, uri) from None
+            what = f"cannot ask for {uri}"
+            if answer.status in (401, 403):
+                raise AuthError(
+                    f"{what}: the registry does not let you look ({answer.status}: "
+                    f"{answer.said}); give yourself the role roles/artifactregistry.reader on its "
+                    "repository"
+                ) from None
+            raise google_refusal(answer, what, host) from None
         return True
-
-    def _as_backend_error(self, answer: HttpError, uri: str) -> BackendError:
-        words = f"({answer.status}: {answer.said})"
-        if answer.status in (401, 403):
-            return AuthError(
-                f"the registry does not let you look for {uri} {words}: give yourself the role "
-                "roles/artifactregistry.reader on its repository"
-            )
-        if answer.retryable:
-            return Unavailable(
-                f"{registry_of(uri)} did not answer for {self._policy.total_s:g} s {words}; check "
-                "the network, or try again later",
-                retryable=True,
-            )
-        return BackendError(f"the registry did not say whether it has {uri} {words}")

@@ -6,15 +6,13 @@ import json
 import urllib.parse
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kinetic.aio.infra.resources import Action, Change, differences
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.rights import binding_of, subject
+from kinetic.aio.kubernetes.rights import MANIFEST, binding_of, subject
 from kinetic.errors import NotFound
 
-MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
 NO_SETS = (
     "jobs on several hosts need LeaderWorkerSet, which isn't installed; choose a VERSION at "
     "https://github.com/kubernetes-sigs/lws/releases and run: kubectl apply --server-side -f "

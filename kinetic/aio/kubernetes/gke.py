@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kinetic._tasks import bounded, release
@@ -182,7 +183,9 @@ class GkeCluster:
         self._api = api
         self._at = replace(placement, namespace=namespace)
         self._paths = Paths(namespace)
-        self._secrets = Secrets(api, self._paths)
+        self._secrets = own = Secrets(api, self._paths)
+        self.root_key, self.keep_secret, self.secret = own.root_key, own.keep, own.kept
+        self.drop_secret, self.finish = own.drop, own.finish
         self._classes = ComputeClasses(api) if classes else None
         self._inquiry = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
@@ -273,11 +276,8 @@ class GkeCluster:
         Raises:
             NotFound: The job or its log doesn't exist.
         """
-
-        async def find_paths() -> Paths:
-            return await self._paths_of(name)
-
-        return job_log(self._api, find_paths, name, self._rhythm, follow=follow, tail=tail)
+        where = partial(self._paths_of, name)
+        return job_log(self._api, where, name, self._rhythm, follow=follow, tail=tail)
 
     async def _paths_of(self, name: str) -> Paths:
         """Return where the objects of the attempt *name* are."""
@@ -293,38 +293,6 @@ class GkeCluster:
             Unavailable: The API server does not answer.
         """
         return await dialled(self._api, self._paths, name, port, host)
-
-    async def root_key(self) -> bytes:
-        """Return the namespace's 32-byte root key, made on first use and kept in a Secret.
-
-        Raises:
-            ConfigurationError: The Secret doesn't contain a valid key.
-        """
-        return await self._secrets.root_key()
-
-    async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* in a Secret, replacing what it held.
-
-        Raises:
-            ConfigurationError: It is larger than a Secret allows.
-        """
-        await self._secrets.keep(name, content)
-
-    async def secret(self, name: str) -> bytes:
-        """Return what `keep_secret` has kept.
-
-        Raises:
-            NotFound: Nothing is kept under this name.
-        """
-        return await self._secrets.kept(name)
-
-    async def drop_secret(self, names: Collection[str]) -> None:
-        """Delete these, and the Secrets that the pods of these batches read."""
-        await self._secrets.drop(names)
-
-    async def finish(self, name: str, fence: int) -> None:
-        """Delete the Secret that the pods of a batch read."""
-        await self._secrets.finish(name, fence)
 
     async def aclose(self) -> None:
         """Close the connections; jobs keep running."""

@@ -62,51 +62,37 @@ class Pieces:
         self._rest = bytearray()
         self._number = 0
 
-    def feed(self, content: bytes) -> Iterator[Piece]:
-        """Yield the pieces that *content* completes."""
-        *lines, rest = content.split(b"\n")
-        for line in lines:
-            self._rest += line
-            yield from self._full()
-            yield self._taken(len(self._rest))
-            self._number = 0
-        self._rest += rest
-        yield from self._full()
-
-    def end(self) -> Iterator[Piece]:
-        """Yield the rest at the end of the stream: the last line needs no newline."""
-        if self._rest:
-            yield self._taken(len(self._rest))
-
-    def _full(self) -> Iterator[Piece]:
-        while len(self._rest) > self._longest:
-            cut = self._longest
-            while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
-                cut -= 1  # not within a character
-            yield self._taken(cut)
-
-    def _taken(self, count: int) -> Piece:
-        piece = Piece(bytes(self._rest[:count]), self._number)
-        del self._rest[:count]
-        self._number += 1
-        return piece
+    def feed(self, content: bytes = b"", *, last: bool = False) -> Iterator[Piece]:
+        """Yield the pieces that *content* completes; with *last*, also the rest."""
+        self._rest += content
+        while self._rest:
+            cut = self._rest.find(b"\n", 0, self._longest + 1)
+            ended = cut >= 0
+            if not ended and len(self._rest) > self._longest:
+                cut = self._longest
+                while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
+                    cut -= 1  # not within a character
+            elif not ended and last:
+                cut = len(self._rest)
+            elif not ended:
+                return
+            yield Piece(bytes(self._rest[:cut]), self._number)
+            del self._rest[: cut + ended]
+            self._number = 0 if ended else self._number + 1
 
 
 class _Memory:
     """Remember which lines of the last two seconds were yielded, to skip them on reconnect.
 
     A connection can resume only at a whole second, and lines may be up to a second out of
-    order. If the log was *cut* to its last lines, a reconnect also skips the lines before them.
+    order.
     """
 
-    def __init__(self, *, cut: bool) -> None:
+    def __init__(self) -> None:
         self._yielded: dict[str, Counter[int]] = {}
         self._again: dict[str, Counter[int]] = {}
         self._newest = ""
         self._second = ""  # of the line whose pieces arrive
-        self._cut = cut
-        self._first: tuple[str, int] | None = None
-        self._skipping = False
         self.removed = False
         """Whether the kubelet has answered that it removed the log."""
 
@@ -119,7 +105,6 @@ class _Memory:
         """Prepare for a reconnect: the lines of the last two seconds come again."""
         self.removed = False
         self._again = {second: Counter(lines) for second, lines in self._yielded.items()}
-        self._skipping = self._first is not None and self._first[0] in self._yielded
 
     def texts(self, pieces: Iterator[Piece]) -> list[str]:
         """Return the program's output, without the lines that were yielded before."""
@@ -134,15 +119,10 @@ class _Memory:
             self.removed = self.removed or _REMOVED.match(piece.content) is not None
             return None if self.removed else piece.content
         second, mark = self._second, hash((piece.number, piece.content))
-        if self._skipping and (second, mark) != self._first:
-            return None
-        self._skipping = False
         again = self._again.get(second)
         if again is not None and again[mark] > 0:
             again[mark] -= 1
             return None
-        if self._cut and not self._yielded:
-            self._first = second, mark
         if second > self._newest:
             self._newest = second
             oldest = _second_before(second)[:19]
@@ -181,7 +161,7 @@ async def container_log(
         Unavailable: The container has ended, and its log can't be read.
     """
     begun, barren, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
-    memory = _Memory(cut=tail is not None)
+    memory = _Memory()
     while True:
         # Before reading: the log has everything that a container wrote before it ended.
         over = source.ended()
@@ -195,7 +175,7 @@ async def container_log(
                     for text in memory.texts(pieces.feed(content)):
                         found = True
                         yield text
-            for text in memory.texts(pieces.end()):
+            for text in memory.texts(pieces.feed(last=True)):
                 found = True
                 yield text
             if memory.removed and not memory.since:
@@ -315,21 +295,14 @@ class _Scene:
     def _over(self) -> bool:
         """Whether no further pod will come."""
         pods = self._of(None)
-        if (hosts := self._hosts) > 1:  # their pods are made one after the other
+        if (hosts := self.hosts) > 1:  # their pods are made one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
         numbered = any(ATTEMPT in part(part(pod, "metadata"), "labels") for pod in pods)
         return numbered or all(_is_over(job) for job in self._jobs.values())
 
     @property
-    def pods_at_once(self) -> int:
+    def hosts(self) -> int:
         """How many pods of the attempt run at once."""
-        mine = [one for one in self._jobs.values() if name_of(one) == self.name]
-        several = (int(part(one, "spec").get("completions") or 1) for one in mine)
-        return max(several, default=1) if (hosts := self._hosts) == 1 else hosts
-
-    @property
-    def _hosts(self) -> int:
-        """How many hosts the attempt has: pods of one set."""
         known = [part(part(one, "metadata"), "annotations") for one in self._jobs.values()]
         known += [part(part(one, "metadata"), "annotations") for one in self._of(None)]
         return max((int(one.get(HOSTS) or 1) for one in known), default=1)
@@ -415,7 +388,7 @@ async def job_log(
     scene = _Scene(api, await find_paths(), name, rhythm, follow=follow)
     async with scene.kept_up():
         scene.check()
-        if (count := scene.pods_at_once) > 1:
+        if (count := scene.hosts) > 1:
             streams = [_marked(scene, index, tail) for index in range(count)]
             async with aclosing(merged(streams)) as lines:
                 async for line in lines:

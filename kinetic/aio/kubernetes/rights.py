@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 
@@ -30,33 +32,29 @@ NEEDED_BY = {
 """The resources that not every job needs, and what needs them."""
 
 
-def _rule(group: str, resource: str, verbs: str) -> dict[str, list[str]]:
-    return {"apiGroups": [group], "resources": [resource], "verbs": verbs.split()}
+MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
+"""What a namespace needs; its Role has all that kinetic does there."""
 
-
-_OWN = "create delete deletecollection get list patch watch"
-_NEEDED = (
-    _rule("batch", "jobs", _OWN),
-    _rule("", "secrets", "create delete deletecollection get list patch update"),
-    _rule("", "pods", "delete deletecollection get list watch"),
-    _rule("", "pods/log", "get"),
-    _rule("", "pods/portforward", "create get"),
-    _rule("", "events", "get list watch"),
-    _rule("leaderworkerset.x-k8s.io", "leaderworkersets", _OWN),
-    _rule("jobset.x-k8s.io", "jobsets", _OWN),
-    _rule("kueue.x-k8s.io", "workloads", "get list watch"),
-)
-"""All that kinetic does in a namespace; ``kinetic/doctor/namespace.yaml`` grants the same."""
-
-_AROUND = (_rule("", "nodes", "get list"),)
+_AROUND = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
 """The resources outside a namespace that explain why a job does not start."""
+
+
+@cache
+def _needed() -> list[dict[str, list[str]]]:
+    """Return the rules of the manifest's Role for those who submit jobs."""
+    import yaml  # kubernetes_asyncio needs it; only a refused request does here
+
+    for one in yaml.safe_load_all(MANIFEST.read_text()):
+        if one["kind"] == "Role" and one["metadata"]["name"] == "kinetic":
+            return list(one["rules"])
+    raise LookupError(f"{MANIFEST} has no Role kinetic")
 
 
 def rights(namespace: str) -> list[Right]:
     """Return every right that kinetic uses: in *namespace*, and outside any."""
     return [
         Right(verb=verb, group=rule["apiGroups"][0], resource=rule["resources"][0], namespace=where)
-        for rules, where in ((_NEEDED, namespace), (_AROUND, ""))
+        for rules, where in ((_needed(), namespace), (_AROUND, ""))
         for rule in rules
         for verb in rule["verbs"]
     ]
@@ -97,16 +95,11 @@ def role(right: Right, user: str) -> str:
 
     A right outside any namespace needs a ClusterRole.
     """
-    import yaml  # kubernetes_asyncio needs it; only a refused request does here
+    import yaml
 
-    rules = [*(_NEEDED if right.namespace else _AROUND)]
-    wanted = _rule(right.group, right.resource, right.verb)
-    if not any(
-        wanted["apiGroups"] == rule["apiGroups"]
-        and wanted["resources"] == rule["resources"]
-        and right.verb in rule["verbs"]
-        for rule in rules
-    ):
+    rules = [*(_needed() if right.namespace else _AROUND)]
+    wanted = {"apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb]}
+    if not any(all(value in rule[field] for field, (value,) in wanted.items()) for rule in rules):
         rules.append(wanted)
     kind = "Role" if right.namespace else "ClusterRole"
     api = "rbac.authorization.k8s.io"

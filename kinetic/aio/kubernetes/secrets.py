@@ -60,10 +60,6 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
     return missing if missing in own else ""
 
 
-def _fence_of(job: JobSpec) -> int:
-    return job.order.fence
-
-
 def _kept(name: str) -> str:
     return object_name(f"kept-{name}", longest=LABEL)
 
@@ -163,7 +159,7 @@ class Secrets:
 
     async def ensure(self, job: JobSpec, name: str) -> None:
         """Create the Secret of a batch before its first job; concurrent calls create it once."""
-        fence = _fence_of(job)
+        fence = job.order.fence
         before, making = self._made.get(name, (0, None))
         failed = making is not None and making.done() and (making.cancelled() or making.exception())
         if making is None or failed or before != fence:
@@ -198,7 +194,7 @@ class Secrets:
 
     async def _make(self, job: JobSpec, name: str) -> None:
         """Create a batch's Secret, or mark it with a later fence: its content is immutable."""
-        fence = _fence_of(job)
+        fence = job.order.fence
         manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
         manifest["metadata"]["annotations"] = {FENCE: str(fence)}
 
