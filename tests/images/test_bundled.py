@@ -177,9 +177,7 @@ async def test_the_log_is_told_while_it_is_written(
     assert told[1:] == ["[build] half of a line", "[build] the end without a newline"]
 
 
-async def test_a_failure_shows_the_last_lines_of_the_step_that_failed(
-    cloud: Cloud, request_of
-) -> None:
+async def test_a_failure_shows_the_last_lines_of_the_log(cloud: Cloud, request_of) -> None:
     async def script(server: BuildServer, one: Underway) -> None:
         server.log(one, *[f"Step #0: line {n}\n" for n in range(100)], "Finished\n")
         server.end(one, Status.FAILURE, "build step 0 failed", "USER_BUILD_STEP")
@@ -188,7 +186,7 @@ async def test_a_failure_shows_the_last_lines_of_the_step_that_failed(
     with pytest.raises(BuildError, match="build step 0 failed") as caught:
         await cloud.images().resolve(request_of())
     message = str(caught.value)
-    assert "  line 99\n" in message and "  line 80\n" in message and "line 79\n" not in message
+    assert "line 99\n" in message and "line 81\n" in message and "line 80\n" not in message
     assert caught.value.build_id == "build-1"
     assert caught.value.log_url == "https://console.test/builds/build-1"
     assert caught.value.log_url in message

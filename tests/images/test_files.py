@@ -14,7 +14,6 @@ import pytest
 
 from kinetic import configuration
 from kinetic.aio.images import recipe
-from kinetic.aio.images.cloud_build import failing_lines
 from kinetic.aio.images.current import find_uv
 from kinetic.aio.images.dependencies import Dependencies
 from kinetic.aio.images.recipe import installed_wheel, package_files, wheel
@@ -221,14 +220,3 @@ def test_where_a_manifest_is() -> None:
     assert {uri: registry_of(uri) for uri in uris} == uris
     assert manifest_url("r.io/a/b:t") == "https://r.io/v2/a/b/manifests/t"
     assert manifest_url("r.io:5/a/b:1", scheme="http") == "http://r.io:5/v2/a/b/manifests/1"
-
-
-# --- the log ---
-
-
-def test_the_lines_of_the_step_that_failed_are_told() -> None:
-    log = ["start", 'Step #0 - "a": one', 'Step #1 - "b": two', "Step #1: three", "ERROR"]
-    assert failing_lines(log, 1) == ["two", "three"]
-    assert failing_lines(log, None) == log
-    assert failing_lines(["a", "", "b"], 0) == ["a", "b"]
-    assert failing_lines([str(n) for n in range(99)], 0, count=2) == ["97", "98"]

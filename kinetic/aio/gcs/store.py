@@ -13,7 +13,7 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer
 from kinetic.aio.gcs.http import EMULATOR, Described, Http, Limits, Location, Verb
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
-from kinetic.errors import BackendError, Conflict, NotFound
+from kinetic.errors import Conflict, NotFound
 
 T = TypeVar("T")
 
@@ -24,9 +24,6 @@ TOO_EARLY = 400
 
 ABSENT = 404
 CHANGED = 412
-
-SKEW = datetime.timedelta(days=1)
-"""Maximum tolerated clock skew."""
 
 
 class GcsStore:
@@ -146,18 +143,10 @@ class GcsStore:
                     {"customTime": _text(moment)},
                     timeout=self._http.timeout,
                 ),
-                known=(ABSENT, TOO_EARLY),
+                known=(ABSENT, TOO_EARLY),  # a client whose clock is ahead was faster
             )
             if status == ABSENT:
                 absent.add(name)
-            elif status == TOO_EARLY:  # a client whose clock is ahead was faster
-                about = await self.look(name)
-                if about is None:
-                    absent.add(name)
-                elif about.used is None or about.used < (moment - SKEW).timestamp():
-                    raise BackendError(
-                        f"cannot renew {name!r} in {self.url}: it has no time of use"
-                    )
 
         await self._each(renew, names)
         return absent

@@ -14,10 +14,10 @@ import io
 import itertools
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 import google_crc32c
 from aiofiles.threadpool import wrap
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import aiohttp
     from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
-T = TypeVar("T")
 CRC32C: Any = google_crc32c  # it ships half of its types
 
 TYPE = "application/octet-stream"
@@ -42,9 +41,6 @@ BLOCK = 4 * 1024 * 1024
 
 LONG = 8 * 1024 * 1024
 """Bytes above which memory is joined and checked in a worker thread."""
-
-LOOKS = 10
-"""How many times per `Limits.idle_s` kinetic checks the progress of an upload."""
 
 
 def extended(value: int, content: bytes) -> int:
@@ -148,14 +144,9 @@ async def write(
 
     async def once() -> int:
         next(tries)
-        with content.open() as stream:
-
-            def sent() -> int:
-                nonlocal furthest
-                furthest = max(furthest, content.size if stream.closed else stream.tell())
-                return furthest
-
-            sending = http.storage.upload(
+        stream = content.open()
+        try:
+            answer = await http.storage.upload(
                 http.place.bucket,
                 object_name,
                 stream,
@@ -169,7 +160,10 @@ async def write(
                 force_resumable_upload=large,
                 timeout=http.timeout,
             )
-            answer = await _unless_silent(sending, sent, http.limits.idle_s)
+        finally:
+            nonlocal furthest
+            furthest = max(furthest, content.size if stream.closed else stream.tell())
+            stream.close()
         return int(answer["generation"])
 
     try:
@@ -182,30 +176,6 @@ async def write(
     except NotFound:
         return None
     return there.info.generation if there.nonce == nonce else None
-
-
-async def _unless_silent(
-    work: Coroutine[Any, Any, T], progress: Callable[[], int], idle_s: float
-) -> T:
-    """Await *work*, but no longer than *idle_s* after *progress* has changed.
-
-    aiohttp has limits for the silence before an answer, but none while it sends.
-
-    Raises:
-        TimeoutError: *progress* stood still.
-    """
-    task, before, quiet = asyncio.create_task(work), -1, 0
-    try:
-        while not (await asyncio.wait({task}, timeout=idle_s / LOOKS))[0]:
-            now = progress()
-            quiet = quiet + 1 if now == before else 0
-            if quiet > LOOKS:
-                raise TimeoutError(f"nothing was taken for {idle_s:g} s")
-            before = now
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 # --- download ---

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +49,7 @@ KEPT = 1000
 """How many of the log's last lines are kept to explain a failure."""
 
 SHOWN, SHOWN_CHARACTERS = 20, 400
-"""How many lines of a failed step an error shows, and how much of each."""
-
-_STEP = re.compile(r"Step #(\d+)(?: - \"[^\"]*\")?: ?")
+"""How many of the log's last lines an error shows, and how much of each."""
 
 
 class BuildLog:
@@ -85,17 +82,6 @@ class BuildLog:
         lines = [line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in whole]
         self.lines += lines
         return lines
-
-
-def failing_lines(lines: Collection[str], step: int | None, count: int = SHOWN) -> list[str]:
-    """Return the last lines of step number *step*; of the whole log if no line names that step."""
-    named = [(_STEP.match(line), line) for line in lines]
-    of_step = [
-        line[match.end() :] for match, line in named if match is not None and match[1] == str(step)
-    ]
-    chosen = of_step or list(lines)
-    shown = [line[:SHOWN_CHARACTERS] for line in chosen if line.strip()]
-    return shown[-count:]
 
 
 _ENDED = MappingProxyType(
@@ -131,7 +117,7 @@ def explained_build(
 ) -> BuildError | None:
     """Return the error of a finished build, or None if the build made the image *uri*.
 
-    The message quotes *lines*, the last ones of the step that failed.
+    The message quotes *lines*, the last ones of the log.
     """
     status = build.status.name
     if status == "SUCCESS":
@@ -144,7 +130,7 @@ def explained_build(
     if kind in _ADVICE:
         parts.append(f"; {_ADVICE[kind]}")
     if lines:
-        parts.append("; the last lines of the failing step:\n")
+        parts.append("; the last lines of the log:\n")
         parts.append("\n".join(f"  {line}" for line in lines))
         parts.append("\n")
     else:
@@ -244,7 +230,7 @@ class Builder:
         """Build *context*, push it as *uri*, and pass each line of the log to *show*.
 
         Raises:
-            BuildError: The build failed; the message has the last lines of the failing step.
+            BuildError: The build failed; the message has the last lines of its log.
             AuthError: A permission is missing.
             Unavailable: Cloud Build or the store doesn't answer.
 
@@ -300,8 +286,8 @@ class Builder:
             if over:
                 break
             await asyncio.sleep(next(pauses))
-        step = next((n for n, one in enumerate(build.steps) if one.exit_code or _failed(one)), None)
-        failure = explained_build(build, uri, failing_lines(log.lines, step))
+        last = [line[:SHOWN_CHARACTERS] for line in log.lines if line.strip()][-SHOWN:]
+        failure = explained_build(build, uri, last)
         if failure is not None:
             raise failure
 
@@ -390,7 +376,3 @@ def _connected(library: Any, emulator: str) -> Any:
 
 def _is_over(build: cloudbuild_v1.Build) -> bool:
     return build.status.name not in ("STATUS_UNKNOWN", "PENDING", "QUEUED", "WORKING")
-
-
-def _failed(step: cloudbuild_v1.BuildStep) -> bool:
-    return step.status.name in ("FAILURE", "TIMEOUT", "INTERNAL_ERROR")

@@ -50,32 +50,25 @@ class Seen:
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
         """Return events on a pod (for None: the Job, or its makers) with one of *reasons*.
 
-        They are in order of time. Events outlive their objects: one with another uid, or
-        older than the object, belongs to an earlier object of the same name.
+        They are in order of time. Events outlive their objects: one with another uid, or an
+        event of a maker that is older than the set, belongs to an earlier object of the name.
         """
         metadata: Document = part(document if document is not None else self.any_job, "metadata")
-        named: Sequence[tuple[str, str]] = [("Pod", metadata.get("name") or "")]
-        own, born = metadata.get("uid"), str(metadata.get("creationTimestamp") or "")[:19]
-        if document is None:
-            named = self.makers or [("Job", metadata.get("name") or self.job_name)]
-            own = None if self.makers else own  # only the names of makers are known
+        born = str(metadata.get("creationTimestamp") or "")[:19]
+        makers = self.makers if document is None else ()
         found: list[Document] = []
         for event in self.events:
-            target = _subject(event)
-            if (target.get("kind"), target.get("name")) not in named:
-                continue
-            moment, other = _moment(event)[:19], target.get("uid")
-            alike = other == own if other and own else not (born and moment) or moment >= born
-            if alike and (not reasons or event.get("reason") in reasons):
-                said = str(event.get("message") or event.get("note") or "")
-                said = said.removeprefix("(combined from similar events): ")
-                found.append({**event, "message": said})
+            target = part(event, "involvedObject")
+            if makers:  # only their names are known
+                own = (target.get("kind"), target.get("name")) in makers
+                own = own and _moment(event)[:19] >= born
+            else:
+                own = target.get("uid") == metadata.get("uid")
+            if own and (not reasons or event.get("reason") in reasons):
+                message = str(event.get("message") or "")
+                message = message.removeprefix("(combined from similar events): ")
+                found.append({**event, "message": message})
         return sorted(found, key=_moment)  # stable: without times the order stays
-
-
-def _subject(event: Document) -> Document:
-    """Return kind, name and uid of what an event is about."""
-    return event.get("involvedObject") or part(event, "regarding")
 
 
 def _moment(event: Document) -> str:
@@ -94,12 +87,12 @@ def merged(before: Seen, now: Seen) -> Seen:
     """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
     left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
-    told = {_identity(event) for event in now.events}
+    known = {_identity(event) for event in now.events}
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
     return replace(
         now,
         pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
-        events=(*(one for one in before.events if _identity(one) not in told), *now.events),
+        events=(*(one for one in before.events if _identity(one) not in known), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         name=now.name or before.name,
@@ -120,7 +113,7 @@ def _as_first_asked(before: Document | None, now: Document) -> Document:
 def _identity(event: Document) -> tuple[object, ...]:
     if own := part(event, "metadata").get("uid"):
         return (own,)
-    target = _subject(event)
+    target = part(event, "involvedObject")
     return (target.get("kind"), target.get("name"), event.get("reason"), event.get("message"))
 
 
