@@ -67,7 +67,7 @@ def a_node(
 
 
 def event(reason: str, message: str, *, kind: str = "Pod", **more: Any) -> Json:
-    target = {"kind": kind, "uid": "pod-uid" if kind == "Pod" else "job-uid"}
+    target = {"kind": kind, "name": f"{NAME}-abcde" if kind == "Pod" else NAME}
     return {"reason": reason, "message": message, "involvedObject": target, **more}
 
 

@@ -410,11 +410,7 @@ def _name(target: Target) -> str:
 
 
 async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
-    """Return what Google's API says about the cluster.
-
-    Raises:
-        ConfigurationError: The cluster doesn't exist; the message lists those that do.
-    """
+    """Return what Google's API says about the cluster."""
     quoted = [urllib.parse.quote(one or "", safe="") for one in (target.zone, target.cluster)]
     project = f"/v1/projects/{urllib.parse.quote(target.project or '', safe='')}/locations"
     try:

@@ -245,9 +245,6 @@ class Api:
 
         *connections* is the size of the pool that the request's connection comes from; 0 means
         no limit.
-
-        Raises:
-            HttpError: The status is not one of success.
         """
         session = self._http.session(connections)
 

@@ -174,12 +174,7 @@ async def reflect(
 async def _events(
     api: Api, path: str, selector: str, version: str, rhythm: Rhythm
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the events of one connection, from *version* on.
-
-    Raises:
-        Expired: The server can't go on from *version*.
-        Unavailable: The connection broke, or something else answers for the server.
-    """
+    """Yield the events of one connection, from *version* on."""
     query = {
         "watch": "1",
         "labelSelector": selector,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic._messages import both_ends
@@ -189,40 +189,35 @@ _FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The cause that a message has if it matches *pattern*.
+    """The cause of a message that matches *pattern*: a quote with this advice.
 
-    *advice* and *what* may refer to the pattern's groups by name, and to the facts that
-    `known` gets. By default the cause quotes the message.
+    *advice* may refer to the facts that `known` gets. A group named ``secret`` is the name of a
+    missing Secret.
     """
 
     pattern: str
     advice: str | None = None
-    what: str = "{what}: {said}"
     reason: Reason | None = Reason.SETUP
     outlook: Outlook = Outlook.BLOCKED
 
-    def apply(self, text: str, facts: Mapping[str, str]) -> Cause | None:
-        """Return the cause of *text*, or None if the pattern doesn't match."""
-        if (found := re.search(self.pattern, text, _FLAGS)) is None:
-            return None
-        words = {key: both_ends(one, LONGEST) for key, one in found.groupdict("").items()}
-        words |= facts
-        return Cause(
-            what=self.what.format(**words),
-            advice=None if self.advice is None else self.advice.format(**words),
-            reason=self.reason,
-            outlook=self.outlook,
-            secret=words.get("secret", ""),
-        )
 
-
-def known(rules: Iterable[Rule], what: str, text: str, **facts: str) -> Cause | None:
+def known(
+    rules: Iterable[Rule], what: str, text: str, quote: str = "", **facts: str
+) -> Cause | None:
     """Return the cause by the first of *rules* that matches *text*, or None.
 
-    A cause that quotes *text* begins with *what*.
+    It says *what*, and quotes *quote*; by default the informative part of *text*.
     """
-    facts = {"what": what, "said": gist(text), **facts}
-    return next((one for rule in rules if (one := rule.apply(text, facts)) is not None), None)
+    for rule in rules:
+        if (found := re.search(rule.pattern, text, _FLAGS)) is not None:
+            return Cause(
+                what=f"{what}: {quote or gist(text)}",
+                advice=None if rule.advice is None else rule.advice.format(**facts),
+                reason=rule.reason,
+                outlook=rule.outlook,
+                secret=found.groupdict().get("secret") or "",
+            )
+    return None
 
 
 def quoted(
@@ -232,14 +227,12 @@ def quoted(
     *,
     reason: Reason = Reason.SETUP,
     outlook: Outlook = Outlook.BLOCKED,
-    **facts: str,
 ) -> Cause:
     """Return the cause that `known` finds; else *text* with the advice for *reason*."""
-    found = known(rules, what, text, **facts)
-    if found is not None:
+    if (found := known(rules, what, text)) is not None:
         return found
-    said = gist(text)
-    return Cause(what=f"{what}: {said}" if said else what, reason=reason, outlook=outlook)
+    quote = gist(text)
+    return Cause(what=f"{what}: {quote}" if quote else what, reason=reason, outlook=outlook)
 
 
 # Prefixes that components add when they pass on an error: the informative part comes last.

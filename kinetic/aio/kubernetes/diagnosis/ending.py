@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.causes import (
+    ADVICE,
     LONGEST,
-    NOT_THE_PROGRAM,
     Cause,
     Outlook,
     Rule,
     known,
-    quoted,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.starting import FORMAT, start_failure
 from kinetic.job_status import Reason
-
-_open = partial(Rule, outlook=Outlook.OPEN)
 
 
 def failure(pod: Pod) -> Cause | None:
@@ -60,114 +56,76 @@ def sidecar_memory(pod: Pod) -> Cause | None:
 
 # --- what the platform did ------------------------------------------------------------------
 
-_AGAIN = f"{NOT_THE_PROGRAM}: submit it again unless kinetic retries it"
 _LARGER = "state the memory that it needs (memory=), or use a larger machine"
-_evicted = partial(_open, reason=Reason.EVICTED)
-_lost = partial(_open, reason=Reason.NODE_LOST)
-_preempted = partial(_open, reason=Reason.PREEMPTED)
-
-# The lines of `_removal_facts`: "Disruption", "Node", or "Status", a reason, and a message.
-_REMOVALS = (
-    _preempted(
-        "^Disruption PreemptionByScheduler",
-        f"{_AGAIN}, or use a higher priority class",
-        "preempted by a pod of higher priority",
-    ),
-    _evicted(
-        "^Disruption EvictionByEvictionAPI",
-        what="evicted by a drain of its node, an administrator, or the autoscaler",
-    ),
-    _lost("^(Node silent|Status NodeLost)", what="node {node}, which ran it, does not answer"),
-    _evicted(
-        "^Disruption DeletionByTaintManager",
-        what="evicted, because its node got a taint with the effect NoExecute",
-    ),
-    _evicted("^Status Evicted: .*low on resource: memory", _LARGER),
-    _evicted(
-        "^Status Evicted: .*low on resource: (ephemeral-storage|inodes|nodefs|imagefs)",
-        "write less, or write to a bucket",
-    ),
-    _open(
-        '^Status Evicted: .*volume ".*" exceeds the limit',
-        "write less there, or raise its sizeLimit (for /dev/shm: memory=)",
-        reason=Reason.OUT_OF_DISK,
-    ),
-    _open("^Status Evicted: .*(ephemeral|storage)", reason=Reason.OUT_OF_DISK),
-    _preempted("^Status Preempting|critical pod", what="preempted by a critical pod of the system"),
-    _evicted("^Status Evicted"),
-    _open(
-        "^Status DeadlineExceeded",
-        what="the pod's time limit of {limit} s passed",
-        reason=Reason.DEADLINE,
-    ),
-    _preempted(
-        "^(Status (Terminated|Shutdown|NodeShutdown)|Disruption TerminationByKubelet|Node going)"
-        "|node ?shut(ting)? ?down",
-        f"{_AGAIN}, or request no spot machine",
-        "its node was shut down ({shut_down})",
-    ),
-    _lost(
-        "^(Disruption DeletionByPodGC.* node|Node removed)",
-        what="its node was removed from the cluster{spot}",
-    ),
-    _lost("^Disruption", what="the platform ended it: {said}"),
-    _open(  # a kubelet has no other reasons than those above and its refusals
-        "^Status", what="the node refused the pod ({why}): {said}", reason=Reason.UNSCHEDULABLE
-    ),
-)
+_SHUTDOWN = ("Terminated", "Shutdown", "NodeShutdown")
 
 
 def removal(pod: Pod) -> Cause | None:
     """Return what the platform or a user did to end *pod*; None if nothing."""
-    said = pod.status.get("message") or (pod.disruption or {}).get("message") or ""
-    found = known(
-        _REMOVALS,
-        "evicted by its node",
-        "\n".join(_removal_facts(pod)),
-        said=one_line(str(said), LONGEST).rstrip("."),
-        why=str(pod.status.get("reason")),
-        node=str(pod.spec.get("nodeName")),
-        limit=str(pod.spec.get("activeDeadlineSeconds")),
-        shut_down="the cloud took its spot machine back" if pod.on_spot else "maintenance",
-        spot=" (a spot machine, which the cloud may have taken back)" if pod.on_spot else "",
-    )
-    if found is None and pod.terminating:
-        when = "while it ran" if pod.ran else "before it ran"
-        return Cause(
-            what=f"a user or a controller deleted the pod {when}",
-            advice="run it again; the cluster's audit log names the user who deleted it",
-            reason=Reason.LOST,
-        )
-    return found
-
-
-def _removal_facts(pod: Pod) -> Iterator[str]:
-    """Yield a line for each fact about what ended *pod*."""
-    disruption, state = pod.disruption or {}, str(pod.status.get("reason") or "")
-    why = str(disruption.get("reason") or "")
-    if why:
-        yield f"Disruption {why}: {disruption.get('message')}"
+    disruption: Document = pod.disruption or {}
+    why, state = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
+    message = one_line(str(pod.status.get("message") or disruption.get("message") or ""), LONGEST)
+    quote = message.rstrip(".")
+    if why == "PreemptionByScheduler":
+        advice = f"{ADVICE[Reason.PREEMPTED]}, or use a higher priority class"
+        return _removed(Reason.PREEMPTED, "preempted by a pod of higher priority", advice)
+    if why == "EvictionByEvictionAPI":
+        what = "evicted by a drain of its node, an administrator, or the autoscaler"
+        return _removed(Reason.EVICTED, what)
     if why == "DeletionByTaintManager" and pod.node_silent:
-        yield "Node silent"
-    if state:
-        yield f"Status {state}: {pod.status.get('message')}"
-    elif pod.node_ending and pod.may_be_stopped and not why:
-        yield "Node going"
-    if pod.node_removed and not pod.ended:
-        yield "Node removed"
+        what = f"node {pod.spec.get('nodeName')}, which ran it, does not answer"
+        return _removed(Reason.NODE_LOST, what)
+    if why == "DeletionByTaintManager":
+        return _removed(Reason.EVICTED, "evicted: its node got a taint with the effect NoExecute")
+    if state == "Evicted":
+        return _evicted(quote)
+    if state == "Preempting" or "critical pod" in quote:
+        return _removed(Reason.PREEMPTED, "preempted by a critical pod of the system")
+    if state == "DeadlineExceeded":
+        limit = pod.spec.get("activeDeadlineSeconds")
+        return _removed(Reason.DEADLINE, f"the pod's time limit of {limit} s passed")
+    announced = pod.node_ending and pod.may_be_stopped and not (why or state)
+    if why == "TerminationByKubelet" or state in _SHUTDOWN or announced:
+        how = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
+        advice = f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine"
+        return _removed(Reason.PREEMPTED, f"its node was shut down ({how})", advice)
+    collected = why == "DeletionByPodGC" and "node" in str(disruption.get("message"))
+    if collected or (pod.node_removed and not pod.ended):
+        spot = " (a spot machine, which the cloud may have taken back)" if pod.on_spot else ""
+        return _removed(Reason.NODE_LOST, f"its node was removed from the cluster{spot}")
+    if why:
+        return _removed(Reason.NODE_LOST, f"the platform ended it: {quote}")
+    if state:  # a kubelet has no other reasons than those above and its refusals
+        return _removed(Reason.UNSCHEDULABLE, f"the node refused the pod ({state}): {quote}")
+    if pod.terminating:
+        when = "while it ran" if pod.ran else "before it ran"
+        advice = "run it again; the cluster's audit log names the user who deleted it"
+        return _removed(Reason.LOST, f"a user or a controller deleted the pod {when}", advice)
+    return None
+
+
+def _removed(reason: Reason, what: str, advice: str | None = None) -> Cause:
+    return Cause(what=what, advice=advice, reason=reason)
+
+
+def _evicted(quote: str) -> Cause:
+    """Return why a kubelet evicted a pod: its node ran short, or the pod passed a limit."""
+    what = f"evicted by its node: {quote}"
+    short = re.search(r"low on resource: (\S+?)(\.|$| )", quote)
+    if short is not None:
+        advice = _LARGER if short[1] == "memory" else "write less, or write to a bucket"
+        return _removed(Reason.EVICTED, what, advice if short[1] != "pids" else None)
+    if "exceeds the limit" in quote and "olume" in quote:
+        advice = "write less there, or raise its sizeLimit (for /dev/shm: memory=)"
+        return _removed(Reason.OUT_OF_DISK, what, advice)
+    return _removed(Reason.OUT_OF_DISK if "storage" in quote else Reason.EVICTED, what)
 
 
 # --- how the program ended ------------------------------------------------------------------
 
-_user = partial(_open, reason=Reason.USER_ERROR)
+_open = partial(Rule, outlook=Outlook.OPEN)
 
-# "REASON CODE: last words" of a container.
-_EXITS = (
-    _lost(  # containerd says Unknown of a container that ended while containerd was stopped
-        "^(ContainerStatusUnknown|Unknown) ",
-        what="the node, or its container runtime, restarted while the program ran; exit code "
-        "{code} is a guess",
-    ),
+_LAST_WORDS = (
     # Cloud Storage, "Troubleshooting"; GKE, "Troubleshoot Workload Identity Federation".
     _open(
         r"does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
@@ -184,29 +142,14 @@ _EXITS = (
     ),
     _open(
         "can't open file '[^']*remote_runner",
-        "copy what `python -m kinetic.images runner FOLDER` writes to /app, build the image with "
-        "kinetic build-image, or omit container_image",
-        "the image doesn't contain kinetic's runner: {said}",
+        "the image doesn't contain kinetic's runner: copy what `python -m kinetic.images runner "
+        "FOLDER` writes to /app, build the image with kinetic build-image, or omit container_image",
     ),
-    _open(
-        "^[^:]* 137:",
-        "see its log; the program, one of its children, or a user on the node sent the signal",
-        "signal 9 (SIGKILL) killed the program, but not because of its memory limit{saying}",
-        Reason.LOST,
-    ),
-    _user(  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
-        "^[^:]* (132|134|135|136|139):",
-        "the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1",
-        "the program crashed with signal {signal}{saying}",
-    ),
-    _open(
-        "^[^:]* (129|1[3-8][0-9]|19[0-2]):",
-        "see its log",
-        "signal {signal} ended the program{saying}",
-        Reason.LOST,
-    ),
-    _user("", what="{what}{saying}"),
 )
+"""Advice for the last lines of a program's output."""
+
+_CRASHES = (132, 134, 135, 136, 139)
+"""Exit codes after SIGILL, SIGABRT, SIGBUS, SIGFPE, and SIGSEGV."""
 
 
 def exit_cause(one: Container) -> Cause:
@@ -218,20 +161,29 @@ def exit_cause(one: Container) -> Cause:
         return _out_of_memory(one, code)
     if reason in START_ERRORS or FORMAT.search(words):
         return start_failure(one, words)
-    said = both_ends(words, 400)
-    who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
+    if reason in ("ContainerStatusUnknown", "Unknown"):
+        # containerd says Unknown of a container that ended while containerd was stopped.
+        what = "the node, or its container runtime, restarted while the program ran; exit code "
+        return _removed(Reason.NODE_LOST, f"{what}{code} is a guess")
+    last = both_ends(words, 400)
     whose = f"container {one.name!r}" if one.init else "the program"
-    found = quoted(
-        f"{whose} ended with exit code {code}",
-        f"{reason} {code}: {said}",
-        _EXITS,
-        code=str(code),
-        said=said,
-        saying=f": {said}" if said else "",
-        signal=_signal(code - 128),
-        who=who[0] if who else "the service account of the pod",
-    )
-    return replace(found, reason=Reason.SETUP) if one.init else found
+    what = f"{whose} ended with exit code {code}"
+    email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", last)
+    who = email[0] if email else "the service account of the pod"
+    if (found := known(_LAST_WORDS, what, last, who=who)) is not None:
+        return found
+    reason, advice = Reason.SETUP if one.init else Reason.USER_ERROR, "see its log"
+    if code == 137:
+        reason = Reason.LOST
+        what = "signal 9 (SIGKILL) killed the program, but not because of its memory limit"
+        advice += "; the program, one of its children, or a user on the node sent the signal"
+    elif code in _CRASHES:
+        what = f"the program crashed with signal {_signal(code - 128)}"
+        advice = "the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1"
+    elif 129 <= code <= 192:
+        reason = Reason.LOST
+        what = f"signal {_signal(code - 128)} ended the program"
+    return Cause(what=f"{what}: {last}" if last else what, advice=advice, reason=reason)
 
 
 def _signal(number: int) -> str:

@@ -63,7 +63,8 @@ class Seen:
                 own = (target.get("kind"), target.get("name")) in makers
                 own = own and _moment(event)[:19] >= born
             else:
-                own = target.get("uid") == metadata.get("uid")
+                same = target.get("uid", metadata.get("uid")) == metadata.get("uid")
+                own = same and target.get("name") == metadata.get("name")
             if own and (not reasons or event.get("reason") in reasons):
                 message = str(event.get("message") or "")
                 message = message.removeprefix("(combined from similar events): ")

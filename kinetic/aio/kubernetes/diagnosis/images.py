@@ -69,7 +69,7 @@ def pull_failure(pod: Pod, one: Container, reason: str, message: str) -> Cause:
     arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
     what = f"the image {image} cannot be pulled"
     bare = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    found = known(_CAUSES, what, f"{reason}: {bare}", said=gist(message), arch=arch)
+    found = known(_CAUSES, what, f"{reason}: {bare}", gist(message), arch=arch)
     found = found or quoted(what, message, reason=Reason.IMAGE_PULL)
     lacks = gist(pod.last_said("FailedToRetrieveImagePullSecret"))
     return replace(found, more=[lacks])

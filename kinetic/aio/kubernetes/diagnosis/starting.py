@@ -139,7 +139,7 @@ _STARTS = (
     *_CONFIGURATION,
     Rule(  # the limit is below the memory that the runtime itself needs
         "OOM-killed|/memory.max",
-        what="out of memory before the program began: its memory limit of {limit} is too low",
+        "it ran out of memory before the program began: raise memory=",
         reason=Reason.OUT_OF_MEMORY,
     ),
     Rule("unable to find (user|group)", "correct KINETIC_RUN_AS_USER, or the USER of the image"),
@@ -150,9 +150,4 @@ _STARTS = (
 
 def start_failure(one: Container, text: str) -> Cause:
     """Return why a container could not be created, or its process not be started."""
-    return quoted(
-        f"container {one.name!r} could not be started",
-        text,
-        _STARTS,
-        limit=one.memory,
-    )
+    return quoted(f"container {one.name!r} could not be started", text, _STARTS)
