@@ -55,7 +55,7 @@ async def asked(cloud: Cloud, times: int) -> None:
 async def joined(images: ContainerImages, count: int) -> None:
     """Wait until so many wait here for the build that was begun."""
     async with asyncio.timeout(60):
-        while sum(build._waiting for build in images._running) < count:
+        while sum(build.waiting for build in images._running.values()) < count:
             await asyncio.sleep(0.01)
 
 
