@@ -267,7 +267,9 @@ class Builder:
     async def _cancel(self, ordering: asyncio.Task[Any], mark: str) -> None:
         """Cancel the build of *ordering*, and those with the tag *mark* whose replies were lost."""
         await asyncio.wait({ordering})
-        ids = set() if ordering.exception() else {str(ordering.result().metadata.build.id)}
+        ids: set[str] = (
+            set() if ordering.exception() else {str(ordering.result().metadata.build.id)}
+        )
         request = {"filter": f'tags="{mark}"', "page_size": 10}
         page = await self._call("list_builds", request)
         for build_id in {*ids, *(str(one.id) for one in page.builds if not _is_over(one))}:
