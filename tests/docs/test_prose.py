@@ -37,6 +37,11 @@ def test_a_page_opens_with_a_title_and_ends_with_where_to_go_next(page: Path) ->
     assert read(page).last_paragraph.startswith("Next: ")
 
 
+def test_no_page_has_the_marks_of_a_conflict() -> None:
+    mark = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
+    assert [name(page) for page in PAGES if mark.search(page.read_text())] == []
+
+
 def test_every_page_is_in_a_table_of_contents_once() -> None:
     listed = [
         page.parent / f"{entry}.md"
