@@ -22,8 +22,8 @@ from absl import logging
 
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio._process_identity import ProcessIdentity
-from kinetic.aio.ports import Store
-from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost, WireError
+from kinetic.aio.ports import Store, displaced
+from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
 RENEW_S = 10.0
 """How often a holder renews its lease."""
@@ -357,5 +357,5 @@ async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> H
         elif there is None and seen is None:
             generation = await store.begin(name, lease.to_bytes())  # it was removed since
             if generation is None and await read(store, scope) is None:
-                raise WireError(f"{name} in {store.url} isn't an object; remove what is there")
+                raise displaced(name, store)
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

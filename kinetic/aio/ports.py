@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Input, Receipt
 from kinetic.accelerators import CPU, Accelerator
+from kinetic.errors import WireError
 from kinetic.job_status import Reason
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Phase",
     "Resources",
     "Store",
+    "displaced",
 ]
 
 
@@ -133,6 +135,14 @@ class Store(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+def displaced(name: str, store: Store) -> WireError:
+    """Make the error about a name that something other than an object has taken."""
+    return WireError(
+        f"something that isn't an object, such as a directory, is in the place of {name} in "
+        f"{store.url}; remove it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

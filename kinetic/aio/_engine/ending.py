@@ -22,7 +22,7 @@ from kinetic._tasks import bounded
 from kinetic.aio._engine.item_states import closing
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio._net.retry import PATIENCE_S, is_passing
-from kinetic.aio.ports import Observation, Phase
+from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
 
@@ -248,8 +248,10 @@ async def _close(
         name = wire.attempt_key(submission.identity.scope, index, number, "claim")
         if not await submission.store.create(name, b"", claim):
             await submission.look(index)
-            # Decide again, now that the claim is known.
-            return submission.attempt(index, number).executor is not None
+            claimant = submission.attempt(index, number).executor
+            if claimant is None and submission.is_open(index, number):
+                await _refuse_displaced(submission, index, number, "claim")
+            return claimant is not None  # decide again, now that the claim is known
         claimant = wire.VOID
     outcome = await _store_closed(submission, index, number, claimant, death)
     if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
@@ -269,8 +271,21 @@ async def _store_closed(
     outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
     metadata = outcome.signed(identity.key, *place)
     await _refuse_cleaned(submission)  # to read its log took a while
-    await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+    if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
+        await _refuse_displaced(submission, index, number, "outcome")
     return outcome
+
+
+async def _refuse_displaced(submission: Submission, index: int, number: int, what: str) -> None:
+    """Check an object that could not be created because its name is taken.
+
+    Raises:
+        WireError: There is no such object: the attempt can never be closed.
+    """
+    store, identity = submission.store, submission.identity
+    name = wire.attempt_key(identity.scope, index, number, what)
+    if await store.look(name) is None and await store.look(identity.entry):
+        raise displaced(name, store)
 
 
 async def _refuse_cleaned(submission: Submission) -> None:

@@ -1,0 +1,113 @@
+"""What lies in an object's place in a directory store and is no object, or may not be read.
+
+It costs its own item, or its own batch in a list, and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.aio.local.store import DirectoryStore
+from kinetic.aio.platforms import Platform
+from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
+
+HANGS_S = 30.0
+
+
+def without_privileges() -> None:
+    """From the next program on, root may do with files what their modes allow, as others may."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    for capability in (1, 2) if os.geteuid() == 0 else ():  # CAP_DAC_OVERRIDE, _READ_SEARCH
+        assert prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+
+
+def platform_in(folder: Path, work: Any = carry_out) -> Platform:
+    store = DirectoryStore(folder)
+    return replace(memory_platform(), store=store, cluster=MemoryCluster(store, work))
+
+
+async def same(x: int) -> int:
+    return x
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Path]:
+    async with asyncio.timeout(HANGS_S):
+        yield tmp_path / "store"
+
+
+def displaced(root: Path, pattern: str) -> None:
+    """A directory in place of the one object of this name."""
+    (path,) = root.rglob(pattern)
+    path.unlink()
+    path.mkdir()
+
+
+async def test_a_directory_in_place_of_a_lease_is_told_by_who_takes_the_batch(place: Path) -> None:
+    platform = platform_in(place)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(2))
+        await batch.results(cleanup=False)
+    displaced(place, "lease")
+    async with aio.Client(platform=platform) as client:
+        batch = await client.attach_batch(batch.group_id)
+        with pytest.raises(errors.WireError, match=r"lease .*remove it"):
+            await batch.resume(force=True)
+
+
+async def test_a_directory_in_place_of_an_outcome_costs_its_item(place: Path) -> None:
+    platform = platform_in(place)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(3))
+        await batch.results(cleanup=False)
+    displaced(place, "00000001.0001.outcome")
+    async with aio.Client(platform=platform) as client:
+        batch = await client.attach_batch(batch.group_id)
+        first, second, third = await batch.results(cleanup=False, return_exceptions=True)
+    assert (first, third) == (0, 2)
+    assert isinstance(second, errors.WireError)
+
+
+@pytest.mark.parametrize("what", ["outcome", "claim"])
+async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(place: Path, what: str) -> None:
+    async def work(run: Run) -> int:
+        if run.spec.name.endswith(("-1-1", "job")) or run.spec.name.startswith("kinetic-job"):
+            item = f"{int(run.spec.labels['kinetic.dev/index']):08}"
+            folder = place / run.spec.order.scope / "attempts" / "000000"
+            (folder / f"{item}.0001.{what}").mkdir(parents=True)
+            if what == "claim":
+                return 1  # somebody else has the attempt, as far as it can see
+        return await carry_out(run)
+
+    async with aio.Client(platform=platform_in(place, work)) as client:
+        batch = await client.run_async_map(same, range(3))
+        first, second, third = await batch.results(cleanup=False, return_exceptions=True)
+        assert (first, third) == (0, 2)
+        assert isinstance(second, errors.WireError)
+        job = await client.submit(same, 3)
+        with pytest.raises(errors.WireError, match=what):
+            await job.result()
+
+
+@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may do anything")
+def test_what_may_not_be_read_is_left_out_of_lists_and_costs_its_item(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.unreadable", str(tmp_path / "store")],
+        check=False,
+        preexec_fn=without_privileges,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
