@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine.ending import Ask, Close, Facts, GiveUp, Launch, Step, decide
+from kinetic.aio._engine.ending import Ask, Close, Facts, GiveUp, Step, decide
 from kinetic.aio._engine.submission import Evidence
 from kinetic.aio.ports import Observation, Phase
 
@@ -26,7 +26,6 @@ def step(
     state: wire.ItemState = OPEN,
     attempt: int = 1,
     closes: bool = True,
-    launched: int | None = None,
     **evidence: Any,
 ) -> Step | None:
     """Decide about attempt 1, which is reported as ended, of an item that is at *attempt*."""
@@ -37,7 +36,6 @@ def step(
             name=NAME,
             evidence=Evidence(0, 1, word, **evidence),
             closes=closes,
-            launched=launched,
         )
     )
 
@@ -63,11 +61,7 @@ def step(
         (step(None, attempt=2, executor="a", final="over"), Close),
         (step(None, attempt=2, final="over"), GiveUp),
         (step(None, attempt=2), None),
-        # This process replaces what was disrupted.
-        (step(None, attempt=2, launched=0), Launch),
-        (step(None, attempt=2, launched=2), None),
-        (step(None, attempt=2, launched=0, state=CANCELLING), None),
-        (step(seen("a"), executor="a", launched=0), Close),
+        (step(None, attempt=2, state=CANCELLING), None),
         # It could not be launched.
         (step(None, refusal=ValueError("no quota")), Close),
         (step(None, refusal=ValueError("no quota"), executor="a"), None),
