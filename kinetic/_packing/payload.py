@@ -102,7 +102,7 @@ def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 
 
 def _packed(call: Any) -> bytes:
-    return frames.pack_one(pickle.dumps(call, protocol=5))
+    return frames.pack([pickle.dumps(call, protocol=5)])
 
 
 def _are_plain(values: Iterable[object], left: list[int], depth: int = 4) -> bool:
@@ -409,11 +409,7 @@ class _Pickling:
             )
             return made[-1]
 
-        try:
-            pickles.dump(value, sink, pickler=cast("type[CallPickler]", pickler))
-        finally:
-            for one in made:
-                one.close()
+        pickles.dump(value, sink, pickler=cast("type[CallPickler]", pickler))
         return any(one.met_data for one in made)
 
     def _failure(self, leave_out: Collection[int], value: Any) -> Exception | None:

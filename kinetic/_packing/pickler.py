@@ -23,10 +23,9 @@ import importlib.machinery
 import linecache
 import os
 import sys
-import threading
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -40,6 +39,7 @@ from kinetic.errors import DataError
 if TYPE_CHECKING:
     from kinetic.data import Data
 
+_cloudpickle: Any = cloudpickle.cloudpickle
 _OURS = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
 """Maximum length of a source in a pickle; tracebacks show no lines of a longer one."""
@@ -114,56 +114,6 @@ def importable_there(name: str, project: Project) -> bool:
     found = {os.path.splitext(one)[0] for one in _places(module)}
     found |= {os.path.dirname(one) for one in found if os.path.basename(one) == "__init__"}
     return not expected.isdisjoint(found)
-
-
-class Register:
-    """Count the uses of each module on cloudpickle's list of modules to pickle by value."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._needed: dict[str, int] = {}
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-
-    def hold(self, name: str) -> None:
-        """Put a module on the list until `release` balances this call."""
-        with self._lock:
-            if name not in self._needed:
-                if name in cloudpickle.list_registry_pickle_by_value():
-                    return  # the user registered it
-                _put_on(name)
-            self._needed[name] = self._needed.get(name, 0) + 1
-
-    def release(self, names: Iterable[str]) -> None:
-        """Undo one `hold` of each."""
-        with self._lock:
-            for name in names:
-                if (count := self._needed.get(name, 0) - 1) > 0:
-                    self._needed[name] = count
-                elif count == 0:
-                    del self._needed[name]
-                    _take_off(name)
-
-    def _forget(self) -> None:
-        # The threads that hold modules, or the lock, don't exist in a forked process.
-        self._lock = threading.Lock()
-        for name in self._needed:
-            _take_off(name)
-        self._needed = {}
-
-
-def _put_on(name: str) -> None:
-    cloudpickle.register_pickle_by_value(sys.modules[name])  # pyright: ignore[reportUnknownMemberType]
-
-
-def _take_off(name: str) -> None:
-    module = sys.modules.get(name)
-    if module is not None and name in cloudpickle.list_registry_pickle_by_value():
-        cloudpickle.unregister_pickle_by_value(module)  # pyright: ignore[reportUnknownMemberType]
-
-
-register = Register()
-"""The register of this process, which has one list of cloudpickle."""
 
 
 class DataTable:
@@ -248,7 +198,7 @@ _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"
 
 
 class CallPickler(pickles.Pickler):
-    """Pickle one object; call `close` afterwards."""
+    """Pickle one object."""
 
     def __init__(
         self,
@@ -265,19 +215,12 @@ class CallPickler(pickles.Pickler):
         self._leave_out = leave_out  # ids of objects to replace by None in a search for the culprit
         self._fates = fates
         self._table = table
-        self._held: set[str] = set()
         self._skeletons: dict[str, _Skeleton] = {}
         self._file_names: dict[str, Any] = {}
         # Without this module there are no instances of Data.
         self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
         decorating = sys.modules.get("kinetic.function")
         self._remote: type[Any] | None = getattr(decorating, "RemoteFunction", None)
-
-    def close(self) -> None:
-        """Take the modules of this pickle off cloudpickle's list."""
-        if self._held:
-            held, self._held = self._held, set()
-            register.release(held)
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle *obj*; the C pickler handles built-in values itself."""
@@ -305,21 +248,23 @@ class CallPickler(pickles.Pickler):
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _fate(self, name: object) -> Fate:
-        """Return how a module gets to the job; register one pickled by value with cloudpickle."""
-        if not isinstance(name, str):
-            return Fate.USUAL
-        fate = self._fates.of(name)
-        if fate is Fate.VALUE and name not in self._held:
-            register.hold(name)
-            self._held.add(name)
-        return fate
+        """Return how a module gets to the job."""
+        return self._fates.of(name) if isinstance(name, str) else Fate.USUAL
 
     def _defined(self, obj: Any) -> Any:
         """Return how to pickle a definition of a module, such as a class."""
         fate = self._fate(getattr(obj, "__module__", None))
         if fate is Fate.REFERENCE and _is_found(obj):
             return NotImplemented
-        return self._usual(obj)
+        if fate is not Fate.VALUE:
+            return self._usual(obj)
+        # As cloudpickle reduces what it can't import, or what its global register names.
+        if isinstance(obj, types.FunctionType):
+            return self._dynamic_function_reduce(obj)
+        if isinstance(obj, type):
+            reduced = _cloudpickle._dynamic_class_reduce(obj)
+            return pickles.slotted(obj, import_hints.completed(obj, reduced))
+        return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
 
     def _travels(self, obj: Any) -> bool:
         module = getattr(obj, "__module__", None)

@@ -56,7 +56,9 @@ def found(
         if words := private.objection(folder):
             raise OSError(errno.EPERM, words, str(folder))
     os.chdir(places.state)  # a socket's path is short, a home's may not be
-    with supervisor.holding(places.starting, wait=True):
+    starting = supervisor.acquire(places.starting, wait=True)
+    assert starting is not None
+    with open(starting, "rb"):
         if supervisor.acquire(places.lock, wait=False) is None:
             tell({"pid": None})
             return None

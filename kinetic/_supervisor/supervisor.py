@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +113,6 @@ def acquire(path: Path, *, wait: bool) -> int | None:
         os.close(fd)
         raise
     return fd
-
-
-@contextlib.contextmanager
-def holding(path: Path, *, wait: bool) -> Generator[bool]:
-    """Hold the lock within the block; yields False if another process has it."""
-    fd = acquire(path, wait=wait)
-    try:
-        yield fd is not None
-    finally:
-        if fd is not None:
-            os.close(fd)
 
 
 IDLE_S = 300.0
@@ -652,10 +641,8 @@ def _noted(signum: int, frame: object) -> None:
 
 
 def _new_executor() -> str:
-    """Return a new random ID of a process, in the form of a UUID."""
-    digits = os.urandom(16).hex()
-    parts = (digits[:8], digits[8:12], f"4{digits[13:16]}", f"8{digits[17:20]}", digits[20:])
-    return "-".join(parts)
+    """Return a new random ID of a process."""
+    return os.urandom(16).hex()
 
 
 def _cannot(exc: OSError) -> str:

@@ -7,11 +7,9 @@ commit, and nothing can change it afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -32,8 +30,6 @@ from .workspace import Site
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
-
-SMALL_VALUE = 64 * 1024
 
 RESERVE = 4 << 20
 """Bytes to reserve for reporting that the job ran out of memory."""
@@ -115,7 +111,7 @@ class Invocation:
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
-            return _load(content)
+            return pickles.load(content)
         return _debugger().load(content, self._order, self._site)
 
     def _debug(self) -> None:
@@ -243,15 +239,6 @@ def _reserve() -> bytes:
         return bytes(RESERVE)
     except MemoryError:
         return b""
-
-
-def _load(content: bytes) -> Any:
-    """Unpickle a container; a small one without kinetic's classes takes a shortcut."""
-    if len(content) < SMALL_VALUE and b"kinetic" not in content:
-        only = frames.only(content)
-        if only is not None:
-            return pickle.loads(only)
-    return pickles.load(content)
 
 
 async def _awaited(value: Any) -> Any:
@@ -526,7 +513,7 @@ def _can_hold(place: str, content: bytes | Path) -> bool:
 
 
 def _tell_full(exc: OSError) -> None:
-    with contextlib.suppress(OSError):  # the log may be on the same disk
+    with suppress(OSError):  # the log may be on the same disk
         print(
             f"kinetic: the job has ended, but its result can't be written ({exc}); free some "
             f"space: kinetic retries for {FULL_S:.0f} s",

@@ -104,7 +104,7 @@ _restore = functools.partial(_libc.pthread_sigmask, _signal.SIG_SETMASK, _before
 MARK = "KINETIC_LOCAL_PROCESS"
 """The variable of the mark; its value is ``{state directory}:{executor}``."""
 
-NOBODY = "00000000-0000-0000-0000-000000000000"
+NOBODY = "0" * 32
 """The executor in the mark of a warm parent, which belongs to no job."""
 
 _SIGKILL = int(signal.SIGKILL)

@@ -59,18 +59,6 @@ def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None 
     return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
 
 
-def pack_one(frame: bytes) -> bytes:
-    """Pack a single frame as `pack` does, in a quarter of the time; most containers have one."""
-    footer = b'{"frames":[%d]}' % len(frame)
-    return frame + footer + TAIL.pack(len(footer), MAGIC)
-
-
-def only(data: bytes) -> bytes | None:
-    """Return the frame of a container that `pack_one` created; None for any other."""
-    frame = data[: data.rfind(b'{"frames":[')]
-    return frame if pack_one(frame) == data else None
-
-
 def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
     if not fields:  # of most containers, so it is written without the detour over an encoder
         return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()

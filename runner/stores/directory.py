@@ -48,6 +48,9 @@ LONGEST = 240  # bytes of one file name; most file systems stop at 255
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
+"""Errors of a hard link that the file system doesn't allow."""
+
 HEADER_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a header."""
 
@@ -118,10 +121,13 @@ class DirectoryObjects:
         """
         target = self._file(name)
         if consume and isinstance(body, Path) and not metadata:
-            with _suppress_cross_device():
+            try:
                 if self._shared:
                     _sync(os.fspath(body))
                 return self._link(os.fspath(body), target)
+            except OSError as exc:
+                if exc.errno not in NO_LINK:
+                    raise
         temporary = self._write(body, metadata or {}, generation=1)
         try:
             return self._link(temporary, target)
@@ -423,15 +429,6 @@ def _sync(path: str) -> None:
             raise
     finally:
         os.close(fd)
-
-
-class _suppress_cross_device:
-    """Suppress the error of a hard link that the file system doesn't allow."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return isinstance(error, OSError) and error.errno in (1, 18, 31, 95)  # EPERM EXDEV EMLINK
 
 
 def _is_plain(name: str) -> bool:

@@ -253,14 +253,6 @@ def test_no_content_stops_a_reader(body: bytes) -> None:
     assert isinstance(Lease.from_bytes(body), Lease)
 
 
-def test_the_only_frame_is_told_from_what_has_more_to_it() -> None:
-    frame = b'a pickle with {"frames":[3]} in it'
-    whole = frames.pack([frame])
-    assert frames.only(whole) == frame == bytes(frames.unpack(whole).frames[0])
-    others = (frames.pack([frame, b""]), frames.pack([frame], {"python": "3"}), whole[1:], b"")
-    assert [frames.only(other) for other in others] == [None] * 4
-
-
 PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
 
 
