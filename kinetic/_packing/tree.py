@@ -305,35 +305,35 @@ def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
     """
-    said: list[str] = []
+    notices: list[str] = []
     if tree.left:
-        said.append(listed(f"Not shipped from {root}:", tree.left))
+        notices.append(listed(f"Not shipped from {root}:", tree.left))
     limit = megabytes(environ, SIZE_VARIABLE, 100)
     if tree.size > limit * MEGABYTE:
         files = [one for one in tree.entries if not one.is_directory]
         largest = sorted(files, key=lambda one: one.stamp.size, reverse=True)[:5]
         named = [f"{one.name} ({amount(one.stamp.size)})" for one in largest]
-        said.append(
+        notices.append(
             f"The project {root} has {amount(tree.size)}, more than {SIZE_VARIABLE}={limit:g}. "
             f"Largest: {', '.join(named)}. Leave out with .kineticignore what the job does not "
             "need, or pass it as Data."
         )
-    return said
+    return notices
 
 
 def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
     """Return notices about credentials: *private*, left out, and lookalikes among *shipped*."""
-    said: list[str] = []
+    notices: list[str] = []
     if private:
-        said.append(
+        notices.append(
             listed(f"Not shipped from {root}, because they are credentials:", private)
             + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
             "without the ! to silence this warning."
         )
     if found := [one for one in shipped if ignore.look_private(one.rpartition("/")[2])]:
         what = f"These files of {root} look like secrets and are shipped with the code:"
-        said.append(listed(what, found) + " List them in .kineticignore to keep them here.")
-    return said
+        notices.append(listed(what, found) + " List them in .kineticignore to keep them here.")
+    return notices
 
 
 def listed(what: str, items: Sequence[str], most: int = 10) -> str:

@@ -110,10 +110,10 @@ def main(home: Path, ready: int) -> None:
     """Become the supervisor of *home*, unless another one runs."""
     if os.fork():
         os._exit(0)  # init collects the supervisor, not the client that started it
-    told: list[Mapping[str, object]] = []
+    sent: list[Mapping[str, object]] = []
 
     def tell(words: Mapping[str, object]) -> None:
-        told.append(words)
+        sent.append(words)
         try:
             os.write(ready, json.dumps(words).encode() + b"\n")
             os.close(ready)
@@ -123,7 +123,7 @@ def main(home: Path, ready: int) -> None:
     try:
         _begin(home, tell)
     except OSError as exc:
-        if told:
+        if sent:
             raise
         tell({"error": exc.strerror or str(exc), "file": str(exc.filename or home)})
         raise SystemExit(1) from exc

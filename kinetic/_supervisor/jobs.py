@@ -88,11 +88,11 @@ claim of the first.
 """
 
 
-TOLD_S = 3.0
+QUEUED_S = 3.0
 """How many seconds a job is queued before the supervisor reports what it waits for."""
 
 NAMED = 3
-TOLD_AT_ONCE = 100
+REPORTED_AT_ONCE = 100
 """How many queued jobs to report this for; the others wait for the same slots."""
 
 
@@ -290,9 +290,9 @@ class Table:
                     yield job
 
     def held_up(self, now: float) -> Iterator[Action]:
-        """Report what the first queued jobs wait for, after `TOLD_S` seconds."""
-        for job in self.coming(TOLD_AT_ONCE):
-            if now - job.created < TOLD_S:
+        """Report what the first queued jobs wait for, after `QUEUED_S` seconds."""
+        for job in self.coming(REPORTED_AT_ONCE):
+            if now - job.created < QUEUED_S:
                 continue
             names = [one.name for one in self._running.values()]
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

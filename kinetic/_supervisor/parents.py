@@ -158,7 +158,7 @@ class Parent:
             return None
         self._in += data
         whole = len(self._in) - len(self._in) % fork_server.REPLY.size
-        told: list[Ended | Refused] = []
+        changes: list[Ended | Refused] = []
         for what, serial, pid, number in fork_server.REPLY.iter_unpack(bytes(self._in[:whole])):
             if what == fork_server.EXITED:
                 self._exited(serial, pid, number)
@@ -167,12 +167,12 @@ class Parent:
             elif what == fork_server.REFUSED:
                 job = self._jobs.pop(serial)
                 del self._serials[job]
-                told.append(Refused(job, OSError(number, os.strerror(number))))
+                changes.append(Refused(job, OSError(number, os.strerror(number))))
             else:
                 self.ready = True
         del self._in[:whole]
-        told += self.settle()
-        return told
+        changes += self.settle()
+        return changes
 
     def settle(self) -> Iterator[Ended]:
         """Kill leftover processes of ended jobs; yield the jobs that have none left."""

@@ -25,7 +25,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.jobs import (
-    TOLD_S,
+    QUEUED_S,
     Action,
     Arm,
     Discard,
@@ -210,7 +210,7 @@ class Supervisor:
         self._swept_at = time.monotonic()
         self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._start_again_at = 0.0
         self._ending = False
 
@@ -333,8 +333,8 @@ class Supervisor:
         if self._parents.dying:
             self._reap()
         held = now < self._start_again_at
-        if self._table.queued and not held and now >= self._told_at + TOLD_S:
-            self._told_at = now
+        if self._table.queued and not held and now >= self._reported_at + QUEUED_S:
+            self._reported_at = now
             self._perform(self._table.held_up(time.time()))
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
@@ -496,12 +496,12 @@ class Supervisor:
         now, hurry = time.monotonic(), self._ending or not self._table.busy
         for connection in [*self._server.dirty]:
             try:
-                all_told = connection.pump(now, hurry=hurry)
+                all_sent = connection.pump(now, hurry=hurry)
             except OSError:
                 self._drop(connection)
                 continue
             self._wait_for_room(connection.channel)
-            if all_told:
+            if all_sent:
                 self._server.dirty.discard(connection)
 
     def _wait_for_room(self, channel: Channel | Parent) -> None:
@@ -534,7 +534,7 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        moments = [self._told_at + TOLD_S] if self._table.queued else []
+        moments = [self._reported_at + QUEUED_S] if self._table.queued else []
         moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.due]
         moments += [self._start_again_at] if now < self._start_again_at else []
         if (first := self._timers.first) is not None:

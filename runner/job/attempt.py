@@ -445,7 +445,7 @@ class Attempt:
 
         The work is done, and a minute may be enough for the user to free some space.
         """
-        until, told = time.monotonic() + FULL_S, False
+        until, warned = time.monotonic() + FULL_S, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
@@ -453,9 +453,9 @@ class Attempt:
                 late = time.monotonic() > until or self._stopping.requested
                 if exc.errno not in FULL or late or not _can_hold(exc.filename or "/", content):
                     raise
-                if not told:
+                if not warned:
                     _tell_full(exc)
-                told = True
+                warned = True
                 time.sleep(FULL_PAUSE_S)
 
     def _code(

@@ -59,10 +59,10 @@ class Waiting:
         _, port = self._debugpy.listen((LOOPBACK, 0))
         sys.breakpointhook = self._debugpy.breakpoint
         name = self._name(wire.debugger_mark(self._host))
-        said = {"port": str(port), "root": self._root, "project": self._order.root}
-        if not self._objects.create(name, b"", said):
+        metadata = {"port": str(port), "root": self._root, "project": self._order.root}
+        if not self._objects.create(name, b"", metadata):
             self._objects.delete([name])  # of a process before this one
-            self._objects.create(name, b"", said)
+            self._objects.create(name, b"", metadata)
 
     def wait(self) -> None:
         """Return when a debugger has attached and is ready, or when the time limit has passed."""

@@ -16,7 +16,7 @@ from .opening import content
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-TOLD = 30
+LINES_IN_ERROR = 30
 
 
 def install(part: wire.Input, objects: Objects, folder: str) -> None:
@@ -57,7 +57,7 @@ def _install(what: str, *how: str) -> None:
         errors="replace",
     ) as installing:
         assert installing.stdout is not None
-        lines: deque[str] = deque(maxlen=TOLD)
+        lines: deque[str] = deque(maxlen=LINES_IN_ERROR)
         try:
             for line in installing.stdout:
                 sys.stderr.write(line)

@@ -145,8 +145,8 @@ def close_earlier(
     names = wire.attempt_keys(order.scope, order.index, order.attempt)
     entries = [(one.name, one.metadata) for one in objects.look_up(names)]
     known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
-    told = [known[n].outcome for n in range(first, order.attempt) if n in known]
-    disrupted = sum(1 for one in told if one is not None and one.reason in INFRASTRUCTURE)
+    outcomes = [known[n].outcome for n in range(first, order.attempt) if n in known]
+    disrupted = sum(1 for one in outcomes if one is not None and one.reason in INFRASTRUCTURE)
     for number in range(first, order.attempt):
         there = known.get(number, wire.Attempt())
         if there.outcome is not None:

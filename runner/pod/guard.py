@@ -54,11 +54,11 @@ class Limits:
 class Ended:
     """How the job's process ended.
 
-    ``told`` is the exit code that the job reported after its commit, if it did; ``status`` is
+    ``reported`` is the exit code that the job reported after its commit, if it did; ``status`` is
     the process's exit code, or a negative signal.
     """
 
-    told: int | None
+    reported: int | None
     status: int
     called: bool
     out_of_time: bool
@@ -116,7 +116,7 @@ class Guard:
         self._line, self._sheet = line.near, line.sheet
         self._limits = limits
         self._kept = bytearray()
-        self._told: int | None = None
+        self._reported: int | None = None
         self._called = self._stopped = self._out_of_time = self._killed = False
         self._deadline: float | None = None
         if limits.timeout is not None:
@@ -148,7 +148,7 @@ class Guard:
         with contextlib.suppress(BlockingIOError):  # a signal may have arrived meanwhile
             self._stopped = self._stopped or signal.SIGTERM in os.read(self._wake, 4096)
         return Ended(
-            told=self._told,
+            reported=self._reported,
             status=status,
             called=self._called,
             out_of_time=self._out_of_time,
@@ -205,7 +205,7 @@ class Guard:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
-            if self._told is None:
+            if self._reported is None:
                 self._out_of_time = True
                 self._ask(signal.SIGXCPU)
         if self._end is not None and now >= self._end:
@@ -236,7 +236,7 @@ class Guard:
             if self._deadline is not None and self._limits.timeout is not None:
                 self._deadline = time.monotonic() + self._limits.timeout
         elif word.startswith(b"code "):
-            self._told = int(word[5:])
+            self._reported = int(word[5:])
             end = time.monotonic() + LEAVING_S  # threads and libraries may block its exit
             self._end = end if self._end is None else min(end, self._end)
 

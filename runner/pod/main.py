@@ -66,21 +66,21 @@ def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     except OSError as exc:
         _say(f"cannot delete its own LeaderWorkerSet {name}: no service account is mounted ({exc})")
         return False
-    status, said = 0, ""
+    status, answer = 0, ""
     for pause in pauses(1.0, 30.0, PATIENCE_S):
         try:
-            status, said = _request(name, namespace, environ, account)
+            status, answer = _request(name, namespace, environ, account)
         except (OSError, http.client.HTTPException, KeyError) as exc:
-            status, said = 0, f"{type(exc).__name__}: {exc}"
+            status, answer = 0, f"{type(exc).__name__}: {exc}"
         if status in (200, 202, 404):
             return True
         if status == 403:
-            role = ROLE.format(namespace=namespace, account=_refused(said))
+            role = ROLE.format(namespace=namespace, account=_refused(answer))
             words = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
             _say(f"{words}; delete it, and let the next one, with\n{role}")
             return False
         time.sleep(pause)
-    _say(f"cannot delete its own LeaderWorkerSet {name} ({status or said}); delete it")
+    _say(f"cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it")
     return False
 
 
@@ -102,9 +102,9 @@ def _request(
         api.close()
 
 
-def _refused(said: str) -> str:
+def _refused(answer: str) -> str:
     """Return the name of the service account in a refusal."""
-    found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", said)
+    found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", answer)
     return found[1] if found else "kinetic"
 
 
@@ -140,7 +140,7 @@ def main() -> int:
     _settle_in(place)
     killed_before = oom_kills()
     ended = _in_a_child(pod, place)
-    code = ended.told
+    code = ended.reported
     if code is None:
         code = _closed(pod, ended, memory=oom_kills() > killed_before)
     again = os.path.exists(os.path.join(place, job.AGAIN))

@@ -55,11 +55,11 @@ def note_of_error(qualname: str, message: str) -> Note:
     return note if len(_compact(note)) <= NOTE_BYTES else {ERROR: words[: ERROR_TEXT // 4]}
 
 
-def read(said: object) -> Note:
+def read(parsed: object) -> Note:
     """Read a note from JSON; leave out entries that aren't scalars."""
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         return {}
-    entries = cast("dict[object, object]", said).items()
+    entries = cast("dict[object, object]", parsed).items()
     return {
         name: one
         for name, one in entries

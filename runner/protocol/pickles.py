@@ -149,8 +149,8 @@ def dump(
         with buffer.raw() as view:
             counting.write(view)
             sizes.append(view.nbytes)
-    told = {**(fields or {}), **({PYTHON: HERE} if pickling.has_code else {})}
-    return counting.size + write_footer(sink, sizes, told)
+    all_fields = {**(fields or {}), **({PYTHON: HERE} if pickling.has_code else {})}
+    return counting.size + write_footer(sink, sizes, all_fields)
 
 
 def dumps(

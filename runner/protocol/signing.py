@@ -32,8 +32,8 @@ def is_signed(
 
     kinetic uses an object only after this check, or if a signed object has its digest.
     """
-    said = str(metadata.get("mac", "")).encode(errors="replace")
-    return hmac.compare_digest(said, sign(key, scope, name, content).encode())
+    mac = str(metadata.get("mac", "")).encode(errors="replace")
+    return hmac.compare_digest(mac, sign(key, scope, name, content).encode())
 
 
 def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:

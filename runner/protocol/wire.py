@@ -347,11 +347,11 @@ class Slot:
     def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
         """Return the metadata, with a signature over them and the slot *name*."""
         if self.total is not None:
-            said = {"total": str(self.total)}
+            fields = {"total": str(self.total)}
         else:
             counts = {"first": str(self.first), "count": str(self.count), "size": str(self.size)}
-            said = {**counts, "footer": self.footer}
-        return {**said, "mac": signing.sign(key, scope, name, _compact(said).encode())}
+            fields = {**counts, "footer": self.footer}
+        return {**fields, "mac": signing.sign(key, scope, name, _compact(fields).encode())}
 
     @classmethod
     def verified(cls, metadata: Mapping[str, str], key: bytes, scope: str, name: str) -> Slot:
@@ -360,13 +360,13 @@ class Slot:
         Raises:
             ValueError: The signature is missing, wrong, or for another slot.
         """
-        said = {one: metadata[one] for one in cls.__slots__ if one in metadata}
-        if not signing.is_signed(metadata, key, scope, name, _compact(said).encode()):
+        fields = {one: metadata[one] for one in cls.__slots__ if one in metadata}
+        if not signing.is_signed(metadata, key, scope, name, _compact(fields).encode()):
             raise ValueError(f"{name} is not what its submitter signed")
-        if "total" in said:
-            return cls(total=int(said["total"]))
-        first, count, size = (int(said[one]) for one in ("first", "count", "size"))
-        return cls(first, count, said["footer"], size)
+        if "total" in fields:
+            return cls(total=int(fields["total"]))
+        first, count, size = (int(fields[one]) for one in ("first", "count", "size"))
+        return cls(first, count, fields["footer"], size)
 
 
 # --- the outcome -------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class Bucket:
             )
 
         what = f"list {self._url(prefix)}"
-        with self._told(what):
+        with self._translated(what):
             yield from self._call(what, first)
 
     def write(
@@ -247,7 +247,7 @@ class Bucket:
 
     def _whole(self, what: str, transfer: Callable[[Mapping[str, Any]], T]) -> T:
         """Retry a *transfer* whose content arrived damaged, or whose upload session was lost."""
-        with self._told(what):
+        with self._translated(what):
             for _ in range(TRIES - 1):
                 try:
                     return transfer(self._how(what))
@@ -260,19 +260,19 @@ class Bucket:
             return transfer(self._how(what))
 
     def _call(self, what: str, request: Callable[[Mapping[str, Any]], T]) -> T:
-        with self._told(what):
+        with self._translated(what):
             return request(self._how(what))
 
     def _how(self, what: str) -> dict[str, Any]:
         """Return the timeout and the retry policy of a call of the library."""
         patience, began = self._patience, time.monotonic()
-        said = False
+        warned = False
 
         def passes(exc: Exception) -> bool:
-            nonlocal said
+            nonlocal warned
             passing = self._is_passing(exc)
-            if passing and not said and time.monotonic() - began > QUIET_S:
-                said = True
+            if passing and not warned and time.monotonic() - began > QUIET_S:
+                warned = True
                 print(f"kinetic: cannot {what}: {exc}; retrying", file=sys.stderr)
             return passing
 
@@ -308,7 +308,7 @@ class Bucket:
         )
 
     @contextmanager
-    def _told(self, what: str) -> Generator[None]:
+    def _translated(self, what: str) -> Generator[None]:
         """Translate the library's errors."""
         try:
             yield

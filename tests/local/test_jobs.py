@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from kinetic._supervisor.jobs import (
     ENDED_JOBS_KEPT,
     KEPT_S,
-    TOLD_S,
+    QUEUED_S,
     Action,
     Arm,
     Due,
@@ -83,8 +83,8 @@ def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes
     table.add(order("third"), b"{}", 10.0)
     table.add(order("wide", cpus=2), b"{}", 10.0)
     third, wide = table.jobs["third"], table.jobs["wide"]
-    assert [*table.held_up(10.0 + TOLD_S / 2)] == []
-    assert [*table.held_up(10.0 + TOLD_S)] == [Tell(third), Tell(wide)]
+    assert [*table.held_up(10.0 + QUEUED_S / 2)] == []
+    assert [*table.held_up(10.0 + QUEUED_S)] == [Tell(third), Tell(wide)]
     assert third.message == "waiting for a slot: 2 of 2 busy with first, second"
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
     assert [*table.held_up(100.0)] == [], "nothing new"

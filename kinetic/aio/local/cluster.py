@@ -476,9 +476,9 @@ def _noted(task: asyncio.Task[Any]) -> None:
 
 def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
     """Parse ``KINETIC_LOCAL_FRESH``; None if it is unset."""
-    said = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
-    if said:
-        return said not in ("0", "false", "no", "off")
+    value = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
+    if value:
+        return value not in ("0", "false", "no", "off")
     # Frameworks of macOS do not survive a fork.
     return True if sys.platform == "darwin" else None
 

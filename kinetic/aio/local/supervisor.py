@@ -132,17 +132,17 @@ def _collect(process: subprocess.Popen[bytes]) -> None:
 
 def _read_line(fd: int, until: float) -> dict[str, Any]:
     """Read the line that a starting supervisor writes; empty if it died, or after *until*."""
-    said = b""
+    line = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    while not said.endswith(b"\n"):
+    while not line.endswith(b"\n"):
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             return {}
         part = os.read(fd, 4096)
         if not part:
             return {}
-        said += part
-    words: dict[str, Any] = json.loads(said)
+        line += part
+    words: dict[str, Any] = json.loads(line)
     return words
 
 
