@@ -429,7 +429,7 @@ if pid == 0:
 line.tell(0)
 limits = guard.Limits(timeout=0.0, start=0.0, grace=60.0)
 ended = guard.Guard(pid, {}, line, limits).watch()
-print(ended.told, ended.status, ended.out_of_time)
+print(ended.reported, ended.status, ended.out_of_time)
 """
 
 
