@@ -107,6 +107,8 @@ class Oracle:
         self.read: dict[str, dict[int, float]] = {}
         self.cleaning = -1
         self.collected = False
+        self.removed: set[tuple[int, int]] = set()
+        """The attempts whose objects a collection has deleted."""
         self.inputs_gone = False
         self.gone = False
         self.over = False
@@ -171,7 +173,8 @@ class Oracle:
         if found := NAME.search(name):
             key = int(found[1]), int(found[2])
             if self.collected:
-                return  # what it said stays true
+                self.removed.add(key)  # what it said stays true
+                return
             if found[3] == "outcome" and self.cleaning < 0:
                 raise Violation("I1", f"{name} was deleted by {actor}")
             (self.batch.claims if found[3] == "claim" else self.batch.outcomes).pop(key, None)
@@ -252,6 +255,8 @@ class Oracle:
             batch.claims[key] = metadata["executor"]
             self._look(index, f"the claim of attempt {number}")
             return
+        if key in self.removed:
+            return  # a slow write arrives after the collection; nobody reads what is left
         outcome = wire.Outcome.parse(metadata["header"])
         before = batch.outcomes.get(key, outcome)
         if (before.kind, before.executor) != (outcome.kind, outcome.executor):
