@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
@@ -193,6 +193,30 @@ async def test_who_still_reads_is_told_that_the_results_were_collected(
             with pytest.raises(errors.NotFound, match="collected"):
                 await ask()
         assert await (await found.job(2)).status() is JobStatus.SUCCEEDED
+
+
+@VIRTUAL
+async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
+    platform: Platform, store: Weak
+) -> None:
+    """The submitter had closed the attempt as lost, and the request was slow."""
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client)
+        await batch.results()
+        identity = batch._batch.submission.identity
+    lost = wire.Outcome(
+        wire.Kind.LOST, reason="node lost", executor=wire.VOID, body=outcomes.digest(b"")
+    )
+    name = wire.attempt_key(identity.scope, 2, 1, "outcome")
+    await store.create(name, b"", lost.signed(identity.key, identity.scope, 2, 1))
+    assert await elsewhere(platform, batch.group_id) == TOLD
+    async with aio.Client(platform=platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        job = await found.job(2)
+        assert await job.status() is JobStatus.SUCCEEDED
+        for read in (job.result, found.results):
+            with pytest.raises(errors.NotFound, match="collected"):
+                await read()
 
 
 @VIRTUAL

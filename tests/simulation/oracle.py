@@ -135,9 +135,12 @@ class Oracle:
         return max((int(m["first"]) + int(m["count"]) for m in chunks), default=0)
 
     def claimed_too_late(self, index: int) -> bool:
-        """Whether an item was over before it was claimed once more, and all are told that it is."""
-        told = len(self.batch.control) in self.batch.released and index in self.told
-        return told and self.state(index)[0] == "cancelling"
+        """Whether an item was claimed once more after it had ended and its end was stored."""
+        kinds = [request.kind for request in self.batch.control]
+        while kinds and kinds[-1] == "forged":  # written afterwards, and it changes nothing
+            kinds.pop()
+        ended = max(self.batch.released, default=-1) >= len(kinds) and index in self.told
+        return ended and self.state(index)[0] == "cancelling"
 
     # --- the store ---
 

@@ -201,6 +201,8 @@ class ItemStates:
             await self.requests.read()
             if self.requests.standing(index).stopped:
                 return None  # this read doesn't show whether the next attempt has begun
+            if await self.read_collected():  # a slow write may arrive after the removal
+                return self._items.get(index)
         if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
             self._contents[index] = (number, outcome, content.body)
         asked = len(self.requests.entries)
@@ -363,7 +365,10 @@ class ItemStates:
                 f"{name} is not in {self._store.url} any more, or something else lies in its "
                 "place; whoever can write there has removed it"
             ) from exc
-        return results.verified(content, identity.key, identity.scope, index, number), content.body
+        outcome = results.verified(content, identity.key, identity.scope, index, number)
+        if outcome.kind is not wire.Kind.VALUE:
+            await self.refuse_collected()  # a slow write may arrive after the removal
+        return outcome, content.body
 
     async def value(self, index: int, outcome: wire.Outcome, body: bytes) -> Any:
         """Rebuild the value of an outcome; see `results.value_of`.
