@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,6 +45,11 @@ CATEGORIES = ("cpu", "gpu", "tpu")
 @click.option("--print", "printed", is_flag=True, help="Print the Dockerfiles; build nothing.")
 @click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
 @click.option("--force", is_flag=True, help="Also build images that exist already.")
+@click.option(
+    "--update-credentials",
+    is_flag=True,
+    help="First keep Docker Hub credentials in Secret Manager, which builds log in with.",
+)
 @json_option
 @with_where
 def build_image(
@@ -54,11 +61,14 @@ def build_image(
     printed: bool,
     dry_run: bool,
     force: bool,
+    update_credentials: bool,
     as_json: bool,
 ) -> None:
     """Build the base images for container_image="prebuilt", and push them.
 
     Cloud Build takes a few minutes. Images that exist already stay unchanged without --force.
+    --update-credentials asks for a name and a token of Docker Hub. Without a terminal, it reads
+    DOCKERHUB_USERNAME and DOCKERHUB_TOKEN.
     """
     from kinetic.images import base_image
 
@@ -77,6 +87,8 @@ def build_image(
             name = plan.image if place else plan.image.rpartition("/")[2]
             output.lines([f"# {name}", *plan.dockerfile.splitlines()])
         return
+    if update_credentials and not dry_run:
+        _update_credentials(target)
     found = [None] * len(plans) if dry_run else run_async(_built(plans, target, force))
     rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
     columns = ("category", "image", "state")
@@ -89,6 +101,20 @@ def build_image(
         raise failures[first]
     if not dry_run:
         output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={place}")
+
+
+def _update_credentials(target: Target) -> None:
+    from kinetic.aio import infra
+
+    site = infra.Site(project=target.project or "", zone=target.zone, cluster=target.cluster)
+    name, token = (os.environ.get(f"DOCKERHUB_{one}", "") for one in ("USERNAME", "TOKEN"))
+    if sys.stdin.isatty():
+        name = name or click.prompt("Docker Hub user")
+        token = token or click.prompt("Access token of Docker Hub", hide_input=True)
+    if not (name and token):
+        raise click.UsageError("set DOCKERHUB_USERNAME and DOCKERHUB_TOKEN, or use a terminal")
+    run_async(infra.update_credentials(site, username=name, token=token, tell=output.note))
+    output.note(f"builds of {site.project} log in to Docker Hub as {name}")
 
 
 async def _built(

@@ -8,6 +8,7 @@ refuses it. What is made is kept, so that a second run meets it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections import Counter
@@ -26,6 +27,7 @@ NAMES = (
     "compute.v1",
     "container.v1",
     "iam.v1",
+    "secretmanager.v1",
     "serviceusage.v1",
     "storage.v1",
 )
@@ -146,6 +148,7 @@ class Google:
     account: str = "billingAccounts/0A-0B"
     accounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unbilled: int = 0
+    secrets: dict[str, str] = field(default_factory=dict[str, str])
     state: str = "ACTIVE"
     machines: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
@@ -284,6 +287,15 @@ class Google:
                 return self._begin(name, "")
             case "cloudresourcemanager", "get":
                 return {"projectId": self.project, "state": self.state}
+            case "secretmanager", "addVersion":
+                self.secrets[path.split("/")[-1].partition(":")[0]] = base64.b64decode(
+                    body["payload"]["data"]
+                ).decode()
+                return {"name": f"{path}/versions/1", "state": "ENABLED"}
+            case "secretmanager", "get" if "/versions/" in path:
+                if path.split("/")[-3] not in self.secrets:
+                    return refusal(404, "NOT_FOUND", path)
+                return {"state": "ENABLED"}
             case "compute", "aggregatedList":
                 wanted = re.search(r'name = "(.*?)"', request.query["filter"])
                 assert wanted is not None
@@ -454,6 +466,7 @@ class Google:
         )
         title = str(
             request.query.get("repositoryId")
+            or request.query.get("secretId")
             or (
                 f"{body['accountId']}@{self.project}.iam.gserviceaccount.com"
                 if name == "iam"
@@ -486,7 +499,7 @@ class Google:
                 "name": f"projects/{self.project}/serviceAccounts/{title}",
                 "email": title,
             }
-        if name == "storage":
+        if name in ("storage", "secretmanager"):
             return document
         if name == "container":
             document |= {

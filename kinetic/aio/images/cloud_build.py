@@ -20,6 +20,7 @@ from kinetic._tasks import in_thread, release
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images import recipe
+from kinetic.aio.images.docker_hub import login
 from kinetic.aio.images.registry import Places
 from kinetic.aio.ports import Store
 from kinetic.errors import (
@@ -201,8 +202,9 @@ class Builder:
 
     *store*, a bucket or a folder of one, holds contexts while they are built, and logs.
     *credentials* None sends no token. *emulator* is ``host:port`` of a server without TLS to
-    use instead of Google's. *look* gives the first and the longest pause between two looks at a
-    build, and *patience* how long to retry a call; all in seconds.
+    use instead of Google's. *hub* tells whether the project has Docker Hub credentials, with which
+    builds then log in; None: it has none. *look* gives the first and the longest pause between two
+    looks at a build, and *patience* how long to retry a call; all in seconds.
     """
 
     def __init__(
@@ -212,6 +214,7 @@ class Builder:
         credentials: Credentials | None,
         *,
         emulator: str = "",
+        hub: Callable[[], Awaitable[bool]] | None = None,
         look: tuple[float, float] = (0.5, 5.0),
         patience: float = 60.0,
     ) -> None:
@@ -219,6 +222,7 @@ class Builder:
         self._store = store
         self._credentials = credentials
         self._emulator = emulator
+        self._hub = hub
         self._look = look
         self._policy = RetryPolicy(total_s=patience)
         self._outage = Outage("Cloud Build")
@@ -251,6 +255,9 @@ class Builder:
     ) -> None:
         # If a reply is lost, a retry orders a second build of the same image. That is harmless.
         build = self._described(uri, source, mark)
+        if self._hub is not None and await self._hub():
+            first, build["available_secrets"] = login(self._places.project, DOCKER)
+            build["steps"] = [first, *build["steps"]]
         ordering = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
             operation = await asyncio.shield(ordering)

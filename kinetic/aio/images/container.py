@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from absl import logging
 
@@ -21,6 +22,7 @@ from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images import recipe
 from kinetic.aio.images.cloud_build import Builder
 from kinetic.aio.images.dependencies import dependencies_of
+from kinetic.aio.images.docker_hub import is_known
 from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
 from kinetic.aio.images.registry import Registry, places, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Store
@@ -35,6 +37,7 @@ BELIEVED_S = 600.0
 """How long, in seconds, kinetic doesn't check again for an image or object that it has found."""
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
+SECRETS = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
 BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
 REGISTRY = "ARTIFACT_REGISTRY_EMULATOR_HOST"
 
@@ -45,8 +48,9 @@ class ContainerImages:
     *jobs* is the store of jobs. *builds*, a bucket or a folder of one, holds the contexts of
     builds and their logs; `aclose` closes it. ``CLOUD_BUILD_EMULATOR_HOST`` and
     ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
-    without credentials. *look* and *patience* are those of `Builder`. *wheel* makes kinetic's
-    wheel; by default that of the running kinetic.
+    without credentials. A builder that isn't Google's gets no Docker Hub credentials, unless a
+    variable of gcloud names another Secret Manager. *look* and *patience* are those of `Builder`.
+    *wheel* makes kinetic's wheel; by default that of the running kinetic.
     """
 
     def __init__(
@@ -68,6 +72,9 @@ class ContainerImages:
         self._python_image = started_from(environ)
         self._registry_host = environ.get(REGISTRY, "")
         self._builds_host = environ.get(BUILDS, "")
+        self._hub: Callable[[], Awaitable[bool]] | None = None
+        if target.project and (SECRETS in environ or not self._builds_host):
+            self._hub = partial(is_known, target.project, environ)
         self._credentials = Credentials()
         self._registry = Registry(self._credentials, plain=self._registry_host, patience=patience)
         self._builder: Builder | None = None
@@ -161,6 +168,7 @@ class ContainerImages:
                 self.builds,
                 None if self._builds_host else self._credentials,
                 emulator=self._builds_host,
+                hub=self._hub,
                 look=self._look,
                 patience=self._patience,
             )

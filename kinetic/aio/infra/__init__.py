@@ -6,7 +6,15 @@ combines them, and `commands` has the coroutines behind the commands. `join` pre
 cluster. May import the adapters and their compositions.
 """
 
-from kinetic.aio.infra.commands import add_pool, down, list_pools, remove_pool, status, up
+from kinetic.aio.infra.commands import (
+    add_pool,
+    down,
+    list_pools,
+    remove_pool,
+    status,
+    up,
+    update_credentials,
+)
 from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.join import Join, Joining, init, target_of
 from kinetic.aio.infra.plan import Plan
@@ -37,4 +45,5 @@ __all__ = [
     "status",
     "target_of",
     "up",
+    "update_credentials",
 ]

@@ -165,6 +165,30 @@ async def list_pools(site: Site, *, tell: Callable[[str], None] = silent) -> lis
         return await infrastructure.list_pools()
 
 
+async def update_credentials(
+    site: Site, *, username: str, token: str, tell: Callable[[str], None] = silent
+) -> None:
+    """Keep Docker Hub credentials for builds in Secret Manager; builds then log in with them.
+
+    Only the builds' service account of the site can read them, besides those whom the project
+    lets read secrets.
+
+    Args:
+        site: Project, zone, and cluster.
+        username: Your name at Docker Hub.
+        token: An access token of Docker Hub.
+        tell: Receives one line about each step.
+
+    Raises:
+        NotFound: `up` hasn't made the builds' service account.
+        AuthError: Credentials or rights are missing.
+
+    Cancelled: run it again; each run adds a version of both secrets.
+    """
+    async with Infrastructure(site, tell=tell) as infrastructure:
+        await infrastructure.keep_credentials(username, token)
+
+
 async def status(site: Site) -> Status:
     """Return what exists at a site, what runs there, and what it costs now.
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.infra import classes, lookup
+from kinetic.aio.infra import classes, lookup, secrets
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import project as projects
@@ -389,6 +389,27 @@ class Infrastructure:
     async def _access(self) -> Access:
         # A context in the environment may be another cluster's: this one is named by its site.
         return await open_access(replace(self.target, kube_context=None), self._environ)
+
+    async def keep_credentials(self, username: str, token: str) -> None:
+        """Keep Docker Hub credentials for builds in Secret Manager, as new versions.
+
+        Raises:
+            NotFound: `up` hasn't made the builds' service account.
+            AuthError: A role is missing.
+        """
+        account = setups.account(self.site, "builds")
+        wanted = secrets.wanted(self.site)
+        if (await self._cloud.observe((account,)))[account.key].document is None:
+            raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
+        read, write = setups.services(self.site, (secrets.SERVICE,))
+        await self._cloud.enable(read, write, (secrets.SERVICE,))
+        changes = additions(self.site, wanted, await self._cloud.observe(wanted))
+        await self.apply(Planned(plan=Plan(site=self.site, changes=changes), wanted=wanted))
+        for request in secrets.versions(self.site, username, token):
+            try:
+                await self._google.call(request)
+            except HttpError as refusal:
+                raise explained("add a version of a secret", refusal) from refusal
 
     async def has_project(self) -> bool:
         """Return whether the project exists, as far as you can see."""

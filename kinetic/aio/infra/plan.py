@@ -19,8 +19,8 @@ from kinetic.aio.infra.site import OF, SOLUTION, Site
 
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
-UNOWNED = ("node pool", "project", "billing")
-"""Kinds of resources without kinetic's mark: a pool is its cluster's, and a project may be old."""
+UNOWNED = ("node pool", "project", "billing", "secret")
+"""Kinds without kinetic's mark: a pool is its cluster's, and clusters share the others."""
 
 UNMARKED = ("network", "subnetwork", "router")
 """Kinds of resources that keras-kinetic doesn't label."""

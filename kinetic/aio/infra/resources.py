@@ -18,6 +18,7 @@ VERSIONS: Mapping[str, str] = {
     "compute": "/compute/v1/",
     "container": "/v1/",
     "iam": "/v1/",
+    "secretmanager": "/v1/",
     "serviceusage": "/v1/",
     "storage": "/storage/v1/",
 }

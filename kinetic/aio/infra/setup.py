@@ -117,17 +117,17 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
     return (*parts, *workers)
 
 
-def services(site: Site) -> tuple[GoogleRequest, GoogleRequest]:
-    """Return the requests that read and enable the APIs that a setup needs."""
+def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest, GoogleRequest]:
+    """Return the requests that read and enable the APIs *names*, by default all of a setup."""
     path = f"projects/{site.project}/services"
-    names = [f"{path}/{one}" for one in SERVICES]
+    paths = [f"{path}/{one}" for one in names]
     return (
-        call(api="serviceusage", method="GET", path=f"{path}:batchGet", query=query(names=names)),
+        call(api="serviceusage", method="GET", path=f"{path}:batchGet", query=query(names=paths)),
         call(
             api="serviceusage",
             method="POST",
             path=f"{path}:batchEnable",
-            body={"serviceIds": [*SERVICES]},
+            body={"serviceIds": [*names]},
         ),
     )
 

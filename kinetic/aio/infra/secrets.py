@@ -1,0 +1,66 @@
+"""The secrets with Docker Hub credentials, one pair for all clusters of a project."""
+
+from __future__ import annotations
+
+import base64
+
+from kinetic.aio._net.google import GoogleRequest
+from kinetic.aio.images.docker_hub import TOKEN, USERNAME
+from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
+from kinetic.aio.infra.site import Site
+
+API = "secretmanager"
+SERVICE = f"{API}.googleapis.com"
+READS = "roles/secretmanager.secretAccessor"
+"""The role of the builds' service account, on these two secrets only."""
+
+
+def wanted(site: Site) -> tuple[Resource | Policy, ...]:
+    """Return both secrets, each with the policy that lets the builds of *site* read it."""
+    parts = ((_secret(site, name), _policy(site, name)) for name in (USERNAME, TOKEN))
+    return tuple(one for pair in parts for one in pair)
+
+
+def versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]:
+    """Return the requests that add a version to each secret, the token's last."""
+    return tuple(
+        call(
+            api=API,
+            method="POST",
+            path=f"projects/{site.project}/secrets/{name}:addVersion",
+            body={"payload": {"data": base64.b64encode(value.encode()).decode()}},
+        )
+        for name, value in ((USERNAME, username), (TOKEN, token))
+    )
+
+
+def _secret(site: Site, name: str) -> Resource:
+    parent = f"projects/{site.project}/secrets"
+    return Resource(
+        kind="secret",
+        name=name,
+        read=call(api=API, method="GET", path=f"{parent}/{name}"),
+        create=call(
+            api=API,
+            method="POST",
+            path=parent,
+            query=query(secretId=name),
+            body={"replication": {"automatic": {}}, "labels": {"kinetic": "true"}},
+        ),
+    )
+
+
+def _policy(site: Site, name: str) -> Policy:
+    path = f"projects/{site.project}/secrets/{name}"
+    return Policy(
+        name=f"secret {name}",
+        read=call(
+            api=API,
+            method="GET",
+            path=f"{path}:getIamPolicy",
+            query=(("options.requestedPolicyVersion", "3"),),
+        ),
+        write=call(api=API, method="POST", path=f"{path}:setIamPolicy"),
+        bindings=(Binding(role=READS, member=f"serviceAccount:{site.account('builds')}"),),
+        needs=(f"secret {name}",),
+    )
