@@ -248,6 +248,8 @@ def status(site: Site, as_json: bool) -> None:
         if items:
             click.echo()
             output.table("status", columns, items, as_json=False)
+    if found.left:
+        output.note(f"these are left of the cluster, and cost: {', '.join(found.left)}")
     for one in found.unseen:
         output.note(f"can't see {one}")
 

@@ -296,6 +296,8 @@ class Google:
                 if path.split("/")[-3] not in self.secrets:
                     return refusal(404, "NOT_FOUND", path)
                 return {"state": "ENABLED"}
+            case "compute", "aggregatedList" if not path.endswith("/machineTypes"):
+                return {"items": self._everywhere(path.rpartition("/")[2])}
             case "compute", "aggregatedList":
                 wanted = re.search(r'name = "(.*?)"', request.query["filter"])
                 assert wanted is not None

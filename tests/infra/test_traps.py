@@ -151,15 +151,34 @@ async def test_a_project_that_is_being_deleted_is_told(
         await infra.plan_up()
 
 
-async def test_volumes_that_stay_are_named(infra: Infrastructure, google: Google) -> None:
+async def test_what_outlives_the_cluster_is_named(infra: Infrastructure, google: Google) -> None:
     await up(infra)
-    parent = "compute/compute/v1/projects/acme-1/zones/us-central1-a/disks"
-    labels = {"goog-k8s-cluster-name": "lab", "goog-gke-volume": ""}
-    google.documents[f"{parent}/pvc-1"] = {"name": "pvc-1", "labels": labels, "sizeGb": "100"}
-    google.documents[f"{parent}/own"] = {"name": "own", "labels": {}}
-    (note,) = (await infra.plan_down()).notes
-    assert "pvc-1" in note
-    assert "own" not in note.split()
+    parent = "compute/compute/v1/projects/acme-1"
+    mine = {"goog-k8s-cluster-name": "lab", "goog-k8s-cluster-location": "us-central1-a"}
+    theirs = {**mine, "goog-k8s-cluster-location": "us-east1-b"}
+    for zone, name, labels in (
+        ("us-central1-a", "pvc-1", {**mine, "goog-gke-volume": ""}),
+        ("us-central1-f", "pvc-2", {**mine, "goog-gke-volume": ""}),
+        ("us-central1-a", "node", mine),
+        ("us-east1-b", "pvc-3", {**theirs, "goog-gke-volume": ""}),
+        ("us-central1-a", "own", {}),
+    ):
+        disk = {"name": name, "labels": labels, "sizeGb": "100"}
+        google.documents[f"{parent}/zones/{zone}/disks/{name}"] = disk
+    rules = f"{parent}/regions/us-central1/forwardingRules"
+    google.documents[f"{rules}/lb"] = {"name": "lb", "labels": mine}
+    google.documents[f"{rules}/other"] = {"name": "other"}
+    wanted = [
+        "disk pvc-1 (us-central1-a)",
+        "disk pvc-2 (us-central1-f)",
+        "forwarding rule lb (us-central1)",
+    ]
+    planned = await infra.plan_down()
+    assert ", ".join(wanted) in planned.notes[0]
+    assert (await infra.status()).left == ()
+    await infra.apply(planned)
+    assert [*(await infra.status()).left] == wanted
+    assert ", ".join(wanted) in (await infra.plan_down()).notes[0]
 
 
 @pytest.mark.full

@@ -147,11 +147,24 @@ class GoogleClient:
 
     async def pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
         """Yield every item of a list, page after page; *items* is the field that has them."""
+        async for page in self._pages(request):
+            for one in page.get(items) or ():
+                yield one
+
+    async def aggregated(
+        self, request: GoogleRequest, items: str
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """Yield every item of a list over all zones and regions, each with its zone or region."""
+        async for page in self._pages(request):
+            for place, part in (page.get("items") or {}).items():
+                for one in part.get(items) or ():
+                    yield place.rpartition("/")[2], one
+
+    async def _pages(self, request: GoogleRequest) -> AsyncGenerator[dict[str, Any]]:
         query = request.query
         while True:
             page = await self.call(replace(request, query=query))
-            for one in page.get(items) or ():
-                yield one
+            yield page
             if not (token := page.get("nextPageToken")):
                 return
             query = (*request.query, ("pageToken", str(token)))

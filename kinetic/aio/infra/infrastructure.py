@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from kinetic.aio._net.google import GoogleClient, GoogleRequest
+from kinetic.aio._net.google import GoogleClient, GoogleRequest, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.infra import classes, lookup, secrets
@@ -283,16 +283,26 @@ class Infrastructure:
             why = "it may hold results; --force-destroy removes it"
             keep = {f"bucket {self.site.bucket(what)}": why for what in ("jobs", "builds")}
         changes = removals(self.site, present, seen, keep=keep)
-        notes: tuple[str, ...] = ()
-        if stay := await lookup.volumes(self._google, self.site):
-            words = "delete their claims first, or the disks afterwards"
-            notes = (f"disks of volumes outlive the cluster and cost: {', '.join(stay)}; {words}",)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             wanted=marked_last(self.site, present, seen),
-            notes=notes,
+            notes=await self._outliving(),
             removes=True,
         )
+
+    async def _outliving(self) -> tuple[str, ...]:
+        try:
+            stay = await lookup.outliving(self._google, self.site)
+        except HttpError as refusal:
+            if is_disabled(refusal):
+                return ()
+            return (f"can't look for disks and load balancers of the cluster: {refusal.said}",)
+        if not stay:
+            return ()
+        words = (
+            "delete their claims and Services first, or remove them in Google's console afterwards"
+        )
+        return (f"these outlive the cluster and cost: {', '.join(stay)}; {words}",)
 
     async def apply(self, planned: Planned) -> None:
         """Carry out a plan. If it's interrupted, run `plan_up` or `plan_down` and `apply` again.

@@ -8,7 +8,7 @@ from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import explained
 from kinetic.aio.infra.pools import placement_policy
-from kinetic.aio.infra.resources import Document, Resource, call, query
+from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.setup import Setup, account
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError, NotFound, Unavailable
@@ -71,23 +71,29 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
     return found
 
 
-async def volumes(google: GoogleClient, site: Site) -> list[str]:
-    """Return the names of the disks that volumes of the cluster keep, and that outlive it."""
-    listing = call(
-        api="compute",
-        method="GET",
-        path=f"projects/{site.project}/zones/{site.zone}/disks",
-        query=query(filter=f'labels.goog-k8s-cluster-name = "{site.cluster}"'),
-    )
+async def outliving(google: GoogleClient, site: Site) -> list[str]:
+    """Return the disks and load balancers of the cluster's volumes and Services.
+
+    They outlive the cluster. A disk has its name and place as labels. A forwarding rule has the
+    labels, or the network that `up` made.
+    """
+
+    def is_its(one: Document) -> bool:
+        labels: Document = one.get("labels") or {}
+        place = labels.get("goog-k8s-cluster-location")
+        return labels.get("goog-k8s-cluster-name") == site.cluster and (
+            place in (None, site.zone, site.region)
+        )
+
     found: list[str] = []
-    try:
-        async for one in google.pages(listing, "items"):
-            labels: Document = one.get("labels") or {}
-            of = labels.get("goog-k8s-cluster-name")
-            if of == site.cluster and "goog-gke-volume" in labels:
-                found.append(str(one["name"]))
-    except HttpError:
-        pass  # a note isn't worth a failure
+    for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
+        path = f"projects/{site.project}/aggregated/{items}"
+        listing = call(api="compute", method="GET", path=path)
+        async for place, one in google.aggregated(listing, items):
+            ours = is_its(one) and (kind != "disk" or "goog-gke-volume" in one["labels"])
+            network = str(one.get("network") or "")
+            if ours or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
+                found.append(f"{kind} {one['name']} ({place})")
     return found
 
 

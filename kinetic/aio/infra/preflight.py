@@ -319,14 +319,11 @@ async def _machine(
         query=query(filter=f'name = "{machine}"'),
     )
     try:
-        by_place: Document = (await google.call(listing)).get("items") or {}
+        every = sorted({zone async for zone, _ in google.aggregated(listing, "machineTypes")})
     except HttpError as refusal:
         if not is_disabled(refusal):
             found.notes.append(f"couldn't look for zones that have {machine}: {refusal.said}")
         return
-    every = sorted(
-        place.rpartition("/")[2] for place, one in by_place.items() if one.get("machineTypes")
-    )
     here = [one for one in every if one == site.zone or one.startswith(f"{site.region}-")]
     found.zones = tuple(sorted(here, key=lambda one: one != site.zone)) or found.zones
     place = site.region if regional else site.zone

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from kinetic.aio._net.google import GoogleClient
+from kinetic.aio._net.google import GoogleClient, is_disabled
+from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.apply import Cloud
+from kinetic.aio.infra.apply import Cloud, explained
 from kinetic.aio.infra.resources import Document, Resource
 from kinetic.aio.infra.setup import Setup
 from kinetic.aio.infra.site import Site
@@ -99,6 +100,7 @@ class Status:
     ``state`` is Google's word for the cluster, ``absent``, or ``unknown``.
     ``usd_per_hour`` is what all known parts cost now, in US dollars. ``unseen`` names what can't be
     seen, and why; other fields lack it. Buckets, images, and traffic cost by use and don't count.
+    ``left`` names disks and load balancers of an absent cluster; they cost more, and don't count.
     """
 
     project: str
@@ -113,6 +115,7 @@ class Status:
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
     work: tuple[Work, ...] = ()
+    left: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +193,10 @@ async def survey(
         if seen[one.key].document is not None
     )
     state = str(cluster.get("status")) if cluster else "absent"
+    left: list[str] = []
+    if cluster is None and not seen[key].problem:
+        what = "disks and load balancers of the cluster"
+        left = await looks.at(what, _outliving(google, site)) or []
     return Status(
         project=site.project,
         zone=site.zone,
@@ -210,8 +217,18 @@ async def survey(
         controllers=inside.controllers,
         queues=inside.queues,
         work=_work(inside.pods or ()),
+        left=tuple(left),
         unseen=tuple(looks.failed),
     )
+
+
+async def _outliving(google: GoogleClient, site: Site) -> list[str]:
+    try:
+        return await lookup.outliving(google, site)
+    except HttpError as refusal:
+        if is_disabled(refusal):
+            return []
+        raise explained("list them", refusal) from refusal
 
 
 async def _inside(site: Site, connect: Callable[[], Awaitable[Access]], looks: _Looks) -> _Inside:
