@@ -88,6 +88,13 @@ node_zone_option = click.option(
     default="",
     help="Zone of a node pool, in the cluster's region. Default: the cluster's zone.",
 )
+controller_option = click.option(
+    "--controller",
+    "controllers",
+    multiple=True,
+    metavar="FILE[@sha256:DIGEST]",
+    help="Install a controller from a downloaded file of manifests. Repeat for several.",
+)
 preview_option = click.option(
     "--preview", is_flag=True, help="Show the plan, with costs, and change nothing."
 )
@@ -122,6 +129,7 @@ preview_option = click.option(
     default="",
     help="Link this billing account to the project. Default: no change.",
 )
+@controller_option
 @click.option(
     "--profile-name", metavar="NAME", help="Name of the saved profile. Default: the cluster's."
 )
@@ -137,6 +145,7 @@ def up(
     public_endpoint: bool,
     create_project: bool,
     billing_account: str,
+    controllers: tuple[str, ...],
     profile_name: str | None,
     preview: bool,
     yes: bool,
@@ -148,7 +157,9 @@ def up(
     it the current one.
     """
     from kinetic.accelerators import parse
-    from kinetic.aio.infra import Pool
+    from kinetic.aio.infra import Pool, read_controller
+
+    files = tuple(map(read_controller, controllers))
 
     async def plan(infra: Infrastructure, at: str) -> Planned:
         pools = tuple(
@@ -164,6 +175,7 @@ def up(
             public_endpoint=public_endpoint,
             create_project=creates,
             billing_account=account,
+            controllers=files,
         )
 
     question = f"Change the project {site.project} as planned?"

@@ -10,11 +10,11 @@ import click
 
 from kinetic.cli import output
 from kinetic.cli.client import json_option, run_async
-from kinetic.cli.clusters import MARKS, save_profile
+from kinetic.cli.clusters import MARKS, controller_option, save_profile
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
-    from kinetic.aio.infra import Joining
+    from kinetic.aio.infra import Controller, Joining
     from kinetic.configuration import Target
 
 NO_ACCESS = 4
@@ -62,45 +62,36 @@ SAVED = ("project", "namespace", "store", "store_claim", "kube_context")
     is_flag=True,
     help="Print all objects as YAML for an administrator; create and save nothing.",
 )
+@controller_option
 @yes_option
 @json_option
 def init(
     kube_context: str | None,
     project: str | None,
-    zone: str | None,
-    cluster: str | None,
-    namespace: str | None,
-    store: str | None,
-    store_claim: str | None,
+    controllers: tuple[str, ...],
     profile_name: str | None,
     run_job: bool,
     image: str | None,
     prints: bool,
     yes: bool,
     as_json: bool,
+    **named: str | None,
 ) -> int:
     """Check a cluster, create what jobs need in a namespace, and save a profile for it.
 
     It prints what you may not create as YAML for an administrator, and exits with 4. Run it again
     after they have applied it.
     """
-    from kinetic.aio.infra import target_of
+    from kinetic.aio.infra import read_controller, target_of
 
     if run_job and not (image or project):
         raise click.UsageError("--run-job needs --image: without --project, kinetic builds none")
-    target = target_of(
-        kube_context=kube_context,
-        project=project,
-        zone=zone,
-        cluster=cluster,
-        namespace=namespace,
-        store=store,
-        store_claim=store_claim,
-    )
+    target = target_of(kube_context=kube_context, project=project, **named)
+    files = tuple(map(read_controller, controllers))
     if prints:
         output.lines(run_async(_everything(target)).splitlines())
         return 0
-    joined = run_async(_joined(target, yes=yes, as_json=as_json))
+    joined = run_async(_joined(target, files, yes=yes, as_json=as_json))
     if manifest := joined.manifest:
         if not as_json:
             output.lines(manifest.splitlines())
@@ -127,14 +118,16 @@ async def _everything(target: Target) -> str:
         return await join.everything()
 
 
-async def _joined(target: Target, *, yes: bool, as_json: bool) -> Joining:
+async def _joined(
+    target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
+) -> Joining:
     import functools
 
     import anyio.to_thread
 
     from kinetic.aio.infra import Join
 
-    async with Join(target, tell=output.note) as join:
+    async with Join(target, tell=output.note, controllers=controllers) as join:
         planned = await join.plan()
         for note in planned.notes:
             output.note(note)
@@ -151,7 +144,7 @@ async def _joined(target: Target, *, yes: bool, as_json: bool) -> Joining:
 def _lines(planned: Joining) -> list[str]:
     """Return a line per object that isn't as planned, and a summary."""
     lines: list[str] = []
-    for one in planned.changes:
+    for one in (*planned.changes, *planned.controllers):
         if one.action.value == "keep":
             continue
         mark = MARKS.get(one.action.value, "!")

@@ -77,11 +77,11 @@ async def test_an_administrator_creates_what_is_missing_once(
     fresh: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: dict[str, Any] = {"kube_context": "admin", "namespace": fresh, "store": str(store)}
-    planned = await infra.init(**where, preview=True)
+    planned = await infra.init(target_of(**where), preview=True)
     assert actions(planned) == {"create"}
-    joined = await infra.init(**where)
+    joined = await infra.init(target_of(**where))
     assert joined.user == "admin" and not joined.manifest
-    again = await infra.init(**where)
+    again = await infra.init(target_of(**where))
     assert actions(again) == {"keep"}
     assert not [*store.glob("doctor/*")]
     await run_there("admin", fresh, store, monkeypatch)
@@ -93,7 +93,7 @@ async def test_what_a_user_may_not_create_is_enough_as_a_manifest(
 ) -> None:
     """An administrator applies it with our own client; then the user joins, and jobs run."""
     where: dict[str, Any] = {"kube_context": "dev", "namespace": fresh, "store": str(store)}
-    joined = await infra.init(**where)
+    joined = await infra.init(target_of(**where))
     assert actions(joined) == {"ask"}
     wanted = manifests(fresh, user="dev")
     printed = [*yaml.safe_load_all(joined.manifest)]
@@ -115,7 +115,7 @@ async def test_what_a_user_may_not_create_is_enough_as_a_manifest(
         control_plane=namespace.control_plane,
     )
     await asyncio.to_thread(await_granted, place, {"rules": built_in}, "dev")
-    joined = await infra.init(**where)
+    joined = await infra.init(target_of(**where))
     assert actions(joined) == {"unseen"} and not joined.manifest
     assert "nodes" in " ".join(joined.notes)
     await run_there("dev", fresh, store, monkeypatch)
@@ -131,8 +131,10 @@ async def test_a_namespace_that_refuses_host_paths_needs_a_claim(
     namespace.admin.call("PATCH", path, {"metadata": {"labels": labels}})
     where: dict[str, Any] = {"kube_context": "admin", "namespace": namespace.name}
     with pytest.raises(ConfigurationError, match="'baseline'"):
-        await infra.init(**where, store=str(store))
-    planned = await infra.init(**where, store=str(store), store_claim="results", preview=True)
+        await infra.init(target_of(**where, store=str(store)))
+    planned = await infra.init(
+        target_of(**where, store=str(store), store_claim="results"), preview=True
+    )
     assert planned.target.store_claim == "results"
 
 
@@ -142,18 +144,18 @@ async def test_what_is_wrong_is_one_clear_error(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
     with pytest.raises(ConfigurationError, match=r"nowhere.*admin"):
-        await infra.init(kube_context="nowhere", store=str(store))
+        await infra.init(target_of(kube_context="nowhere", store=str(store)))
     for wrong in (tmp_path / "absent", Path("/dev/null")):
         with pytest.raises(ConfigurationError, match="mount its volume"):
-            await infra.init(kube_context="admin", store=str(wrong))
+            await infra.init(target_of(kube_context="admin", store=str(wrong)))
     with pytest.raises(errors.AuthError, match="/sys/kernel"):  # which even root can't write to
-        await infra.init(kube_context="admin", store="/sys/kernel")
+        await infra.init(target_of(kube_context="admin", store="/sys/kernel"))
     config = json.loads(namespace.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     (tmp_path / "config").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1"):
-        await infra.init(kube_context="admin", store=str(store))
+        await infra.init(target_of(kube_context="admin", store=str(store)))
 
 
 class Console:

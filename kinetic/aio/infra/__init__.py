@@ -15,6 +15,7 @@ from kinetic.aio.infra.commands import (
     up,
     update_credentials,
 )
+from kinetic.aio.infra.controllers import Controller, read_controller
 from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.join import Join, Joining, init, target_of
 from kinetic.aio.infra.plan import Plan
@@ -25,6 +26,7 @@ from kinetic.aio.infra.status import NodePool, Part, Queue, Status, Work
 
 __all__ = [
     "Change",
+    "Controller",
     "Infrastructure",
     "Join",
     "Joining",
@@ -41,6 +43,7 @@ __all__ = [
     "down",
     "init",
     "list_pools",
+    "read_controller",
     "remove_pool",
     "status",
     "target_of",

@@ -22,7 +22,7 @@ from kinetic.aio._net.google import (
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import growing
 from kinetic.aio.infra.plan import BROKEN, UNDER_WAY, is_ours, problem_of
-from kinetic.aio.infra.resources import Action, Change, Document, Policy, Resource, Seen, call
+from kinetic.aio.infra.resources import Action, Change, Document, Policy, Resource, Seen, Tell, call
 from kinetic.aio.infra.site import Site
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
@@ -54,8 +54,6 @@ ZONES = "zonesAvailable"
 """The field of a stock-out's error with the zones that have capacity."""
 
 STILL_IN_USE = "something in it is still in use"
-
-Tell = Callable[[str], None]
 
 
 def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | None:

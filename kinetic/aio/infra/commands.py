@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from kinetic.aio.infra.infrastructure import Infrastructure, silent
+from kinetic.aio.infra.controllers import Controller
+from kinetic.aio.infra.infrastructure import Infrastructure
 from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
+from kinetic.aio.infra.resources import Tell, silent
 from kinetic.aio.infra.setup import Shape
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status
@@ -21,8 +22,9 @@ async def up(
     public_endpoint: bool = False,
     create_project: bool = False,
     billing_account: str = "",
+    controllers: tuple[Controller, ...] = (),
     preview: bool = False,
-    tell: Callable[[str], None] = silent,
+    tell: Tell = silent,
 ) -> Plan:
     """Create what jobs need on Google Cloud; create only the missing parts.
 
@@ -33,6 +35,7 @@ async def up(
         public_endpoint: Also open the control plane's IP address; default: only its DNS name.
         create_project: Create the project if it doesn't exist; default: False. `down` keeps it.
         billing_account: The ID of a billing account to link to the project; default: no change.
+        controllers: Controllers to install; `read_controller` reads their files; default: none.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
@@ -58,6 +61,7 @@ async def up(
             public_endpoint=public_endpoint,
             create_project=create_project,
             billing_account=billing_account,
+            controllers=controllers,
         )
         if not preview:
             await infrastructure.apply(planned)
@@ -69,7 +73,7 @@ async def down(
     *,
     force_destroy: bool = True,
     preview: bool = False,
-    tell: Callable[[str], None] = silent,
+    tell: Tell = silent,
 ) -> Plan:
     """Remove what `up` created: only resources that have kinetic's names and labels.
 
@@ -102,7 +106,7 @@ async def add_pool(
     slices: int = 1,
     fixed: bool = False,
     preview: bool = False,
-    tell: Callable[[str], None] = silent,
+    tell: Tell = silent,
 ) -> Plan:
     """Add nodes for an accelerator to the site's cluster; what exists already is success.
 
@@ -133,9 +137,7 @@ async def add_pool(
         return planned.plan
 
 
-async def remove_pool(
-    site: Site, name: str, *, preview: bool = False, tell: Callable[[str], None] = silent
-) -> Plan:
+async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
     """Remove a node pool or a ComputeClass of kinetic's.
 
     Jobs that run on a node pool are lost, or retried elsewhere. A ComputeClass' nodes stay until
@@ -153,7 +155,7 @@ async def remove_pool(
         return planned.plan
 
 
-async def list_pools(site: Site, *, tell: Callable[[str], None] = silent) -> list[dict[str, Any]]:
+async def list_pools(site: Site, *, tell: Tell = silent) -> list[dict[str, Any]]:
     """Return node pools and ComputeClasses of the site's cluster: machine, limits, and state.
 
     *tell* receives a line if ComputeClasses can't be listed.
@@ -165,9 +167,7 @@ async def list_pools(site: Site, *, tell: Callable[[str], None] = silent) -> lis
         return await infrastructure.list_pools()
 
 
-async def update_credentials(
-    site: Site, *, username: str, token: str, tell: Callable[[str], None] = silent
-) -> None:
+async def update_credentials(site: Site, *, username: str, token: str, tell: Tell = silent) -> None:
     """Keep Docker Hub credentials for builds in Secret Manager; builds then log in with them.
 
     Only the builds' service account of the site can read them, besides those whom the project

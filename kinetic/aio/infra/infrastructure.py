@@ -18,10 +18,12 @@ from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import project as projects
 from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.apply import READ_S, Cloud, explained
+from kinetic.aio.infra.controllers import Controller, install
+from kinetic.aio.infra.controllers import planned as planned_controller
 from kinetic.aio.infra.plan import Plan, additions, marked_last, removals
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.preflight import preflight
-from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen
+from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen, Tell, silent
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status, survey
@@ -33,8 +35,10 @@ from kinetic.configuration import Target, resolve
 from kinetic.errors import BackendError, ConfigurationError, NotFound, Refused
 
 
-def silent(_: str) -> None:
-    """Ignore a line about a step."""
+def _without_sets(controllers: Sequence[Controller]) -> list[str]:
+    """Return the note about jobs on several hosts, unless one of *controllers* runs them."""
+    brought = frozenset[str]().union(*(one.groups for one in controllers))
+    return [] if brought.intersection(in_cluster.SETS) else [in_cluster.NO_SETS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Planned:
     enables: bool = False
     removes: bool = False
     manifests: tuple[in_cluster.Manifest, ...] = ()
+    controllers: tuple[Controller, ...] = ()
 
 
 class Infrastructure:
@@ -72,7 +77,7 @@ class Infrastructure:
         self,
         site: Site,
         *,
-        tell: Callable[[str], None] = silent,
+        tell: Tell = silent,
         environ: Mapping[str, str] | None = None,
         google: GoogleClient | None = None,
         connect: Callable[[], Awaitable[Access]] | None = None,
@@ -101,6 +106,7 @@ class Infrastructure:
         public_endpoint: bool = False,
         create_project: bool = False,
         billing_account: str = "",
+        controllers: tuple[Controller, ...] = (),
     ) -> Planned:
         """Plan what `up` creates and changes. Nothing is written.
 
@@ -124,8 +130,9 @@ class Infrastructure:
                 pools=pools,
                 public_endpoint=public_endpoint,
                 billing_account=billing_account,
+                controllers=controllers,
             )
-            return self._in_new_project(setup, pools, first, rest)
+            return self._in_new_project(setup, pools, first, controllers, rest)
         missing = await self._missing(pools)
         checked = await preflight(
             self._google, self.site, missing, setup, links=bool(billing_account)
@@ -145,7 +152,7 @@ class Infrastructure:
             *additions(self.site, wanted, seen),
         ]
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        inside, notes = await self._in_cluster(seen, manifests)
+        inside, notes = await self._in_cluster(seen, manifests, controllers)
         changes += inside
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
@@ -154,6 +161,7 @@ class Infrastructure:
             first=first,
             enables=bool(off),
             manifests=manifests,
+            controllers=controllers,
         )
 
     def _in_new_project(
@@ -161,6 +169,7 @@ class Infrastructure:
         setup: Setup,
         pools: tuple[Pool, ...],
         first: tuple[Resource, ...],
+        controllers: tuple[Controller, ...],
         rest: Callable[[], Awaitable[Planned]],
     ) -> Planned:
         """Plan everything in a project that doesn't exist."""
@@ -175,13 +184,14 @@ class Infrastructure:
             *self._enabling(setups.SERVICES),
             *additions(self.site, wanted, nothing),
             *(one.change for one in manifests),
+            *(one.change for one in controllers),
         )
         later = "permissions, machine types, and quotas of the new project are checked afterwards"
         bill = "" if len(first) > 1 else "; pass --billing-account ID to link a billing account"
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             wanted=wanted,
-            notes=(later + bill, in_cluster.NO_SETS),
+            notes=(later + bill, *_without_sets(controllers)),
             first=first,
             again=rest,
         )
@@ -328,7 +338,7 @@ class Infrastructure:
             return
         await self._cloud.apply(plan.changes, planned.wanted)
         if planned.manifests:
-            await self._give(planned.manifests)
+            await self._give(planned.manifests, planned.controllers)
 
     async def list_pools(self) -> list[dict[str, Any]]:
         """Return the node pools of the cluster, and kinetic's ComputeClasses.
@@ -362,22 +372,34 @@ class Infrastructure:
             raise explained("read which APIs the project has enabled", refusal) from refusal
 
     async def _in_cluster(
-        self, seen: Mapping[str, Seen], manifests: tuple[in_cluster.Manifest, ...]
+        self,
+        seen: Mapping[str, Seen],
+        manifests: tuple[in_cluster.Manifest, ...],
+        controllers: tuple[Controller, ...],
     ) -> tuple[list[Change], list[str]]:
-        """Return the changes of *manifests*, and what jobs need that `up` doesn't install."""
+        """Return the changes inside the cluster, and what jobs need that isn't installed."""
         document = seen[f"cluster {self.site.cluster}"].document
+        notes = _without_sets(controllers)
         if document is None or document.get("status") != "RUNNING":
-            return [one.change for one in manifests], [in_cluster.NO_SETS]
+            changes = [*(one.change for one in manifests), *(one.change for one in controllers)]
+            return changes, notes
         async with self._opened() as api:
             changes = [change async for _, change in in_cluster.compared(api, manifests)]
-            return changes, [] if await in_cluster.has_sets(api) else [in_cluster.NO_SETS]
+            changes += [await planned_controller(api, one) for one in controllers]
+            return changes, [] if await in_cluster.has_sets(api) else notes
 
-    async def _give(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
+    async def _give(
+        self, manifests: tuple[in_cluster.Manifest, ...], controllers: tuple[Controller, ...]
+    ) -> None:
         async with self._opened() as api:
             async for one, change in in_cluster.compared(api, manifests):
                 if change.action is not Action.KEEP:
                     await in_cluster.apply(api, one)
                     self._tell(f"{change.kind} {change.name} is ready")
+            for controller in controllers:
+                if (await planned_controller(api, controller)).action is not Action.KEEP:
+                    await install(api, controller)
+                    self._tell(f"controller {controller.name} is applied")
 
     async def _take(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
         if not manifests:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -16,8 +16,9 @@ from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._store_check import check_listing, check_use
 from kinetic.aio.backends.gke import open_store, store_directory, store_url
 from kinetic.aio.gcs.http import Limits as StoreLimits
+from kinetic.aio.infra.controllers import Controller, install, planned
 from kinetic.aio.infra.namespace import Manifest, apply, as_yaml, compare, manifests
-from kinetic.aio.infra.resources import Action, Change
+from kinetic.aio.infra.resources import Action, Change, Tell, silent
 from kinetic.aio.infra.site import NAMESPACE
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
@@ -40,10 +41,6 @@ NO_HOST_PATH = ("baseline", "restricted")
 """The Pod Security Standards that refuse a hostPath."""
 
 
-def _silent(_: str) -> None:
-    """Ignore a line about a step."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
     """The result of `init`: what it found, and its action on each object.
@@ -57,12 +54,14 @@ class Joining:
     user: str
     changes: tuple[Change, ...]
     objects: tuple[Manifest, ...]
+    controllers: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def steps(self) -> tuple[Manifest, ...]:
-        """Return the objects to create or update."""
-        return self._with(Action.CREATE, Action.UPDATE)
+    def steps(self) -> tuple[Change, ...]:
+        """Return what to create or update."""
+        every = (*self.changes, *self.controllers)
+        return tuple(one for one in every if one.action in (Action.CREATE, Action.UPDATE))
 
     @property
     def manifest(self) -> str:
@@ -81,7 +80,7 @@ class Joining:
             "namespace": self.target.namespace,
             "store": self.target.store,
             "user": self.user,
-            "changes": [one.to_dict() for one in self.changes],
+            "changes": [one.to_dict() for one in (*self.changes, *self.controllers)],
             "notes": list(self.notes),
             "manifest": self.manifest,
         }
@@ -99,7 +98,15 @@ def target_of(
 ) -> Target:
     """Return the target of these settings; variables and profiles don't count.
 
-    A bucket without a folder becomes ``gs://BUCKET/NAMESPACE``, as `up` sets it up.
+    Args:
+        kube_context: A context of the kubeconfig. Default: the GKE cluster of the next three.
+        project, zone, cluster: A GKE cluster. Default: zone ``us-central1-a``, cluster
+            ``kinetic-cluster``.
+        namespace: The Kubernetes namespace of the jobs. Default: ``default``.
+        store: ``gs://BUCKET``, which becomes ``gs://BUCKET/NAMESPACE``, or the absolute path of a
+            directory that all nodes mount. Default: the bucket that `up` makes for the cluster.
+        store_claim: The PersistentVolumeClaim that holds that directory. Default: pods mount the
+            same path of their node.
 
     Raises:
         ConfigurationError: No cluster or store is named, or a name is malformed.
@@ -145,9 +152,11 @@ class Join:
         self,
         target: Target,
         *,
-        tell: Callable[[str], None],
+        tell: Tell,
         environ: Mapping[str, str] = os.environ,
+        controllers: tuple[Controller, ...] = (),
     ) -> None:
+        self._controllers = controllers
         self._target = target
         self._tell = tell
         self._environ = environ
@@ -189,6 +198,7 @@ class Join:
             user=user,
             changes=tuple(changes),
             objects=objects,
+            controllers=tuple([await planned(self._api, one) for one in self._controllers]),
             notes=tuple(_notes(missing, changes)),
         )
 
@@ -196,16 +206,17 @@ class Join:
         """Return YAML of all objects that `plan` checks, with this user's right to submit jobs."""
         return as_yaml(manifests(self._target.namespace, user=await user_name(self._api)))
 
-    async def apply(self, planned: Joining) -> Joining:
+    async def apply(self, joining: Joining) -> Joining:
         """Create and update the objects of the plan; return what was done.
 
         An administrator has to apply those that the API server refuses.
 
         Cancelled: what was created stays; run it again to continue.
         """
-        done = list(planned.changes)
-        for one in planned.steps:
-            at = planned.objects.index(one)
+        done = list(joining.changes)
+        for at, one in enumerate(joining.objects):
+            if done[at] not in joining.steps:
+                continue
             try:
                 await apply(self._api, one)
             except Forbidden as refusal:  # a user can't grant permissions that they lack
@@ -213,7 +224,11 @@ class Join:
                 done[at] = replace(done[at], action=Action.ASK, reason=reason)
             else:
                 self._tell(f"{done[at].kind} {done[at].name} is ready")
-        return replace(planned, changes=tuple(done))
+        for controller, change in zip(self._controllers, joining.controllers, strict=True):
+            if change in joining.steps:
+                await install(self._api, controller)
+                self._tell(f"controller {controller.name} is applied")
+        return replace(joining, changes=tuple(done))
 
     async def _check_cluster(self) -> None:
         version = await self._api.call("GET", "/version")
@@ -310,29 +325,18 @@ def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]
 
 
 async def init(
+    target: Target,
     *,
-    kube_context: str | None = None,
-    project: str | None = None,
-    zone: str | None = None,
-    cluster: str | None = None,
-    namespace: str | None = None,
-    store: str | None = None,
-    store_claim: str | None = None,
+    controllers: tuple[Controller, ...] = (),
     preview: bool = False,
-    tell: Callable[[str], None] = _silent,
+    tell: Tell = silent,
     environ: Mapping[str, str] = os.environ,
 ) -> Joining:
     """Join a cluster that exists: check it, and create what jobs need in a namespace.
 
     Args:
-        kube_context: A context of the kubeconfig. Default: the GKE cluster of the next three.
-        project, zone, cluster: A GKE cluster. Default: zone ``us-central1-a``, cluster
-            ``kinetic-cluster``.
-        namespace: The Kubernetes namespace of the jobs. Default: ``default``.
-        store: ``gs://BUCKET``, which becomes ``gs://BUCKET/NAMESPACE``, or the absolute path of a
-            directory that all nodes mount. Default: the bucket that `up` makes for the cluster.
-        store_claim: The PersistentVolumeClaim that holds that directory. Default: pods mount the
-            same path of their node.
+        target: The cluster, namespace, and store; `target_of` makes it.
+        controllers: Controllers to install; `read_controller` reads their files. Default: none.
         preview: Check and plan, and create nothing. Default: False.
         tell: Receives one line about each step.
         environ: The environment. Default: that of this process.
@@ -342,25 +346,18 @@ async def init(
 
     Raises:
         ConfigurationError: No such context or cluster exists, or it can't run jobs.
-        AuthError: Credentials are refused, or the store refuses you.
+        AuthError: Credentials are refused, the store refuses you, or you may not install a
+            controller.
         BackendError: The cluster or the store doesn't answer.
 
     Cancelled: what was created stays; run it again to continue.
 
     Example::
 
-        joined = await infra.init(kube_context="kind-kind", store="/shared/kinetic")
+        target = infra.target_of(kube_context="kind-kind", store="/shared/kinetic")
+        joined = await infra.init(target)
         print(joined.manifest)
     """
-    target = target_of(
-        kube_context=kube_context,
-        project=project,
-        zone=zone,
-        cluster=cluster,
-        namespace=namespace,
-        store=store,
-        store_claim=store_claim,
-    )
-    async with Join(target, tell=tell, environ=environ) as join:
-        planned = await join.plan()
-        return planned if preview else await join.apply(planned)
+    async with Join(target, tell=tell, environ=environ, controllers=controllers) as join:
+        joining = await join.plan()
+        return joining if preview else await join.apply(joining)

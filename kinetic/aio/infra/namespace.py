@@ -13,10 +13,13 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.rights import MANIFEST, binding_of, subject
 from kinetic.errors import NotFound
 
+SETS = ("leaderworkerset.x-k8s.io", "jobset.x-k8s.io")
+"""The API groups of the controllers that run jobs on several hosts."""
+
 NO_SETS = (
     "jobs on several hosts need LeaderWorkerSet, which isn't installed; choose a VERSION at "
-    "https://github.com/kubernetes-sigs/lws/releases and run: kubectl apply --server-side -f "
-    "https://github.com/kubernetes-sigs/lws/releases/download/VERSION/manifests.yaml"
+    "https://github.com/kubernetes-sigs/lws/releases, download its manifests.yaml, and run the "
+    "command again with --controller manifests.yaml"
 )
 """The note of a plan for a cluster without a controller of sets."""
 
@@ -113,7 +116,7 @@ async def apply(api: Api, one: Manifest) -> None:
 
 async def has_sets(api: Api) -> bool:
     """Return whether the cluster has a controller for jobs on several hosts."""
-    for group in ("leaderworkerset.x-k8s.io", "jobset.x-k8s.io"):
+    for group in SETS:
         try:
             await api.call("GET", f"/apis/{group}")
         except NotFound:

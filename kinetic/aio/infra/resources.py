@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kinetic.aio._net.google import GoogleRequest
 
 Document = Mapping[str, Any]
+Tell = Callable[[str], None]
+"""Receives one line about a step."""
+
+
+def silent(_: str) -> None:
+    """Ignore a line about a step."""
+
 
 VERSIONS: Mapping[str, str] = {
     "artifactregistry": "/v1/",

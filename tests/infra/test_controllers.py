@@ -1,0 +1,179 @@
+"""Controllers from files: read, verified, and applied on the control plane of the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinetic.aio import infra
+from kinetic.aio.infra import read_controller, target_of
+from kinetic.aio.infra.controllers import Controller, install, planned
+from kinetic.aio.infra.resources import Action
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.errors import AuthError, ConfigurationError
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.crds import definition
+from tests.cluster.fixtures import Namespace, control_plane, kubelet, namespace, nodes, until
+from tests.cluster.rest import Refused
+from tests.infra.google import Google
+
+__all__ = ["control_plane", "kubelet", "namespace", "nodes"]
+
+KIND = definition("Widget", "widgets.example.test", "v1", {"type": "object", "properties": {}})
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+OWN = f"{DEFINITIONS}/{KIND['metadata']['name']}"
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    """A controller's file: an object of its kind stands before the kind itself."""
+    labels = {"app": "widget"}
+    pod = {"containers": [{"name": "c", "image": "example.test/c:1"}]}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return [
+        {
+            "apiVersion": "widgets.example.test/v1",
+            "kind": "Widget",
+            "metadata": {"name": "first", "namespace": name},
+            "spec": {},
+        },
+        KIND | {"status": {"conditions": []}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "widgets", "namespace": name},
+            "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template},
+        },
+    ]
+
+
+@pytest.fixture
+def file(control_plane: ControlPlane, namespace: Namespace, tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "manifests.yaml"
+    path.write_text(yaml.safe_dump_all(manifests(namespace.name)))
+    yield path
+    for one in (OWN,):
+        try:
+            control_plane.call("DELETE", one)
+        except Refused:
+            continue
+
+
+def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lws.yaml"
+    path.write_text(yaml.safe_dump_all(manifests("n")))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    made = read_controller(f"{path}@sha256:{digest.upper()}")
+    assert (made.name, made.digest, len(made.documents)) == ("lws.yaml", digest, 4)
+    assert digest in made.change.reason
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ConfigurationError, match=digest):
+        read_controller(f"{path}@sha256:{digest}")
+
+
+@pytest.mark.parametrize("content", ["", "a: [", "- 1", "kind: Pod", "apiVersion: v1\nkind: Pod"])
+def test_what_is_no_file_of_manifests_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"x\.yaml"):
+        read_controller(str(path))
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_controller(str(tmp_path / "absent.yaml"))
+
+
+async def test_a_new_kind_comes_before_its_objects_and_a_second_run_changes_nothing(
+    file: Path, namespace: Namespace, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    (file.parent / "store").mkdir()
+    where: dict[str, Any] = {"namespace": namespace.name, "store": str(file.parent / "store")}
+    target = target_of(kube_context="admin", **where)
+    wanted = read_controller(str(file))
+    joined = await infra.init(target, controllers=(wanted,))
+    assert [one.action for one in joined.controllers] == [Action.CREATE]
+    widget = f"/apis/widgets.example.test/v1/namespaces/{namespace.name}/widgets/first"
+    assert control_plane.call("GET", widget)
+    assert namespace.call("GET", "apps/v1/deployments/widgets")["spec"]["replicas"] == 0
+    again = await infra.init(target, controllers=(wanted,))
+    assert not again.steps
+    control_plane.call("DELETE", widget)
+    drifted = await infra.init(target, controllers=(wanted,), preview=True)
+    assert "1 of 4 objects" in drifted.controllers[0].reason
+    with pytest.raises(AuthError):
+        await infra.init(target_of(kube_context="dev", **where), controllers=(wanted,))
+
+
+async def test_a_kind_that_nothing_defines_is_named(
+    namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    path = tmp_path / "odd.yaml"
+    path.write_text("apiVersion: odd.test/v1\nkind: Odd\nmetadata: {name: a}\n")
+    api = Api(await open_access(target_of(kube_context="admin", store="/s"), os.environ))
+    try:
+        with pytest.raises(ConfigurationError, match="no kind Odd"):
+            await install(api, read_controller(str(path)))
+    finally:
+        await api.aclose()
+
+
+CRDS = Path(os.environ.get("KINETIC_CRDS", "/nowhere"))
+
+
+@pytest.mark.skipif(not CRDS.is_dir(), reason="KINETIC_CRDS names no folder with published CRDs")
+async def test_large_published_definitions_are_applied(
+    namespace: Namespace, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server-side apply has no limit of 256 KiB, as the annotation of kubectl's other apply has."""
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    api = Api(await open_access(target_of(kube_context="admin", store="/s"), os.environ))
+    made: list[Controller] = []
+    try:
+        for path in sorted(CRDS.glob("*.yaml")):
+            one = read_controller(str(path))
+            if await planned(api, one) == one.change:
+                made.append(one)
+                await install(api, one)
+            assert (await planned(api, one)).action is Action.KEEP
+    finally:
+        await api.aclose()
+        for one in made:
+            for each in one.documents:
+                name = f"{DEFINITIONS}/{each['metadata']['name']}"
+                control_plane.call("DELETE", name)
+                await until(lambda name=name: _is_gone(control_plane, name))
+
+
+def _is_gone(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.call("GET", path)
+    except Refused:
+        return True
+    return False
+
+
+async def test_up_installs_a_controller_in_its_new_cluster(
+    infra: infra.Infrastructure, google: Google, tmp_path: Path
+) -> None:
+    path = tmp_path / "lws.yaml"
+    made = definition("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", {"type": "object"})
+    path.write_text(yaml.safe_dump(made))
+    served = {"resources": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet"}]}
+    google.objects["/lab/apis/leaderworkerset.x-k8s.io/v1"] = served
+    names = {"name": "customresourcedefinitions", "kind": "CustomResourceDefinition"}
+    types = {"resources": [{**names, "namespaced": False}]}
+    google.objects["/lab/apis/apiextensions.k8s.io/v1"] = types
+    files = (read_controller(str(path)),)
+    planned = await infra.plan_up(controllers=files)
+    assert planned.notes == ()
+    assert planned.plan.changes[-1].kind == "controller"
+    await infra.apply(planned)
+    assert any("leaderworkersets." in key for key in google.objects)
+    assert not (await infra.plan_up(controllers=files)).plan.steps
