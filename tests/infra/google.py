@@ -337,6 +337,12 @@ class Google:
             case _, "patch":
                 self.documents[key] = _merged(self.documents[key], body)
                 return self._copy(key)
+            case "container", "update":
+                wanted_config = body["update"]["desiredControlPlaneEndpointsConfig"]
+                self.documents[key] = _merged(
+                    self.documents[key], {"controlPlaneEndpointsConfig": wanted_config}
+                )
+                return self._begin(name, key)
             case "container", "setAutoscaling":
                 pool = self.documents[key.removesuffix(":setAutoscaling")]
                 pool["autoscaling"] = body["autoscaling"]

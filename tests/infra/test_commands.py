@@ -168,6 +168,10 @@ async def test_from_nothing_to_a_cluster_and_back(
     (tmp_path / "store").mkdir()
     joined = ("--store", str(tmp_path / "store"), "--profile-name", "joined")
     assert "nothing to create" in await console.run("init", *place, *joined)
+    annotation = "iam.gke.io/gcp-service-account: kn-lab-w"
+    assert annotation in await console.run("init", *place, "--print")
+    other = ("--namespace", f"{namespace.name}-b")
+    assert annotation not in await console.run("init", *SITE, *other, "--print")
     assert "tpu-v6e-8" in await console.run("pool", "list")
     found = json.loads(await console.run("status", "--json"))
     assert (found["state"], found["work"]) == ("RUNNING", [])

@@ -178,6 +178,25 @@ async def test_drift_is_shown_and_what_can_be_changed_is(
     assert not again.plan.steps
 
 
+async def test_the_public_endpoint_of_an_old_cluster_is_opened(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    cluster = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
+    google.documents[cluster]["releaseChannel"] = {"channel": "RAPID"}
+    planned = await infra.plan_up(public_endpoint=True)
+    (change,) = planned.plan.steps
+    assert change.action is Action.UPDATE and "ipEndpointsConfig" in change.reason
+    await infra.apply(planned)
+    endpoints = google.documents[cluster]["controlPlaneEndpointsConfig"]
+    assert endpoints["ipEndpointsConfig"] == {"enabled": True}
+    assert endpoints["dnsEndpointConfig"]["allowExternalTraffic"]
+    again = await infra.plan_up(public_endpoint=True)
+    (found,) = [one for one in again.plan.changes if one.action is not Action.KEEP]
+    assert found.action is Action.DIFFERS
+    assert not (await infra.plan_up()).plan.steps
+
+
 async def test_a_name_of_somebody_else_stops_before_the_first_write(
     infra: Infrastructure, google: Google
 ) -> None:

@@ -12,14 +12,17 @@ from typing import Any, Self
 import anyio.to_thread
 
 from kinetic._tasks import all_or_none
+from kinetic.aio._net.google import GoogleClient
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._store_check import check_listing, check_use
 from kinetic.aio.backends.gke import open_store, store_directory, store_url
 from kinetic.aio.gcs.http import Limits as StoreLimits
+from kinetic.aio.infra import setup as setups
 from kinetic.aio.infra.controllers import Controller, install, planned
 from kinetic.aio.infra.namespace import Manifest, apply, as_yaml, compare, manifests
 from kinetic.aio.infra.resources import Action, Change, Tell, silent
-from kinetic.aio.infra.site import NAMESPACE
+from kinetic.aio.infra.site import NAMESPACE, Site
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.request import Forbidden, Request
@@ -190,7 +193,8 @@ class Join:
         missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
         needed = [one for one in missing if one.resource not in NEEDED_BY]
         user = await user_name(self._api)
-        objects = manifests(namespace, user=user if needed else "")
+        account, words = await self._account()
+        objects = manifests(namespace, account, user if needed else "")
         changes = await self._changes(objects, complete=not needed)
         return Joining(
             target=self._target,
@@ -199,12 +203,13 @@ class Join:
             changes=tuple(changes),
             objects=objects,
             controllers=tuple([await planned(self._api, one) for one in self._controllers]),
-            notes=tuple(_notes(missing, changes)),
+            notes=(*words, *_notes(missing, changes)),
         )
 
     async def everything(self) -> str:
         """Return YAML of all objects that `plan` checks, with this user's right to submit jobs."""
-        return as_yaml(manifests(self._target.namespace, user=await user_name(self._api)))
+        account, _ = await self._account()
+        return as_yaml(manifests(self._target.namespace, account, await user_name(self._api)))
 
     async def apply(self, joining: Joining) -> Joining:
         """Create and update the objects of the plan; return what was done.
@@ -272,6 +277,38 @@ class Join:
                     f"the store {store.url} doesn't keep what was created first; use another"
                 )
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
+
+    async def _account(self) -> tuple[str, list[str]]:
+        """Return the Google service account for pods, and notes about it.
+
+        Only pods on GKE with a store in a bucket need one. `up` makes it for each namespace.
+        """
+        target = self._target
+        store = target.store or ""
+        if target.project is None or target.kube_context or not store.startswith("gs://"):
+            return "", []
+        try:
+            site = Site(
+                project=target.project,
+                zone=target.zone,
+                cluster=target.cluster,
+                namespace=target.namespace,
+            )
+        except ConfigurationError:  # `up` makes no cluster of such a name
+            return "", []
+        google = GoogleClient(self._environ, ONCE, idle_s=20.0)
+        email = site.account("workers")
+        try:
+            await google.call(setups.account(site, "workers").read)
+        except (HttpError, BackendError) as exc:
+            said = exc.said if isinstance(exc, HttpError) else str(exc)
+            words = f"pods get no Google service account, because {email} can't be read ({said})"
+            return "", [f"{words}; `kinetic up --namespace {site.namespace}` makes it"]
+        finally:
+            await google.aclose()
+        if store.startswith(f"gs://{site.bucket('jobs')}/"):
+            return email, []
+        return email, [f"give {email} the role {setups.OBJECTS} on {store}"]
 
     async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
         """Return the action on each of *objects*; *complete*: you can already submit jobs."""

@@ -134,10 +134,11 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
         return change(Action.REPLACE, f"it {what}: {problem_of(document)}")
     if status in BROKEN:
         return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
-    found = [*differences(one.want, document)]
-    if not found:
+    found, left = [*differences(one.want, document)], [*differences(one.shown, document)]
+    if not (found or left):
         return change(Action.KEEP)
-    return change(Action.UPDATE if one.update else Action.DIFFERS, "; ".join(found))
+    updates = found and one.update is not None
+    return change(Action.UPDATE if updates else Action.DIFFERS, "; ".join([*found, *left]))
 
 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:

@@ -59,7 +59,8 @@ class Resource:
     """One resource of a setup, with the requests that read, create, and remove it.
 
     ``about`` describes it in a plan. ``want`` has the fields that a present one must have;
-    ``update`` sends them, and None means that the API can't change them. ``needs`` names what must
+    ``update`` sends them, and None means that the API can't change them. A plan shows differences
+    from ``shown`` and leaves them. ``needs`` names what must
     exist first. ``usd_per_hour`` is what it costs while nothing runs on it.
     """
 
@@ -70,6 +71,7 @@ class Resource:
     update: GoogleRequest | None = None
     remove: GoogleRequest | None = None
     want: Document = field(default_factory=dict[str, Any], hash=False)
+    shown: Document = field(default_factory=dict[str, Any], hash=False)
     needs: tuple[str, ...] = ()
     usd_per_hour: float | None = None
     about: str = ""

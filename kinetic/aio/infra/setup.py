@@ -301,17 +301,26 @@ def cluster(setup: Setup) -> Resource:
     body = _autopilot(setup) if setup.shape == "autopilot" else _standard(setup)
     machine = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
-    want = {
+    shown = {
         "workloadIdentityConfig": {"workloadPool": site.identity_pool},
         "releaseChannel": {"channel": "REGULAR"},
     }
+    endpoint = {"ipEndpointsConfig": {"enabled": True}}
+    opens = call(
+        api="container",
+        method="PUT",
+        path=f"{parent}/{site.cluster}",
+        body={"update": {"desiredControlPlaneEndpointsConfig": endpoint}},
+    )
     return _resource(
         "cluster",
         site.cluster,
         "container",
         parent,
         {"cluster": body},
-        want={} if setup.shape == "autopilot" else want,
+        want={"controlPlaneEndpointsConfig": endpoint} if setup.public_endpoint else {},
+        update=opens if setup.public_endpoint else None,
+        shown={} if setup.shape == "autopilot" else shown,
         needs=(
             f"subnetwork {site.prefix}",
             f"router {site.prefix}-router",
