@@ -2,92 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import pytest
 
 from kinetic.aio.infra import Infrastructure
 from tests.cluster.fixtures import Namespace
+from tests.infra.console import SITE, Console
 from tests.infra.google import Google
 from tests.infra.sites import up
 
 PLAN = Path(__file__).parent / "plan.txt"
 WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
-SITE = ("--project", "acme-1", "--cluster", "lab")
-
-
-class Console:
-    """Runs `kinetic` in processes of its own, with Google's APIs on this machine."""
-
-    def __init__(self, google: Google, folder: Path, token: str = "token") -> None:
-        self.folder = folder
-        user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
-        user |= {"refresh_token": "r", "token_uri": f"{google.url}/token"}
-        (folder / "adc.json").write_text(json.dumps(user))
-        google.token = token
-        self.environ = {
-            **google.environ,
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "KINETIC_HOME": str(folder / "home"),
-            "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "adc.json"),
-        }
-
-    async def run(self, *arguments: str, ends: int = 0) -> str:
-        """Return what the command prints; it has to end with the exit code *ends*."""
-
-        def process() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, "-m", "kinetic", *arguments],
-                env=self.environ,
-                cwd=self.folder,
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
-
-        ended = await anyio.to_thread.run_sync(process)
-        assert ended.returncode == ends, ended.stdout + ended.stderr
-        return ended.stdout + ended.stderr
-
-    async def typed(self, keys: str, *arguments: str) -> str:
-        """Return what the command prints on a terminal where a person types *keys*."""
-
-        def process() -> str:
-            ours, theirs = pty.openpty()
-            with subprocess.Popen(
-                [sys.executable, "-m", "kinetic", *arguments],
-                env=self.environ,
-                cwd=self.folder,
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
-            ) as child:
-                os.close(theirs)
-                os.write(ours, keys.encode())
-                said = b""
-                with contextlib.suppress(OSError):  # a terminal whose last process has ended
-                    while more := os.read(ours, 65536):
-                        said += more
-                os.close(ours)
-                assert child.wait(timeout=100) == 0, said.decode()
-            return said.decode()
-
-        return await anyio.to_thread.run_sync(process)
 
 
 @pytest.fixture
 def console(google: Google, tmp_path: Path) -> Console:
-    return Console(google, tmp_path)
+    return Console.of(google, tmp_path)
 
 
 async def test_the_quota_project_of_a_login_pays_for_requests(
@@ -155,7 +89,7 @@ async def test_from_nothing_to_a_cluster_and_back(
 ) -> None:
     """The cluster that Google's stand-in makes is the control plane of the tests."""
     google.endpoint = namespace.admin.server.removeprefix("https://")
-    console = Console(google, tmp_path, token=namespace.admin.token)
+    console = Console.of(google, tmp_path, token=namespace.admin.token)
     console.environ["SSL_CERT_FILE"] = str(namespace.admin.ca)  # a cluster's DNS name is public
     place = (*SITE, "--namespace", namespace.name)
     said = await console.run("up", *place, "--accelerator", "tpu-v6e-8", "-y")

@@ -11,9 +11,9 @@ from kinetic.aio.images.docker_hub import is_known, login
 from kinetic.aio.infra import Infrastructure
 from kinetic.errors import NotFound
 from tests.images.conftest import Cloud, cloud, project, request_of
+from tests.infra.console import SITE, Console
 from tests.infra.google import Google
 from tests.infra.sites import up
-from tests.infra.test_commands import SITE, Console
 
 __all__ = ["cloud", "project", "request_of"]
 
@@ -42,7 +42,7 @@ async def test_the_command_asks_and_builds_use_them(
     infra: Infrastructure, google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await up(infra)
-    console = Console(google, tmp_path)
+    console = Console.of(google, tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
     assert not await is_known("acme-1", google.environ)
     build = ("build-image", *SITE, "--repo", "ghcr.io/me", "--category", "cpu")
@@ -57,7 +57,7 @@ async def test_the_command_asks_and_builds_use_them(
 async def test_a_build_logs_in_if_the_project_has_credentials(
     cloud: Cloud, request_of, google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Console(google, tmp_path)
+    Console.of(google, tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
     google.enabled.add("secretmanager.googleapis.com")
     google.secrets["dockerhub-token"] = "t0ken"

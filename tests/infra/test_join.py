@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import pytest
 import yaml
 
@@ -26,6 +23,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import ConfigurationError
 from tests.cluster.fixtures import IMAGE, Namespace
 from tests.cluster.rights import await_granted
+from tests.infra.console import Console
 
 on_cluster = pytest.mark.timeout(180)
 DEADLINE_S = 120.0
@@ -158,40 +156,9 @@ async def test_what_is_wrong_is_one_clear_error(
         await infra.init(target_of(kube_context="admin", store=str(store)))
 
 
-class Console:
-    """Runs the command `kinetic` in processes."""
-
-    def __init__(self, namespace: Namespace, folder: Path) -> None:
-        self.folder = folder
-        self.environ = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "KINETIC_HOME": str(folder / "home"),
-            "KUBECONFIG": str(namespace.kubeconfig),
-        }
-
-    async def run(self, *arguments: str, ends: int = 0) -> tuple[str, str]:
-        """Return what the command prints on both streams; it has to end with *ends*."""
-
-        def process() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, "-m", "kinetic", *arguments],
-                env=self.environ,
-                cwd=self.folder,
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
-
-        ended = await anyio.to_thread.run_sync(process)
-        assert ended.returncode == ends, ended.stdout + ended.stderr
-        return ended.stdout, ended.stderr
-
-
 @pytest.fixture
 def console(namespace: Namespace, tmp_path: Path) -> Console:
-    return Console(namespace, tmp_path)
+    return Console(tmp_path, {"KUBECONFIG": str(namespace.kubeconfig)})
 
 
 @on_cluster
@@ -199,14 +166,14 @@ async def test_the_command_saves_a_profile_and_runs_a_job(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
     where = ("--namespace", namespace.name, "--store", str(store))
-    said, noted = await console.run(
+    said, noted = await console.streams(
         "init", "--kube-context", "admin", *where, "--run-job", "--image", IMAGE
     )
     assert "+ create   Role kinetic" in noted and "it ran Python" in said
     assert "saved the profile 'admin'" in noted
-    shown: dict[str, Any] = json.loads((await console.run("profile", "show", "--json"))[0])
+    shown: dict[str, Any] = json.loads((await console.streams("profile", "show", "--json"))[0])
     assert shown["store"] == str(store) and shown["kube_context"] == "admin"
-    _, noted = await console.run("init", "--kube-context", "admin", *where)
+    _, noted = await console.streams("init", "--kube-context", "admin", *where)
     assert "nothing to create" in noted
 
 
@@ -215,10 +182,10 @@ async def test_the_command_prints_the_manifest_and_ends_with_a_code(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
     where = ("--kube-context", "dev", "--namespace", namespace.name, "--store", str(store))
-    said, noted = await console.run("init", *where, ends=4)
+    said, noted = await console.streams("init", *where, ends=4)
     assert "'dev'" in noted
-    assert "no profile" in (await console.run("profile", "show", ends=2))[1]
-    printed, _ = await console.run("init", *where, "--print")
+    assert "no profile" in (await console.streams("profile", "show", ends=2))[1]
+    printed, _ = await console.streams("init", *where, "--print")
     everything = [*yaml.safe_load_all(printed)]
     assert everything == [*yaml.safe_load_all(said)]
     assert everything == [one.document for one in manifests(namespace.name, user="dev")]
