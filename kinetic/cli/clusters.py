@@ -451,7 +451,7 @@ def _again(option: str, value: str) -> str:
         elif isinstance(one, click.Option) and one.is_flag:
             words.append(named if given else max(one.secondary_opts, key=len))
         else:
-            many = given if isinstance(given, tuple) else (given,)
+            many = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
             words += [word for each in many for word in (named, str(each))]
     return shlex.join([*context.command_path.split(), *words, option, value])
 

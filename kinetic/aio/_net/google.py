@@ -156,7 +156,8 @@ class GoogleClient:
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Yield every item of a list over all zones and regions, each with its zone or region."""
         async for page in self._pages(request):
-            for place, part in (page.get("items") or {}).items():
+            places: dict[str, dict[str, Any]] = page.get("items") or {}
+            for place, part in places.items():
                 for one in part.get(items) or ():
                     yield place.rpartition("/")[2], one
 

@@ -105,9 +105,10 @@ def described(document: Document) -> dict[str, Any]:
     """Return what a class offers, by the fields of `kinetic pool list`."""
     rules: Sequence[Document] = document["spec"].get("priorities") or ()
     first: Document = rules[0] if rules else {}
-    gpu, tpu = first.get("gpu") or {}, first.get("tpu") or {}
-    hardware = gpu or tpu
-    conditions = (document.get("status") or {}).get("conditions") or ()
+    tpu: Document = first.get("tpu") or {}
+    hardware: Document = first.get("gpu") or tpu
+    status: Document = document.get("status") or {}
+    conditions: Sequence[Document] = status.get("conditions") or ()
     return {
         "name": str(document["metadata"]["name"]),
         "kind": KIND,

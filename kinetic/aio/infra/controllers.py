@@ -82,33 +82,29 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = [one for one in yaml.load_all(content, loader) if one is not None]
+        found: list[Any] = [one for one in yaml.load_all(content, loader) if one is not None]
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} isn't YAML: {exc}") from exc
-    documents: list[Document] = []
+    documents: list[Any] = []
     for one in found:
-        kind = one.get("kind") if isinstance(one, Mapping) else None
-        listed = kind == "List" and isinstance(one.get("items"), list)
-        documents += one["items"] if listed else [one]
+        items = cast("Document", one).get("items") if isinstance(one, dict) else None
+        documents += items if isinstance(items, list) else [one]  # items: of the kind List
     if not documents or not all(map(_is_manifest, documents)):
         raise ConfigurationError(
             f"{name} isn't a file of Kubernetes manifests; name one such as the manifests.yaml of "
             "a release"
         )
-    return tuple({key: part for key, part in one.items() if key != "status"} for one in documents)
+    whole: list[dict[str, Any]] = documents
+    return tuple({key: part for key, part in one.items() if key != "status"} for one in whole)
 
 
 def _is_manifest(one: object) -> bool:
-    if not isinstance(one, Mapping):
+    if not isinstance(one, dict):
         return False
     document = cast("Document", one)
     metadata = document.get("metadata")
-    return bool(
-        document.get("apiVersion")
-        and document.get("kind")
-        and isinstance(metadata, Mapping)
-        and cast("Document", metadata).get("name")
-    )
+    named = isinstance(metadata, dict) and cast("Document", metadata).get("name")
+    return bool(document.get("apiVersion") and document.get("kind") and named)
 
 
 async def planned(api: Api, one: Controller) -> Change:
@@ -122,7 +118,8 @@ async def planned(api: Api, one: Controller) -> Change:
             there = await api.call("GET", (await kinds.manifest(document)).path)
         except NotFound:
             return
-        kept += (there["metadata"].get("annotations") or {}).get(DIGEST) == one.digest
+        notes: Document = there["metadata"].get("annotations") or {}
+        kept += notes.get(DIGEST) == one.digest
 
     await bounded(look, one.documents, at_once=AT_ONCE)
     if kept == len(one.documents):

@@ -58,6 +58,12 @@ class Section:
         """Return the text under *name*, or ""."""
         return str(self.values.get(name) or "")
 
+    @property
+    def plugin(self) -> str:
+        """The name of a user's credential plugin, without its folder; "" without one."""
+        section: Mapping[str, Any] = self.values.get("exec") or {}
+        return Path(str(section.get("command") or "")).name
+
     def pem(self, name: str) -> str | None:
         """Return certificates or a key, inline in base64 or from a file; None without either.
 
@@ -180,7 +186,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         tls_name=first.cluster.text("tls-server-name") or None,
         proxy=proxy,
         headers=headers,
-        gke=Path(str((first.user.values.get("exec") or {}).get("command"))).name == GKE_PLUGIN,
+        gke=first.user.plugin == GKE_PLUGIN,
     )
 
 
