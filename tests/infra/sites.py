@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from kinetic.aio._net.google import GoogleClient
 from kinetic.aio._net.retry import RetryPolicy
@@ -83,6 +86,22 @@ async def down(infra: Infrastructure, *, force_destroy: bool = True) -> Planned:
     planned = await infra.plan_down(force_destroy=force_destroy)
     await infra.apply(planned)
     return planned
+
+
+async def cut_off(
+    google: Google, work: Coroutine[Any, Any, object], number: int, when: str = "after"
+) -> None:
+    """Cancel *work* just "before" or "after" its write *number*."""
+    start, task = google.writes, asyncio.ensure_future(work)
+
+    def kill(at: int, moment: str, what: str) -> None:
+        if (at - start, moment) == (number, when):
+            task.cancel()
+
+    google.on_write = kill
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    google.on_write = lambda number, when, what: None
 
 
 def public_package(google: Google) -> None:

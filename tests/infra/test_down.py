@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
 from tests.infra.google import Google
-from tests.infra.sites import down, made, opened, public_package, up
+from tests.infra.sites import cut_off, down, made, opened, public_package, up
 
 PROJECT = "cloudresourcemanager/v3/projects/acme-1"
 
@@ -89,21 +88,25 @@ async def test_down_cut_off_at_any_write_goes_on(google: Google, site: Site) -> 
         cuts = google.writes - whole
         for number in range(1, cuts + 1):
             for when in ("before", "after"):
-                google.on_write = lambda number, when, what: None
                 await up(infra)
-                start = google.writes
-                task = asyncio.ensure_future(down(infra))
-
-                def kill(at: int, moment: str, what: str) -> None:
-                    if (at - start, moment) == (number, when):  # noqa: B023
-                        task.cancel()  # noqa: B023
-
-                google.on_write = kill
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                google.on_write = lambda number, when, what: None
+                await cut_off(google, down(infra), number, when)
                 await down(infra)
                 assert not google.documents, f"cut off {when} write {number}"
+
+
+@pytest.mark.full
+async def test_down_of_an_adopted_cluster_goes_on_after_any_cut(google: Google, site: Site) -> None:
+    async with opened(google, site) as infra:
+        public_package(google)
+        await up(infra)
+        start = google.writes
+        await down(infra)
+        for number in range(1, google.writes - start + 1):
+            public_package(google)
+            await up(infra)
+            await cut_off(google, down(infra), number)
+            await down(infra)
+            assert not google.documents, f"cut off after write {number}"
 
 
 async def test_up_adopts_a_cluster_of_the_public_package(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from kinetic.aio.infra import Infrastructure, Planned, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import ConfigurationError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import down, opened
+from tests.infra.sites import cut_off, down, opened
 
 ACCOUNT = "012345-6789AB-CDEF01"
 
@@ -90,19 +88,10 @@ async def test_cut_off_at_any_write_it_goes_on(google: Google, site: Site) -> No
     for number in range(1, 5):
         for when in ("before", "after"):
             google.exists, google.billing = False, False
-            google.documents.clear(), google.enabled.clear(), google.policies.clear()
-            start = google.writes
+            for kept in (google.documents, google.enabled, google.policies):
+                kept.clear()
             async with opened(google, site) as infra:
-                task = asyncio.ensure_future(up(infra))
-
-                def kill(at: int, moment: str, what: str) -> None:
-                    if (at - start, moment) == (number, when):  # noqa: B023
-                        task.cancel()  # noqa: B023
-
-                google.on_write = kill
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            google.on_write = lambda number, when, what: None
+                await cut_off(google, up(infra), number, when)
             async with opened(google, site) as infra:
                 await up(infra)
                 again = await infra.plan_up(create_project=True, billing_account=ACCOUNT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -179,33 +178,6 @@ async def test_what_outlives_the_cluster_is_named(infra: Infrastructure, google:
     await infra.apply(planned)
     assert [*(await infra.status()).left] == wanted
     assert ", ".join(wanted) in (await infra.plan_down()).notes[0]
-
-
-@pytest.mark.full
-async def test_down_of_an_adopted_cluster_goes_on_after_any_cut(google: Google, site: Site) -> None:
-    async with opened(google, site) as infra:
-        public_package(google)
-        await up(infra)
-        start = google.writes
-        await down(infra)
-        cuts = google.writes - start
-        for number in range(1, cuts + 1):
-            google.on_write = lambda number, when, what: None
-            public_package(google)
-            await up(infra)
-            start = google.writes
-            task = asyncio.ensure_future(down(infra))
-
-            def kill(at: int, moment: str, what: str) -> None:
-                if (at - start, moment) == (number, "after"):  # noqa: B023
-                    task.cancel()  # noqa: B023
-
-            google.on_write = kill
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            google.on_write = lambda number, when, what: None
-            await down(infra)
-            assert not google.documents, f"cut off after write {number}"
 
 
 async def test_a_cluster_without_sets_says_how_to_install_them(

@@ -11,7 +11,7 @@ from kinetic.aio.infra import Infrastructure, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import made, opened, up
+from tests.infra.sites import cut_off, made, opened, up
 
 
 async def test_up_makes_all_and_then_plans_nothing(infra: Infrastructure, google: Google) -> None:
@@ -93,15 +93,7 @@ async def _serve(google: Google, site: Site, cut: tuple[int, str] | None = None)
     try:
         if cut is not None:
             async with opened(google, site) as infra:
-                task = asyncio.ensure_future(up(infra))
-
-                def kill(number: int, when: str, what: str) -> None:
-                    if (number, when) == cut:
-                        task.cancel()
-
-                google.on_write = kill
-                with pytest.raises(asyncio.CancelledError):
-                    await task
+                await cut_off(google, up(infra), *cut)
         async with opened(google, site) as infra:
             await up(infra)
     finally:
