@@ -350,6 +350,13 @@ class Google:
             case _:
                 return refusal(501, "UNIMPLEMENTED", f"the stand-in doesn't know {method}")
 
+    def _everywhere(self, kind: str) -> dict[str, Any]:
+        places: dict[str, Any] = {}
+        for path, one in self.documents.items():
+            if found := re.search(rf"/((?:zones|regions)/[^/]+|global)/{kind}/[^/]+$", path):
+                places.setdefault(found[1], {kind: []})[kind].append(self._shown(one))
+        return places
+
     def _billing(self, path: str, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
         if path.endswith("/billingAccounts"):
             return {"billingAccounts": self.accounts}
