@@ -110,7 +110,7 @@ ENTRIES = (
         "Cloud Build of project … refused the build",
         "A package in the dependency file can't be installed, packages need different "
         "versions of JAX, or the project lacks what a build needs.",
-        "Read the last lines of the failing step in the message; `log_url` has all of them. "
+        "Read the last lines of the log in the message; `log_url` has the whole log. "
         "Correct the dependency file, or grant the roles that the message names.",
     ),
     Entry(
