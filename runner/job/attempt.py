@@ -470,6 +470,8 @@ class Attempt:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
         words = f"the job succeeded, but its result can't be stored: {text.message}"
+        if exc.errno in FULL:
+            words += "; free some space there, and run the job again"
         text = replace(text, message=words)
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
         failed = failed._replace(note=text.note)

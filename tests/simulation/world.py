@@ -455,6 +455,10 @@ class Watch:
 # --- the platform --------------------------------------------------------------------------
 
 
+TTL_S = 3600.0
+"""Seconds after which the platform removes a job that took the name of an earlier one."""
+
+
 @dataclass(eq=False)
 class Job:
     """One job of the platform, as the platform sees it."""
@@ -464,6 +468,7 @@ class Job:
     expected: int = 1  # pods that are still to be made
     over: Observation | None = None
     deleting: bool = False
+    again: bool = False  # an earlier job had its name
 
     @property
     def order(self) -> wire.Order:
@@ -480,6 +485,7 @@ class Platform:
     def __init__(self, world: World) -> None:
         self.world = world
         self.jobs: dict[str, Job] = {}
+        self.names = set[str]()
         self.watches: dict[Watch, None] = {}
         self.made = 0
 
@@ -488,7 +494,8 @@ class Platform:
         if spec.name in self.jobs:
             world.note("platform", f"job {spec.name} exists")
             return
-        job = self.jobs[spec.name] = Job(spec)
+        job = self.jobs[spec.name] = Job(spec, again=spec.name in self.names)
+        self.names.add(spec.name)
         world.note("platform", f"job {job.key} made for {party}")
         world.oracle.launched(party, *job.key)
         self.tell(job)
@@ -574,6 +581,8 @@ class Platform:
         self.tell(job)
         if self.world.hits("removed"):
             self.world.after(self.world.rng.random() * 20, self._removed, job)
+        elif job.again:  # its end proves nothing about the claimant; its removal does
+            self.world.after(TTL_S, self._removed, job)
 
     def _removed(self, job: Job) -> None:
         if self.jobs.get(job.spec.name) is job:

@@ -366,7 +366,9 @@ class ItemStates:
                 "place; whoever can write there has removed it"
             ) from exc
         outcome = results.verified(content, identity.key, identity.scope, index, number)
-        if outcome.kind is not wire.Kind.VALUE:
+        item = self._items.get(index)
+        has_value = item is not None and item.state is wire.ItemState.SUCCEEDED
+        if has_value and outcome.kind is not wire.Kind.VALUE:
             await self.refuse_collected()  # a slow write may arrive after the removal
         return outcome, content.body
 
