@@ -7,8 +7,8 @@ ends with the truth all the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,10 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio._engine.session import REREAD_S
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Phase
-from kinetic.errors import JobLost
+from kinetic.aio.ports import Observation, Phase
+from kinetic.errors import JobLost, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
 from tests.engine.notifications import FAULTS, Fault, Unreliable
@@ -271,3 +272,30 @@ async def test_a_job_whose_end_was_never_told_is_closed_with_its_reason() -> Non
         cluster.end(name, reason=Reason.OUT_OF_MEMORY, message="it took all there was")
         with pytest.raises(JobLost, match="it took all there was"):
             await job.result(cleanup=False)
+
+
+class Breaking(MemoryCluster):
+    """A platform whose first watches break."""
+
+    breaks = 2
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        if self.requests["watch"] < self.breaks:
+            self.requests["watch"] += 1
+            raise Unavailable("the network is down")
+        async with aclosing(super().watch(labels)) as seen:
+            async for one in seen:
+                yield one
+
+
+@VIRTUAL
+async def test_a_watch_that_breaks_is_opened_again() -> None:
+    memory = memory_platform()
+    cluster = Breaking(memory.store, works)
+    async with aio.Client(platform=replace(memory, cluster=cluster)) as client:
+        clock = asyncio.get_running_loop().time
+        batch = await three(client)
+        began = clock()
+        assert await batch.results() == [0, 1, 2]
+        assert clock() - began < REREAD_S[0]
+    assert cluster.requests["watch"] == cluster.breaks + 1
