@@ -391,7 +391,13 @@ MUTATIONS: dict[str, Mutation] = {
         StopDeletesAnyRound,
         "I8",
         odds={"slow": 0.5},
-        events=(Event(1.0, "cancel", "O"), Event(2.0, "retry", "B")),
+        events=(
+            Event(1.0, "cancel", "O"),
+            Event(1.0, "cancel", "A"),
+            Event(2.0, "retry", "B"),
+            Event(4.0, "cancel", "O"),
+            Event(5.0, "retry", "B"),
+        ),
         terms={"max_concurrent": 3},
     ),
     "cleanup removes requests first": Mutation(

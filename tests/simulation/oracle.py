@@ -258,10 +258,10 @@ class Oracle:
             batch.claims[key] = metadata["executor"]
             self._look(index, f"the claim of attempt {number}")
             return
-        if key in self.removed:
-            return  # a slow write arrives after the collection; nobody reads what is left
         outcome = wire.Outcome.parse(metadata["header"])
         before = batch.outcomes.get(key, outcome)
+        if key in self.removed and before.kind == "value" and outcome.kind != "value":
+            return  # a slow write arrives after the collection; nobody reads what is left
         if (before.kind, before.executor) != (outcome.kind, outcome.executor):
             raise Violation("I1", f"{index}.{number} has ended as {before}, and then as {outcome}")
         batch.outcomes[key] = outcome
