@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import yaml
 from kinetic import aio
 from kinetic.aio.kubernetes.rights import Right, role
 from tests.cluster.fixtures import Namespace, on_cluster, until
+from tests.cluster.rest import Refused
 from tests.cluster.rights import await_granted
 
 from .proxy import Front, Relay
@@ -41,9 +42,16 @@ class Sweep:
         self.folder.mkdir()
         self.number = number
 
-    async def begin(self, client: aio.Client) -> None:
-        inputs = [(str(self.folder), x) for x in range(self.number)]
-        self.batch = await client.run_async_map(marked, inputs, max_concurrent=12, retries=1)
+    async def begin(self, client: aio.Client, go: asyncio.Event | None = None) -> None:
+        """Submit the items; those from number 10 on wait for *go*."""
+
+        async def inputs() -> AsyncIterator[tuple[str, int]]:
+            for x in range(self.number):
+                if go and x >= 10:
+                    await go.wait()
+                yield str(self.folder), x
+
+        self.batch = await client.run_async_map(marked, inputs(), max_concurrent=12, retries=1)
 
     async def reach(self, part: float) -> None:
         """Wait until so many have run."""
@@ -105,7 +113,7 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 
 @contextmanager
 def denied(namespace: Namespace) -> Iterator[None]:
-    """Within, a policy of the cluster denies all Jobs of the namespace, a little later."""
+    """While in the block, a policy denies all Jobs of the namespace, a little later."""
     name = f"no-jobs-{namespace.name}"
     rule = {"apiGroups": ["batch"], "apiVersions": ["*"], "operations": ["CREATE"]}
     where = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
@@ -128,13 +136,26 @@ def denied(namespace: Namespace) -> Iterator[None]:
         namespace.admin.call("DELETE", f"{POLICIES}ies/{name}")
 
 
+def accepts_jobs(namespace: Namespace) -> bool:
+    """Say whether the API server takes a Job; it makes none."""
+    pod = {"containers": [{"name": "x", "image": "x"}], "restartPolicy": "Never"}
+    job = {"metadata": {"generateName": "probe-"}, "spec": {"template": {"spec": pod}}}
+    try:
+        namespace.call("POST", "batch/v1/jobs", job, dryRun="All")
+    except Refused:
+        return False
+    return True
+
+
 async def test_a_policy_that_denies_jobs_for_a_while_fails_no_item(
     client: aio.Client, configured: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sweep = Sweep(tmp_path, 60)
-    await sweep.begin(client)
-    await sweep.reach(1 / 60)
+    sweep, go = Sweep(tmp_path, 20), asyncio.Event()
+    await sweep.begin(client, go)
+    await sweep.reach(1 / 20)
     with denied(configured):
+        await until(lambda: not accepts_jobs(configured))
+        go.set()
         told = await until_told(caplog, "is paused")
         assert "maintenance until noon" in told
     await sweep.end()

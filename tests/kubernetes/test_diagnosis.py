@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
+from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_request
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
@@ -84,6 +85,12 @@ def test_the_end_of_a_recording_has_its_cause_and_advice(name: str) -> None:
         assert not re.search(pattern, verdict.text, re.IGNORECASE), verdict.text
     for pattern in told["advice"]:
         assert re.search(pattern, verdict.advice, re.IGNORECASE), verdict.text
+
+
+@pytest.mark.parametrize("name", ["policy-on-jobs", "webhook-denies-job"])
+def test_a_denied_job_may_be_accepted_later(name: str) -> None:
+    """So a batch that has started pauses, and its items don't fail."""
+    assert refused_request(ENDS[name]["answer"]).outlook is Outlook.BLOCKED
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)

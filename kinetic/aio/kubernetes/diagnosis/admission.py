@@ -63,6 +63,10 @@ _RULES = (
         "run as, such as 1000, or omit container_image=",
     ),
     _never("violates PodSecurity", "use a namespace without the restriction that it names"),
+    _refused(
+        r"(webhook|Policy) ['\"][^'\"]+['\"][^:]* denied (the )?request",
+        "change the job as the policy says, or ask the cluster's administrator",
+    ),
     _never("because it is being terminated", "use another namespace", reason=Reason.CANCELLED),
     _never('"[^"]*" is invalid: ', "correct the named field"),
     Rule(
