@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,16 @@ print(json.dumps([value, sorted(set(sys.modules) - before)]))
 
 
 @pytest.fixture
-def travel(tmp_path: Path, python: Python) -> Travel:
-    """Pack in one process, hide the project, and call in another process.
+def travel(tmp_path: Path, make: Make, python: Python) -> Travel:
+    """Pack a project in one process, hide it, and call its function in another process.
 
-    Gives the value, the names of modules that the job imported, and its workspace.
+    Return the value, the names of the modules that the job imported, and its workspace.
     """
 
-    def travelled(project: Path, setup: str, call: str, cwd: str = ".") -> Any:
+    def travelled(
+        files: Mapping[str, str | bytes], call: str, setup: str = "import train", cwd: str = "."
+    ) -> Any:
+        project = make(tmp_path / "project", {"setup.py": "", **files})
         out = tmp_path / "out"
         out.mkdir()
         facts = last_line(python("-c", CLIENT, setup, call, str(out), cwd=project / cwd))
@@ -79,107 +82,93 @@ def travel(tmp_path: Path, python: Python) -> Travel:
     return travelled
 
 
-def test_what_the_project_defines_goes_by_value(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "pyproject.toml": "",
-            "pkg/__init__.py": "",
-            "pkg/shapes.py": """
-            import dataclasses, enum, functools, typing
-            T = typing.TypeVar("T")
-            P = typing.ParamSpec("P")
-            Name = typing.NewType("Name", str)
-            class Mode(enum.Enum):
-                TRAIN = 1
-            @dataclasses.dataclass(frozen=True)
-            class Config:
-                lr: float
-                mode: Mode = Mode.TRAIN
-            def scaled(x: T, by: Name = Name("1")) -> T:
-                return x * 2
-            """,
-            "train.py": """
-            from pkg.shapes import Config, Mode, P, scaled
-            import pkg.shapes
-            def train(config: Config, *rest, f: P = None):
-                return [scaled(config.lr), config.mode is Mode.TRAIN,
-                        isinstance(config, pkg.shapes.Config), list(rest)]
-            """,
-        },
-    )
+def test_what_the_project_defines_goes_by_value(travel: Travel) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/shapes.py": """
+        import dataclasses, enum, functools, typing
+        T = typing.TypeVar("T")
+        P = typing.ParamSpec("P")
+        Name = typing.NewType("Name", str)
+        class Mode(enum.Enum):
+            TRAIN = 1
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            lr: float
+            mode: Mode = Mode.TRAIN
+        def scaled(x: T, by: Name = Name("1")) -> T:
+            return x * 2
+        """,
+        "train.py": """
+        from pkg.shapes import Config, Mode, P, scaled
+        import pkg.shapes
+        def train(config: Config, *rest, f: P = None):
+            return [scaled(config.lr), config.mode is Mode.TRAIN,
+                    isinstance(config, pkg.shapes.Config), list(rest)]
+        """,
+    }
     call = "train.train, (train.Config(0.5), 1, 2)"
-    value, imported, _ = travel(root, "import train", call)
+    value, imported, _ = travel(files, call)
     assert value == [1.0, True, True, [1, 2]]
     assert not {"pkg.shapes", "train"} & set(imported)
 
 
-def test_the_annotations_of_a_class_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "train.py": """
-            import dataclasses, enum, typing
-            class Plain:
-                rate: float
-            class Named(typing.NamedTuple):
-                rate: float
-            class Entries(typing.TypedDict):
-                rate: float
-            class Mode(enum.Enum):
-                rate: float
-                TRAIN = 1
-            @dataclasses.dataclass
-            class Whole:
-                rate: float
-            def train():
-                known = [one.__annotations__ == {"rate": float}
-                         for one in (Plain, Named, Entries, Mode, Whole)]
-                return [known, dataclasses.dataclass(Plain)(2).rate, Whole(3).rate, Mode(1).name]
-            """,
-        },
-    )
-    value, _, _ = travel(root, "import train", "train.train, ()")
+def test_the_annotations_of_a_class_travel(travel: Travel) -> None:
+    files = {
+        "train.py": """
+        import dataclasses, enum, typing
+        class Plain:
+            rate: float
+        class Named(typing.NamedTuple):
+            rate: float
+        class Entries(typing.TypedDict):
+            rate: float
+        class Mode(enum.Enum):
+            rate: float
+            TRAIN = 1
+        @dataclasses.dataclass
+        class Whole:
+            rate: float
+        def train():
+            known = [one.__annotations__ == {"rate": float}
+                     for one in (Plain, Named, Entries, Mode, Whole)]
+            return [known, dataclasses.dataclass(Plain)(2).rate, Whole(3).rate, Mode(1).name]
+        """,
+    }
+    value, _, _ = travel(files, "train.train, ()")
     assert value == [[True] * 5, 2, 3, "TRAIN"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="it cannot even be defined before 3.14")
-def test_annotations_that_only_type_checkers_resolve_travel_as_text(
-    tmp_path: Path, make: Make, travel: Travel
-) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "train.py": """
-            import dataclasses, functools, threading, typing
-            if typing.TYPE_CHECKING:
-                import numpy as np
-            lock = threading.Lock()  # nothing that is needed, and not to be pickled
-            class Plain:
-                rate: np.ndarray
-                def plus(self, other: np.ndarray, *, by: int = 2) -> "Plain":
-                    "Adds."
-                    return other + by
-            @dataclasses.dataclass
-            class Whole:
-                rate: np.ndarray
-            def counted(number: np.ndarray) -> list[np.ndarray]:
-                return counted(number - 1) + [number] if number else []
-            counted.mark = "mine"
-            def train(config: Whole, *rest: np.ndarray, scale: np.ndarray = 1):
-                def inner(x: np.ndarray):
-                    return x * scale + config.rate
-                return [inner(2), counted(2), counted.mark, Plain().plus(1), Plain.plus.__doc__,
-                        Plain.__annotations__, counted.__annotations__, Plain.plus.__qualname__,
-                        Whole.__init__.__annotations__, Whole.__annotations__,
-                        train.__kwdefaults__, train.__module__,
-                        dataclasses.fields(Whole)[0].type.__forward_arg__]
-            """,
-        },
-    )
-    value, _, _ = travel(root, "import train", "train.train, (train.Whole(3), 1)")
+def test_annotations_that_only_type_checkers_resolve_travel_as_text(travel: Travel) -> None:
+    files = {
+        "train.py": """
+        import dataclasses, functools, threading, typing
+        if typing.TYPE_CHECKING:
+            import numpy as np
+        lock = threading.Lock()  # nothing that is needed, and not to be pickled
+        class Plain:
+            rate: np.ndarray
+            def plus(self, other: np.ndarray, *, by: int = 2) -> "Plain":
+                "Adds."
+                return other + by
+        @dataclasses.dataclass
+        class Whole:
+            rate: np.ndarray
+        def counted(number: np.ndarray) -> list[np.ndarray]:
+            return counted(number - 1) + [number] if number else []
+        counted.mark = "mine"
+        def train(config: Whole, *rest: np.ndarray, scale: np.ndarray = 1):
+            def inner(x: np.ndarray):
+                return x * scale + config.rate
+            return [inner(2), counted(2), counted.mark, Plain().plus(1), Plain.plus.__doc__,
+                    Plain.__annotations__, counted.__annotations__, Plain.plus.__qualname__,
+                    Whole.__init__.__annotations__, Whole.__annotations__,
+                    train.__kwdefaults__, train.__module__,
+                    dataclasses.fields(Whole)[0].type.__forward_arg__]
+        """,
+    }
+    value, _, _ = travel(files, "train.train, (train.Whole(3), 1)")
     assert value[:5] == [5, [1, 2], "mine", 3, "Adds."]
     assert value[5:8] == [
         {"rate": "np.ndarray"},
@@ -191,7 +180,7 @@ def test_annotations_that_only_type_checkers_resolve_travel_as_text(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
-def test_type_aliases_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+def test_type_aliases_travel(travel: Travel) -> None:
     setup = """
 import typing
 if typing.TYPE_CHECKING:
@@ -209,8 +198,7 @@ def train[T](box: Box[T], *more: Number, tree: Tree[int] | None = None,
     return [box.value, found.__name__, found is Number, str(Number.__value__),
             [one.__name__ for one in Tree.__type_params__], Array.__name__]
 """
-    root = make(tmp_path / "project", {"setup.py": ""})
-    value, _, _ = travel(root, setup, "train, (Box(1), 2)")
+    value, _, _ = travel({}, "train, (Box(1), 2)", setup)
     assert value == [1, "Number", True, "int | float", ["T"], "Array"]
 
 
@@ -224,9 +212,7 @@ def train[T](box: Box[T], *more: Number, tree: Tree[int] | None = None,
         ),
     ],
 )
-def test_what_has_travelled_can_travel_back(
-    kind: str, tmp_path: Path, make: Make, travel: Travel
-) -> None:
+def test_what_has_travelled_can_travel_back(kind: str, travel: Travel) -> None:
     setup = f"""
 import dataclasses, typing
 {kind}
@@ -238,120 +224,98 @@ def train():
     again = pickles.load(pickles.dumps(Result("a")))
     return [again.name, typing.get_type_hints(type(again))["name"].__name__]
 """
-    root = make(tmp_path / "project", {"setup.py": ""})
-    assert travel(root, setup, "train, ()")[0] == ["a", "Name"]
+    assert travel({}, "train, ()", setup)[0] == ["a", "Name"]
 
 
-def test_values_changed_in_memory_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "settings.py": "RATE = 1\nTABLE = {}\n",
-            "train.py": """
-            import settings
-            from settings import TABLE
-            def train():
-                return settings.RATE, settings.TABLE, settings.TABLE is TABLE
-            """,
-        },
-    )
+def test_values_changed_in_memory_travel(travel: Travel) -> None:
+    files = {
+        "settings.py": "RATE = 1\nTABLE = {}\n",
+        "train.py": """
+        import settings
+        from settings import TABLE
+        def train():
+            return settings.RATE, settings.TABLE, settings.TABLE is TABLE
+        """,
+    }
     setup = "import train, settings; settings.RATE = 7; settings.TABLE['a'] = 1"
-    assert travel(root, setup, "train.train, ()")[0] == [7, {"a": 1}, True]
+    assert travel(files, "train.train, ()", setup)[0] == [7, {"a": 1}, True]
 
 
-def test_a_module_and_its_functions_share_their_globals(
-    tmp_path: Path, make: Make, travel: Travel
-) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "pkg/__init__.py": "from pkg import counter, other",
-            "pkg/counter.py": """
-            import pkg
-            from pkg import other
-            count = 0
-            def up():
-                global count
-                count += 1
-                return other.peek()
-            """,
-            "pkg/other.py": "from pkg import counter\ndef peek():\n    return counter.count\n",
-            "train.py": """
-            import pkg.counter
-            from pkg.counter import up
-            def train():
-                return [up(), pkg.counter.up(), pkg.counter.count, pkg.counter.other.peek(),
-                        pkg.counter.pkg is pkg]
-            """,
-        },
-    )
-    assert travel(root, "import train", "train.train, ()")[0] == [1, 2, 2, 2, True]
+def test_a_module_and_its_functions_share_their_globals(travel: Travel) -> None:
+    files = {
+        "pkg/__init__.py": "from pkg import counter, other",
+        "pkg/counter.py": """
+        import pkg
+        from pkg import other
+        count = 0
+        def up():
+            global count
+            count += 1
+            return other.peek()
+        """,
+        "pkg/other.py": "from pkg import counter\ndef peek():\n    return counter.count\n",
+        "train.py": """
+        import pkg.counter
+        from pkg.counter import up
+        def train():
+            return [up(), pkg.counter.up(), pkg.counter.count, pkg.counter.other.peek(),
+                    pkg.counter.pkg is pkg]
+        """,
+    }
+    assert travel(files, "train.train, ()")[0] == [1, 2, 2, 2, True]
 
 
-def test_files_are_found_beside_the_code(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "notes/here.txt": "here",
-            "pkg/__init__.py": "",
-            "pkg/table.csv": "1,2",
-            "pkg/reader.py": """
+def test_files_are_found_beside_the_code(travel: Travel) -> None:
+    files = {
+        "notes/here.txt": "here",
+        "pkg/__init__.py": "",
+        "pkg/table.csv": "1,2",
+        "pkg/reader.py": """
+        import pathlib
+        def read():
+            return pathlib.Path(__file__).with_name("table.csv").read_text()
+        """,
+        "train.py": """
+        import pkg.reader
+        from pkg.reader import read
+        HERE = __file__
+        def train():
             import pathlib
-            def read():
-                return pathlib.Path(__file__).with_name("table.csv").read_text()
-            """,
-            "train.py": """
-            import pkg.reader
-            from pkg.reader import read
-            HERE = __file__
-            def train():
-                import pathlib
-                return [read(), pkg.reader.read(), pathlib.Path("here.txt").read_text(), __file__,
-                        pkg.__path__[0], pkg.reader.__name__]
-            """,
-        },
-    )
+            return [read(), pkg.reader.read(), pathlib.Path("here.txt").read_text(), __file__,
+                    pkg.__path__[0], pkg.reader.__name__]
+        """,
+    }
     setup = "sys.path.insert(0, '..'); import train"
-    value, _, workspace = travel(root, setup, "train.train, ()", cwd="notes")
+    value, _, workspace = travel(files, "train.train, ()", setup, cwd="notes")
     assert value[:3] == ["1,2", "1,2", "here"]
     assert value[3:] == [str(workspace / "train.py"), str(workspace / "pkg"), "pkg.reader"]
 
 
 def test_a_function_keeps_the_file_line_and_source_of_its_code(
-    tmp_path: Path, make: Make, travel: Travel
+    tmp_path: Path, travel: Travel
 ) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "train.py": """
-            import traceback
-            class Model:
-                def fit(self):
-                    def step(x): return 1 / x
-                    return step(0)
-            def train():
-                try:
-                    Model().fit()
-                except ZeroDivisionError as error:
-                    return [[frame.filename, frame.lineno, frame.line]
-                            for frame in traceback.extract_tb(error.__traceback__)]
-            """,
-        },
-    )
-    value, *_ = travel(root, "import train", "train.train, ()")
+    files = {
+        "train.py": """
+        import traceback
+        class Model:
+            def fit(self):
+                def step(x): return 1 / x
+                return step(0)
+        def train():
+            try:
+                Model().fit()
+            except ZeroDivisionError as error:
+                return [[frame.filename, frame.lineno, frame.line]
+                        for frame in traceback.extract_tb(error.__traceback__)]
+        """,
+    }
+    value, *_ = travel(files, "train.train, ()")
     lines = (9, "Model().fit()"), (6, "return step(0)"), (5, "def step(x): return 1 / x")
-    assert value == [[str(root / "train.py"), *line] for line in lines]
+    assert value == [[str(tmp_path / "project/train.py"), *line] for line in lines]
 
 
 @pytest.mark.parametrize("name", ["<python-input-1>", "/tmp/ipykernel_1/1.py"])
-def test_the_source_of_a_cell_travels_with_it(
-    tmp_path: Path, make: Make, travel: Travel, name: str
-) -> None:
-    root = make(tmp_path / "project", {"setup.py": ""})
+def test_the_source_of_a_cell_travels_with_it(travel: Travel, name: str) -> None:
     setup = f"""
 import linecache
 cell = '''
@@ -365,12 +329,12 @@ def train():
 linecache.cache[{name!r}] = (len(cell), None, cell.splitlines(True), {name!r})
 exec(compile(cell, {name!r}, "exec"), globals())
 """
-    value, *_ = travel(root, setup, "train, ()")
+    value, *_ = travel({}, "train, ()", setup)
     assert value == f'{name}:5: UserWarning: look\n  warnings.warn("look")\n'
 
 
-def test_cells_of_a_notebook_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(tmp_path / "project", {"setup.py": "", "helper.py": "def twice(x): return 2 * x\n"})
+def test_cells_of_a_notebook_travel(travel: Travel) -> None:
+    files = {"helper.py": "def twice(x): return 2 * x\n"}
     setup = """
 import functools, helper
 class Model:
@@ -383,75 +347,60 @@ def recursive(n): return n and 1 + recursive(n - 1)
 async def later(x): return x
 """
     call = "functools.partial(outer(10), 5), ()"
-    assert travel(root, setup, call)[0] == 2 * 5 + 1 + 10 + 3
+    assert travel(files, call, setup)[0] == 2 * 5 + 1 + 10 + 3
 
 
-def test_a_method_takes_its_object_along(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {"setup.py": "", "m.py": "class M:\n    n = 1\n    def get(self, x): return self.n + x\n"},
-    )
+def test_a_method_takes_its_object_along(travel: Travel) -> None:
+    files = {"m.py": "class M:\n    n = 1\n    def get(self, x): return self.n + x\n"}
     setup = "import m; one = m.M(); one.n = 41"
-    assert travel(root, setup, "one.get, (1,)")[0] == 42
+    assert travel(files, "one.get, (1,)", setup)[0] == 42
 
 
-def test_decorated_functions_travel_as_plain_ones(
-    tmp_path: Path, make: Make, travel: Travel
-) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "steps.py": """
-            import kinetic
-            from kinetic import Data
-            @kinetic.run(accelerator="cpu")
-            def double(x): return 2 * x
-            """,
-            "train.py": """
-            import kinetic, steps
-            from steps import double
-            @kinetic.run(accelerator="cpu")
-            def count(n): return 1 + count(n - 1) if n else 0
-            def train(n): return [count(n), double(n), steps.double(n), count is count]
-            """,
-        },
-    )
-    value, imported, _ = travel(root, "import train", "train.train, (3,)")
+def test_decorated_functions_travel_as_plain_ones(travel: Travel) -> None:
+    files = {
+        "steps.py": """
+        import kinetic
+        from kinetic import Data
+        @kinetic.run(accelerator="cpu")
+        def double(x): return 2 * x
+        """,
+        "train.py": """
+        import kinetic, steps
+        from steps import double
+        @kinetic.run(accelerator="cpu")
+        def count(n): return 1 + count(n - 1) if n else 0
+        def train(n): return [count(n), double(n), steps.double(n), count is count]
+        """,
+    }
+    value, imported, _ = travel(files, "train.train, (3,)")
     assert value == [3, 6, 6, True]
     assert not {"steps", "train"} & set(imported)
 
 
-def test_a_module_that_does_not_pickle_is_imported_there(
-    tmp_path: Path, make: Make, travel: Travel
-) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "pkg/__init__.py": "",
-            "pkg/guarded.py": """
-            import threading
-            lock = threading.Lock()
-            def safe(x):
-                with lock:
-                    return x + 1
-            class Guard:
-                def __call__(self):
-                    return safe(1)
-            """,
-            "pkg/plain.py": "from pkg import guarded\ndef call(x): return guarded.safe(x)\n",
-            "train.py": """
-            from pkg import guarded, plain
-            from pkg.guarded import safe, Guard
-            def train(guard):
-                import pkg.guarded
-                return [safe(1), guarded.safe(2), plain.call(3), guard(),
-                        pkg.guarded.lock is guarded.lock, isinstance(guard, Guard)]
-            """,
-        },
-    )
-    value, imported, _ = travel(root, "import train", "train.train, (train.Guard(),)")
+def test_a_module_that_does_not_pickle_is_imported_there(travel: Travel) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/guarded.py": """
+        import threading
+        lock = threading.Lock()
+        def safe(x):
+            with lock:
+                return x + 1
+        class Guard:
+            def __call__(self):
+                return safe(1)
+        """,
+        "pkg/plain.py": "from pkg import guarded\ndef call(x): return guarded.safe(x)\n",
+        "train.py": """
+        from pkg import guarded, plain
+        from pkg.guarded import safe, Guard
+        def train(guard):
+            import pkg.guarded
+            return [safe(1), guarded.safe(2), plain.call(3), guard(),
+                    pkg.guarded.lock is guarded.lock, isinstance(guard, Guard)]
+        """,
+    }
+    value, imported, _ = travel(files, "train.train, (train.Guard(),)")
     assert value == [2, 3, 4, 2, True, True]
     assert "pkg.guarded" in imported
     assert not {"train", "pkg.plain"} & set(imported)
@@ -501,35 +450,29 @@ print(json.dumps([project.sys_path, pickled.size, zipfile.ZipFile(packed.path).n
     assert files == ["pyproject.toml", "train.py"]
 
 
-def test_a_compiled_module_of_the_project_is_imported_there(
-    tmp_path: Path, make: Make, travel: Travel
-) -> None:
+def test_a_compiled_module_of_the_project_is_imported_there(travel: Travel) -> None:
     import _csv  # any extension that is a file of its own will do
 
     file = getattr(_csv, "__file__", None)
     if file is None:
         pytest.skip("this interpreter has its extensions built in")
     name = Path(file).name
-    root = make(
-        tmp_path / "project",
-        {"setup.py": "", f"native/{name}": Path(file).read_bytes(), "native/__init__.py": ""},
-    )
-    make(root, {"train.py": "from native import _csv\ndef train(): return _csv.__name__\n"})
-    value, imported, _ = travel(root, "import train", "train.train, ()")
+    files = {
+        f"native/{name}": Path(file).read_bytes(),
+        "native/__init__.py": "",
+        "train.py": "from native import _csv\ndef train(): return _csv.__name__\n",
+    }
+    value, imported, _ = travel(files, "train.train, ()")
     assert value == "native._csv"
     assert "native._csv" in imported
 
 
-def test_packages_without_a_file_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
-    root = make(
-        tmp_path / "project",
-        {
-            "setup.py": "",
-            "space/inner/m.py": "def f(): return 1\n",
-            "train.py": "import space.inner.m\ndef train(): return space.inner.m.f()\n",
-        },
-    )
-    assert travel(root, "import train", "train.train, ()")[0] == 1
+def test_packages_without_a_file_travel(travel: Travel) -> None:
+    files = {
+        "space/inner/m.py": "def f(): return 1\n",
+        "train.py": "import space.inner.m\ndef train(): return space.inner.m.f()\n",
+    }
+    assert travel(files, "train.train, ()")[0] == 1
 
 
 def test_kinetic_itself_is_imported_there(python: Python, tmp_path: Path) -> None:
