@@ -17,7 +17,6 @@ from kinetic.aio._engine import data_upload
 from kinetic.aio._shared_objects import DAY_S, RENEWED_S
 from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore
-from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.data import Data
 from kinetic.errors import NotFound
@@ -33,7 +32,7 @@ class Place(Watched):
     """A store whose objects can be made older than they are, and collected by their age."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(DirectoryStore(folder))
+        super().__init__(folder)
         self.folder = folder
         self.fetched: list[str] = []
 

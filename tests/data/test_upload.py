@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def watched(store: DirectoryStore) -> Watched:
-    return Watched(store)
+def watched(place: Place) -> Watched:
+    return Watched(place.store)
 
 
-async def names(store: DirectoryStore | Watched | MemoryStore) -> list[str]:
+async def names(store: DirectoryStore | MemoryStore) -> list[str]:
     return [info.name for info in await store.list("")]
 
 
@@ -124,7 +124,7 @@ async def test_two_clients_at_once_both_succeed(
     store: DirectoryStore, place: Place, plant: Plant
 ) -> None:
     root = plant("tree", {f"{i}": b"%d" % i for i in range(50)} | {"big": BIG})
-    clients = [Watched(DirectoryStore(place.store)) for _ in range(3)]
+    clients = [Watched(place.store) for _ in range(3)]
     refs = await asyncio.gather(*(data_upload.upload(one, Data(str(root))) for one in clients))
     assert len(set(refs)) == 1
     assert len(await names(store)) == 52
