@@ -77,10 +77,17 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def expect(self, line: str) -> None:
-        """The next line the child prints is this one."""
-        if (got := self.line(line)) != line:
-            self._fail(line, repr(got))
+    def expect(self, *lines: str) -> None:
+        """Check that the child prints these lines next."""
+        for line in lines:
+            if (got := self.line(line)) != line:
+                self._fail(line, repr(got))
+
+    def prints(self, *lines: str) -> None:
+        """Check that the child prints these lines, nothing else, and ends with status 0."""
+        with self:
+            self.expect(*lines)
+            assert self.end() == (0, "", "")
 
     def line(self, wanted: str = "a line") -> str:
         """The next line the child prints."""

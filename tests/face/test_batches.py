@@ -44,18 +44,18 @@ for _ in batch.outcomes():
     break  # dropped half-way
 print([one.ok for one in (completion.outcome for completion in batch.outcomes(ordered=True))])
 """
-    with script(code) as process:
-        process.expect("0 1 1.0")
-        process.expect("1 0 failed")
-        process.expect("2 4 0.25")
-        process.expect("[(0, True), (1, False), (2, True)]")
-        process.expect("{True} [0, 1, 2]")
-        process.expect("[1.0, None, 0.25] 1.0")
-        process.expect("[True, True]")
-        process.expect("3 2 1 item 1 (0): ZeroDivisionError: division by zero")
-        process.expect("3")
-        process.expect("[True, False, True]")
-        assert process.end() == (0, "", "")
+    script(code).prints(
+        "0 1 1.0",
+        "1 0 failed",
+        "2 4 0.25",
+        "[(0, True), (1, False), (2, True)]",
+        "{True} [0, 1, 2]",
+        "[1.0, None, 0.25] 1.0",
+        "[True, True]",
+        "3 2 1 item 1 (0): ZeroDivisionError: division by zero",
+        "3",
+        "[True, False, True]",
+    )
 
 
 def test_a_job_that_completed_is_held_by_who_takes_it_and_by_nobody_else(script) -> None:
@@ -73,11 +73,7 @@ gc.collect()
 print(len(held), sum(one() is not None for one in held))
 print(batch.jobs[0] is batch.jobs[0], batch.jobs[0].result())
 """
-    with script(code) as process:
-        process.expect("True True")
-        process.expect("16 0")
-        process.expect("True 1.0")
-        assert process.end() == (0, "", "")
+    script(code).prints("True True", "16 0", "True 1.0")
 
 
 def test_ctrl_c_of_a_waiting_call_leaves_the_batch_alone_and_says_so(script) -> None:
@@ -318,8 +314,7 @@ print(sorted(next(batch.outcomes(ordered=True)).index for _ in range(2)))
 print(len([one for _, one in zip(range(2), batch.outcomes())]))
 """
     with script(code) as process:
-        process.expect("[0, 0]")
-        process.expect("2")
+        process.expect("[0, 0]", "2")
         status, _, err = process.end()
         assert status == 0 and "Traceback" not in err
 
@@ -331,9 +326,7 @@ try:
 except kinetic.errors.ConfigurationError as error:
     print("terminal" in str(error), kinetic.list_jobs())
 """
-    with script(code) as process:
-        process.expect("True []")
-        assert process.end() == (0, "", "")
+    script(code).prints("True []")
 
 
 def test_a_child_that_is_forked_in_a_block_leaves_the_batch_to_its_parent(script) -> None:
@@ -358,8 +351,7 @@ with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
     print(batch.results())
 """
     with script(code, "-Wignore::DeprecationWarning") as process:
-        for line in ("3 False", "0.25 ['a', 'b']", "4", "['a', 'b']"):
-            process.expect(line)
+        process.expect("3 False", "0.25 ['a', 'b']", "4", "['a', 'b']")
         assert process.end()[0] == 0
 
 
@@ -387,6 +379,5 @@ with asyncio.Runner() as runner:
 """
     with script(code, "-Wignore::DeprecationWarning") as process:
         assert "another" in process.line()
-        for line in ("False", "3", "a"):
-            process.expect(line)
+        process.expect("False", "3", "a")
         assert process.end() == (0, "", "")

@@ -47,13 +47,7 @@ print(kinetic.collections.map(Model().predict.run_async, [1, 2]).results())
 print(kinetic.collections.map(scaled.run_async, [{"by": 1, "number": 2}], tags={"k": "v"}).tags)
 print([batch.name for batch in kinetic.list_batches(name="scaled")])
 """
-    with script(code) as process:
-        process.expect("[2, 4]")
-        process.expect("[3, 6]")
-        process.expect("[5, 10]")
-        process.expect("{'k': 'v'}")
-        process.expect("['scaled', 'scaled']")
-        assert process.end() == (0, "", "")
+    script(code).prints("[2, 4]", "[3, 6]", "[5, 10]", "{'k': 'v'}", "['scaled', 'scaled']")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,5 @@ asyncio.run(main())
 
 def test_to_pack_a_project_is_a_coroutine_of_aio(script) -> None:
     with script(PACKING) as process:
-        process.expect("2 ['pyproject.toml', 'script.py']")
-        process.expect("True")
+        process.expect("2 ['pyproject.toml', 'script.py']", "True")
         assert process.end()[0] == 0

@@ -30,9 +30,7 @@ def outer():
 
 print(len(outer.options(capture_env_vars=["PYTHONPATH"])()))
 """
-    with script(code) as process:
-        process.expect("1")
-        assert process.end() == (0, "", "")
+    script(code).prints("1")
 
 
 def test_a_handle_does_what_it_says(script) -> None:
@@ -73,7 +71,7 @@ job.cleanup()
 print(job.status())
 """
     with script(code) as process:
-        for line in (
+        process.expect(
             "timeout True",
             "True",
             "True True True True",
@@ -87,8 +85,7 @@ print(job.status())
             "None",
             "JobStatus.SUCCEEDED '' ['go']",
             "JobStatus.NOT_FOUND",
-        ):
-            process.expect(line)
+        )
         status, _, err = process.end()
         assert status == 0 and err.count("ValueError: a broken callback") == 1
 
@@ -120,11 +117,7 @@ async def main():
 asyncio.run(main())
 print(doubled.run_async(5).result())
 """
-    with script(code) as process:
-        process.expect("8 [2, 4]")
-        process.expect("[]")
-        process.expect("10")
-        assert process.end() == (0, "", "")
+    script(code).prints("8 [2, 4]", "[]", "10")
 
 
 def test_a_sync_handle_is_awaitable_in_any_loop_and_blocks_none(script) -> None:
@@ -151,8 +144,7 @@ async def main():
 asyncio.run(main())
 """
     with script(code) as process:
-        process.expect("True")
-        process.expect("JobStatus.NOT_FOUND")
+        process.expect("True", "JobStatus.NOT_FOUND")
         status, _, err = process.end()
         assert status == 0
         assert err.count("RuntimeWarning") == 1 and "script.py" in err
@@ -175,11 +167,9 @@ if __name__ == "__main__":
     print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     print("parent", job.result(), batch.status_counts())
 """
-    with script(code, "-Wignore::DeprecationWarning") as process:
-        process.expect("child 8 [2, 4] 2")
-        process.expect("status 0")
-        process.expect("parent 8 {'SUCCEEDED': 2}")
-        assert process.end() == (0, "", "")
+    script(code, "-Wignore::DeprecationWarning").prints(
+        "child 8 [2, 4] 2", "status 0", "parent 8 {'SUCCEEDED': 2}"
+    )
 
 
 def test_values_names_and_callbacks_arrive_in_a_job(script) -> None:
@@ -234,9 +224,9 @@ def registers():
 registers()
 """
     with script(code) as process:
-        for line in ("True False True", "True False n", "True False True", "True True True"):
-            process.expect(line)
-        process.expect("True")
+        process.expect(
+            "True False True", "True False n", "True False True", "True True True", "True"
+        )
         process.expect("threads")  # those of threads come before those of the interpreter
         process.expect("interpreter")
         assert process.end() == (0, "", "")
@@ -276,8 +266,7 @@ except KeyboardInterrupt:
     print(kinetic.list_jobs())
 """
     with script(code) as process:
-        process.expect("")
-        process.expect("[]")
+        process.expect("", "[]")
         assert process.end()[0] == 0
 
 
@@ -296,8 +285,7 @@ print([job.result() for job in jobs])
 print(squares(4))
 """
     with script(code) as process:
-        process.expect("[[0], [0, 1], [0, 1, 4]]")
-        process.expect("[0, 1, 4, 9]")
+        process.expect("[[0], [0, 1], [0, 1, 4]]", "[0, 1, 4, 9]")
         status, out, err = process.end()
         assert (status, out) == (0, "")
         assert "lines of the output" not in err and "Error" not in err, err
@@ -321,8 +309,7 @@ print(number, remote(abs)(-2))
 print(os.path.exists(f"/proc/{pid}"), "still runs" in job.tail())
 """
     with script(code) as process:
-        process.expect("1 2")
-        process.expect("False True")
+        process.expect("1 2", "False True")
         assert process.end()[:2] == (0, "")
 
 
@@ -376,9 +363,9 @@ def work(method):
 
 print(work(sys.argv[1]))
 """
-    with script(code.replace("sys.argv[1]", repr(method))) as process:
-        process.expect("[(True, 2), (True, 3), (True, 4), (True, 2)]")
-        assert process.end() == (0, "", "")
+    script(code.replace("sys.argv[1]", repr(method))).prints(
+        "[(True, 2), (True, 3), (True, 4), (True, 2)]"
+    )
 
 
 def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
@@ -398,9 +385,7 @@ def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
     print(asyncio.run(main()), double.__doc__)
     """
     with script(textwrap.dedent(code), "-OO") as process:
-        process.expect("2 4")
-        process.expect("[2, 4, 6]")
-        process.expect("8 None")
+        process.expect("2 4", "[2, 4, 6]", "8 None")
         assert process.end()[0] == 0
     told = [sys.executable, "-OO", "-m", "kinetic", "--help"]
     assert subprocess.run(told, capture_output=True, check=True).stdout

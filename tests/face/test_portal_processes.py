@@ -55,8 +55,7 @@ except KeyboardInterrupt:
     with child(code) as process:
         process.expect("running")
         process.say("now")
-        process.expect("cleaned")
-        process.expect("interrupted")
+        process.expect("cleaned", "interrupted")
         assert process.end() == (0, "", "")
 
 
@@ -130,12 +129,9 @@ except KeyboardInterrupt:
 print(PORTAL.call(double, 1), list(items))
 """
     with child(code) as process:
-        process.expect("1")
-        process.expect("waiting")
+        process.expect("1", "waiting")
         process.interrupt()
-        process.expect("closed")
-        process.expect("interrupted")
-        process.expect("2 []")
+        process.expect("closed", "interrupted", "2 []")
         assert process.end() == (0, "", "")
 
 
@@ -180,10 +176,7 @@ while threading.active_count() > 1 and time.monotonic() < deadline:
     time.sleep(0.01)
 print(threading.active_count())
 """
-    with child(code) as process:
-        process.expect("rung")
-        process.expect("1")
-        assert process.end() == (0, "", "")
+    child(code).prints("rung", "1")
 
 
 def test_ctrl_c_while_closing_at_exit_ends_the_wait() -> None:
@@ -257,13 +250,15 @@ waiting.join()
     with child(code, FORKS) as process:
         process.expect("running")
         process.say("go on")
-        process.expect("child 6")
-        process.expect("status 7")
-        process.expect("parent 8")
-        process.expect("parent's own work went on")
-        process.expect("cleaned in the parent")
-        process.expect("cleaned")
-        process.expect("the other thread was told")
+        process.expect(
+            "child 6",
+            "status 7",
+            "parent 8",
+            "parent's own work went on",
+            "cleaned in the parent",
+            "cleaned",
+            "the other thread was told",
+        )
         assert process.end() == (0, "", "")
 
 
@@ -286,10 +281,7 @@ if pid == 0:
 print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print(next(items))
 """
-    with child(code, FORKS) as process:
-        for line in ("1", "PortalError True", "status 0", "2"):
-            process.expect(line)
-        assert process.end() == (0, "", "")
+    child(code, FORKS).prints("1", "PortalError True", "status 0", "2")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -305,11 +297,9 @@ if __name__ == "__main__":
     process.join()
     print("status", process.exitcode)
 """
-    with child(code, FORKS) as process:
-        for line in ("parent 2", "child 6", "hook in the child", "cleaned in the child"):
-            process.expect(line)
-        process.expect("status 0")
-        assert process.end() == (0, "", "")
+    child(code, FORKS).prints(
+        "parent 2", "child 6", "hook in the child", "cleaned in the child", "status 0"
+    )
 
 
 # --- the end of the interpreter ---
@@ -336,8 +326,7 @@ print(next(items))
 PORTAL.call(begin, for_ever())
 """
     with child(code) as process:
-        for line in ("1", "running", "hook"):
-            process.expect(line)
+        process.expect("1", "running", "hook")
         assert {process.line(), process.line()} == {"cleaned", "closed"}
         process.expect("registered before: runs after")
         assert process.end() == (0, "", "")
@@ -356,10 +345,7 @@ atexit.register(late)
 PORTAL.call(double, 1)
 atexit.register(lambda: print("early", PORTAL.call(double, 1)))
 """
-    with child(code) as process:
-        process.expect("early 2")
-        process.expect("late 4")
-        assert process.end() == (0, "", "")
+    child(code).prints("early 2", "late 4")
 
 
 def test_a_worker_thread_that_never_ends_does_not_hold_the_interpreter_up() -> None:
@@ -387,10 +373,7 @@ async def hook():
 
 PORTAL.on_close(hook)
 """
-    with child(code) as process:
-        process.expect("from a worker")
-        process.expect("at exit, too")
-        assert process.end() == (0, "", "")
+    child(code).prints("from a worker", "at exit, too")
 
 
 def test_threads_that_outlive_the_main_one_go_on_calling() -> None:
@@ -403,10 +386,7 @@ def work():
 PORTAL.call(double, 1)
 threading.Thread(target=work).start()
 """
-    with child(code) as process:
-        for line in ("0", "2", "4"):
-            process.expect(line)
-        assert process.end() == (0, "", "")
+    child(code).prints("0", "2", "4")
 
 
 def test_a_daemon_thread_in_the_middle_of_a_call_does_not_hold_the_interpreter_up() -> None:
@@ -454,8 +434,7 @@ asyncio.run(kernel())
     with child(code) as process:
         process.expect("running")
         process.interrupt()
-        for line in ("cleaned", "interrupted", "8", "10"):
-            process.expect(line)
+        process.expect("cleaned", "interrupted", "8", "10")
         status, _, err = process.end()
         assert status == 0
         assert err.count("blocks the event loop") == 2 and err.count("<cell>") == 2
