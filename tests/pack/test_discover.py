@@ -31,12 +31,16 @@ print(json.dumps([str(p.root), str(p.entry_dir), p.cwd, list(p.sys_path)]))
 """
 
 
+Load = Callable[[Path], ModuleType]
+
+
 @pytest.fixture
-def load() -> Iterator[Callable[[Path, str], ModuleType]]:
-    """Import a file under a name."""
+def load() -> Iterator[Load]:
+    """Import a file under a new name."""
     loaded: list[str] = []
 
-    def importing(path: Path, name: str) -> ModuleType:
+    def importing(path: Path) -> ModuleType:
+        name = f"discover_{len(loaded)}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -54,53 +58,37 @@ def find(function: Any, cwd: Path, **environ: str) -> Project:
     return find_project(function, environ={"HOME": "/nowhere", **environ}, cwd=cwd, path=())
 
 
-@pytest.mark.parametrize("marker", ["pyproject.toml", "requirements.txt", "setup.py", "setup.cfg"])
-def test_the_nearest_marker_makes_the_root(
-    marker: str, tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
+@pytest.mark.parametrize(
+    ("files", "module", "root"),
+    [
+        # the nearest marker
+        *(
+            (["pyproject.toml", f"inner/{marker}"], "inner/a/b/m.py", "inner")
+            for marker in ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg")
+        ),
+        # a repository or a worktree
+        ([".git/"], "src/m.py", "."),
+        ([".git"], "src/m.py", "."),
+        # the first marker outside the function's package
+        (
+            ["setup.cfg", "src/pkg/__init__.py", "src/pkg/setup.py", "src/pkg/sub/__init__.py"],
+            "src/pkg/sub/m.py",
+            ".",
+        ),
+        # without a marker, the directory that has the package
+        (["x/pkg/__init__.py"], "x/pkg/m.py", "x"),
+    ],
+)
+def test_the_nearest_marker_outside_the_package_makes_the_root(
+    files: list[str], module: str, root: str, tmp_path: Path, make: Make, load: Load
 ) -> None:
-    make(tmp_path, {"pyproject.toml": "", f"inner/{marker}": "", "inner/a/b/m.py": "def f(): ..."})
-    module = load(tmp_path / "inner/a/b/m.py", "nearest_m")
-    assert find(module.f, tmp_path).root == tmp_path / "inner"
-    assert find(module.f, tmp_path).entry_dir == tmp_path / "inner/a/b"
+    make(tmp_path, {**dict.fromkeys(files, ""), module: "def f(): ..."})
+    found = find(load(tmp_path / module).f, tmp_path)
+    assert found.root == tmp_path / root
+    assert found.entry_dir == (tmp_path / module).parent
 
 
-@pytest.mark.parametrize("content", [{".git/": ""}, {".git": "gitdir: /elsewhere\n"}])
-def test_a_repository_or_a_worktree_is_a_project(
-    content: dict[str, str],
-    tmp_path: Path,
-    make: Make,
-    load: Callable[[Path, str], ModuleType],
-) -> None:
-    make(tmp_path, {**content, "src/m.py": "def f(): ..."})
-    assert find(load(tmp_path / "src/m.py", "worktree_m").f, tmp_path).root == tmp_path
-
-
-def test_packages_are_left_before_markers_are_looked_for(
-    tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
-) -> None:
-    make(
-        tmp_path,
-        {
-            "setup.cfg": "",
-            "src/pkg/__init__.py": "",
-            "src/pkg/setup.py": "",
-            "src/pkg/sub/__init__.py": "",
-            "src/pkg/sub/m.py": "def f(): ...",
-        },
-    )
-    assert find(load(tmp_path / "src/pkg/sub/m.py", "packed_m").f, tmp_path).root == tmp_path
-
-
-def test_without_a_marker_the_directory_above_the_package_is_the_root(
-    tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
-) -> None:
-    make(tmp_path, {"x/pkg/__init__.py": "", "x/pkg/m.py": "def f(): ..."})
-    assert find(load(tmp_path / "x/pkg/m.py", "plain_m").f, tmp_path).root == tmp_path / "x"
-
-
-def test_functions_are_found_behind_what_wraps_them(
-    tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
-) -> None:
+def test_functions_are_found_behind_what_wraps_them(tmp_path: Path, make: Make, load: Load) -> None:
     make(
         tmp_path / "project",
         {
@@ -119,7 +107,7 @@ def test_functions_are_found_behind_what_wraps_them(
             """,
         },
     )
-    module = load(tmp_path / "project/m.py", "wrapped_m")
+    module = load(tmp_path / "project/m.py")
     made = module.C()
     wrapped = [
         module.f,
@@ -150,16 +138,16 @@ def test_code_of_others_belongs_to_the_working_directory(
 def test_home_and_what_is_above_it_are_never_roots(
     tmp_path: Path,
     make: Make,
-    load: Callable[[Path, str], ModuleType],
+    load: Load,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     make(tmp_path, {"home/me/.git/": "", "home/.git/": "", "home/me/m.py": "def f(): ..."})
     make(tmp_path, {"home/me/work/m.py": "def f(): ..."})
     home = str(tmp_path / "home/me")
-    inside = find(load(tmp_path / "home/me/work/m.py", "inside_home_m").f, tmp_path, HOME=home)
+    inside = find(load(tmp_path / "home/me/work/m.py").f, tmp_path, HOME=home)
     assert inside.root == tmp_path / "home/me/work"
     assert not caplog.records
-    project = find(load(tmp_path / "home/me/m.py", "home_m").f, tmp_path / "home/me", HOME=home)
+    project = find(load(tmp_path / "home/me/m.py").f, tmp_path / "home/me", HOME=home)
     assert project.root is None
     assert project.sys_path == ()
     assert "KINETIC_PACKAGE_ROOT" in caplog.text
@@ -170,11 +158,9 @@ def test_nothing_ships_from_the_top_of_the_machine(place: str) -> None:
     assert find(len, Path(place)).root is None
 
 
-def test_a_root_can_be_named(
-    tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
-) -> None:
+def test_a_root_can_be_named(tmp_path: Path, make: Make, load: Load) -> None:
     make(tmp_path, {"mono/one/pyproject.toml": "", "mono/one/m.py": "def f(): ..."})
-    module = load(tmp_path / "mono/one/m.py", "named_m")
+    module = load(tmp_path / "mono/one/m.py")
     assert find(module.f, tmp_path).root == tmp_path / "mono/one"
     named = find(module.f, tmp_path, KINETIC_PACKAGE_ROOT=str(tmp_path / "mono"))
     assert named.root == tmp_path / "mono"
@@ -185,10 +171,10 @@ def test_a_root_can_be_named(
 
 @pytest.mark.parametrize(("root", "words"), [("other", "does not contain"), ("none", "not a dir")])
 def test_a_named_root_must_exist_and_contain_the_function(
-    root: str, words: str, tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
+    root: str, words: str, tmp_path: Path, make: Make, load: Load
 ) -> None:
     make(tmp_path, {"other/": "", "mine/m.py": "def f(): ..."})
-    function = load(tmp_path / "mine/m.py", "contained_m").f
+    function = load(tmp_path / "mine/m.py").f
     with pytest.raises(ConfigurationError, match=words):
         find(function, tmp_path, KINETIC_PACKAGE_ROOT=str(tmp_path / root))
     with pytest.raises(ConfigurationError, match="root of the file system"):
@@ -228,13 +214,11 @@ def test_the_import_path_is_the_callers_within_the_root(tmp_path: Path, make: Ma
     assert find_project(len, environ={}, cwd=root, path=[""]).sys_path == ("",)
 
 
-def test_links_lead_to_where_things_are(
-    tmp_path: Path, make: Make, load: Callable[[Path, str], ModuleType]
-) -> None:
+def test_links_lead_to_where_things_are(tmp_path: Path, make: Make, load: Load) -> None:
     make(tmp_path, {"real/pyproject.toml": "", "shared/m.py": "def f(): ..."})
     (tmp_path / "alias").symlink_to("real")
     (tmp_path / "real/m.py").symlink_to("../shared/m.py")
-    function = load(tmp_path / "alias/m.py", "linked_m").f
+    function = load(tmp_path / "alias/m.py").f
     assert find(function, tmp_path).root == tmp_path / "real"  # the link's place, not the target's
     assert find(len, tmp_path / "alias").cwd == ""
 
