@@ -98,6 +98,19 @@ async def until(
     raise AssertionError("a watch ends only when it is closed")
 
 
+async def run_job(cluster: LocalCluster, job: JobSpec, *phases: Phase) -> Observation:
+    """Launch a job and wait until it is in one of *phases*: by default, until it has ended."""
+    await cluster.launch(job)
+    return await until(cluster, job.name, *phases, labels=dict(job.labels))
+
+
+async def hear_job(cluster: LocalCluster, job: JobSpec) -> None:
+    """Launch a job and wait for the first line of its log."""
+    await cluster.launch(job)
+    async for _ in cluster.logs(job.name, follow=True):
+        break
+
+
 async def gone(cluster: LocalCluster, *names: str) -> None:
     """Wait until the jobs are not there any more."""
     async with asyncio.timeout(DEADLINE_S):

@@ -26,6 +26,7 @@ from .conftest import (
     gone,
     lines,
     marked,
+    run_job,
     spec,
     supervisor_pid,
     until,
@@ -71,8 +72,7 @@ async def test_cpus_are_slots(cluster: LocalCluster) -> None:
     assert (await cluster.find(names=["narrow"]))[0].phase is Phase.PENDING
     await cluster.delete(names=["wide"])
     await until(cluster, "narrow")
-    await cluster.launch(spec("huge", resources=Resources(cpu=1000)))
-    assert (await until(cluster, "huge")).exit_code == 0
+    assert (await run_job(cluster, spec("huge", resources=Resources(cpu=1000)))).exit_code == 0
 
 
 async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: Path) -> None:
@@ -83,8 +83,7 @@ async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: 
     await cluster.launch(spec("g1", tell + SLEEP, resources=gpu))
     await cluster.launch(spec("g2", tell + SLEEP, resources=gpu))
     await cluster.launch(spec("g3", tell, resources=gpu))
-    await cluster.launch(spec("cpu", tell))
-    await until(cluster, "cpu")
+    await run_job(cluster, spec("cpu", tell))
     await until(cluster, "g2", Phase.RUNNING)
     assert (await cluster.find(names=["g3"]))[0].phase is Phase.PENDING
     assert await lines(cluster, "cpu") == [""]
@@ -92,8 +91,7 @@ async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: 
     await until(cluster, "g3")
     assert await lines(cluster, "g3") == ["GPU-b"]
     await cluster.delete(names=["g1"])
-    await cluster.launch(spec("tpu", tell, resources=Resources(accelerator=parse("tpu-v5e-8"))))
-    await until(cluster, "tpu")
+    await run_job(cluster, spec("tpu", tell, resources=Resources(accelerator=parse("tpu-v5e-8"))))
     assert (await lines(cluster, "tpu"))[0] in ("GPU-a", "GPU-b")
     await cluster.aclose()
 
@@ -104,12 +102,11 @@ async def test_memory_is_limited_for_the_job_alone(cluster: LocalCluster) -> Non
         "except MemoryError:\n    print('refused')\n"
         "bytearray(1 << 24)"
     )
-    await cluster.launch(spec("small", source, resources=Resources(memory_bytes=256 << 20)))
-    assert (await until(cluster, "small")).exit_code == 0
+    small = spec("small", source, resources=Resources(memory_bytes=256 << 20))
+    assert (await run_job(cluster, small)).exit_code == 0
     assert await lines(cluster, "small") == ["refused"]
     source = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
-    await cluster.launch(spec("free", source))
-    await until(cluster, "free")
+    await run_job(cluster, spec("free", source))
     assert await lines(cluster, "free") == ["-1"]
 
 
@@ -141,8 +138,7 @@ async def test_being_killed_is_told_as_what_is_known(cluster: LocalCluster) -> N
 
 
 async def test_what_a_job_raises_before_its_attempt_is_in_the_log(cluster: LocalCluster) -> None:
-    await cluster.launch(spec("broken", "raise KeyError('here')"))
-    assert (await until(cluster, "broken")).exit_code == 70
+    assert (await run_job(cluster, spec("broken", "raise KeyError('here')"))).exit_code == 70
     assert (await lines(cluster, "broken"))[-1] == "KeyError: 'here'"
 
 
@@ -150,8 +146,7 @@ async def test_functions_registered_for_the_end_run_in_the_work_folder(
     cluster: LocalCluster,
 ) -> None:
     source = "import atexit, os; atexit.register(lambda: print(os.path.basename(os.getcwd())))"
-    await cluster.launch(spec("end", source))
-    await until(cluster, "end")
+    await run_job(cluster, spec("end", source))
     assert await lines(cluster, "end") == ["end"]
 
 
@@ -164,8 +159,7 @@ async def test_work_folders_are_private_and_large_ones_go_too(
         "for i in range(260):\n    os.mkdir(f'd{i}')\n"
         "open('d0/f', 'w').close(); os.chmod('d0', 0)"
     )
-    await cluster.launch(spec("many", source))
-    await until(cluster, "many")
+    await run_job(cluster, spec("many", source))
     assert await lines(cluster, "many") == ["0o700 []"]
     assert not (places.work / "many").exists()
     await eventually(lambda: not [*places.refuse.iterdir()])
@@ -204,16 +198,14 @@ async def test_a_fresh_interpreter_when_it_must_be_one(
         "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:3])\n"
         "code = 5"
     )
-    await cluster.launch(spec("fresh", source, **change))
-    seen = await until(cluster, "fresh")
+    seen = await run_job(cluster, spec("fresh", source, **change))
     told = await lines(cluster, "fresh")
     assert seen.exit_code == 5, told
     randomized = "0" if change else "1"
     assert told[0] == f"{randomized} 6b6b False"
     assert told[1] == str([sys.executable, "-u", str(runner / "remote_runner.py"), ""])
     assert told[2:] == ["False", "True fresh", "[0, 1, 2]"]
-    await cluster.launch(spec("stuck", SLEEP, **change))
-    await until(cluster, "stuck", Phase.RUNNING)
+    await run_job(cluster, spec("stuck", SLEEP, **change), Phase.RUNNING)
     await cluster.delete(names=["stuck"])
     await gone(cluster, "stuck")
     await eventually(lambda: len(marked(home)) == 1)  # the parent
@@ -223,15 +215,14 @@ async def test_a_fresh_interpreter_when_it_must_be_one(
 async def test_an_interpreter_that_does_not_work_says_so(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    await cluster.launch(spec("missing", image=Image(uri="", command=("/no/such/python",))))
-    seen = await until(cluster, "missing")
+    image = Image(uri="", command=("/no/such/python",))
+    seen = await run_job(cluster, spec("missing", image=image))
     assert (seen.reason, seen.executor != "") == (Reason.SETUP, True)
     assert "/no/such/python" in seen.message
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no module named cloudpickle' >&2; exit 1\n")
     broken.chmod(0o700)
-    await cluster.launch(spec("broken", image=Image(uri="", command=(str(broken),))))
-    seen = await until(cluster, "broken")
+    seen = await run_job(cluster, spec("broken", image=Image(uri="", command=(str(broken),))))
     assert seen.reason is Reason.SETUP
     assert "no module named cloudpickle" in seen.message
 
@@ -243,8 +234,7 @@ async def test_an_interpreter_that_hangs_can_be_given_up(
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o700)
     image = Image(uri="", command=(str(hanging),))
-    await cluster.launch(spec("unwanted", image=image, timeout=0.1, grace=0.1))
-    await until(cluster, "unwanted", Phase.RUNNING)
+    await run_job(cluster, spec("unwanted", image=image, timeout=0.1, grace=0.1), Phase.RUNNING)
     await cluster.delete(names=["unwanted"])
     await gone(cluster, "unwanted")
     await eventually(lambda: not marked(home))
@@ -319,8 +309,8 @@ if not pid:
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 left.set()
 """
-    await cluster.launch(spec("forks", source))
-    assert (await until(cluster, "forks")).exit_code == 7, await lines(cluster, "forks")
+    seen = await run_job(cluster, spec("forks", source))
+    assert seen.exit_code == 7, await lines(cluster, "forks")
 
 
 async def test_what_a_job_keeps_for_its_log_is_written_at_its_end(cluster: LocalCluster) -> None:
@@ -331,14 +321,12 @@ logging.getLogger().addHandler(keeps)
 logging.warning("kept")
 atexit.register(logging.warning, "said by a library at the end")
 """
-    await cluster.launch(spec("keeps", source))
-    assert (await until(cluster, "keeps")).exit_code == 0
+    assert (await run_job(cluster, spec("keeps", source))).exit_code == 0
     assert await lines(cluster, "keeps") == ["kept", "said by a library at the end"]
 
 
 async def test_a_thousand_jobs_are_queued_in_no_time(cluster: LocalCluster, home: Path) -> None:
-    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=2)))
-    await until(cluster, "wide", Phase.RUNNING)
+    await run_job(cluster, spec("wide", SLEEP, resources=Resources(cpu=2)), Phase.RUNNING)
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(cluster.launch(spec(f"n{i}")) for i in range(1000)))
         assert len(await cluster.find(labels={"test": "yes"})) == 1001

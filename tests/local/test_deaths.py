@@ -29,9 +29,11 @@ from .conftest import (
     alive,
     eventually,
     gone,
+    hear_job,
     lines,
     marked,
     parents,
+    run_job,
     signal_supervisor,
     spec,
     supervisor_pid,
@@ -47,8 +49,7 @@ AWAIT_SIGNAL = "import time\nwhile True: time.sleep(0.05)"
 async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
     cluster: LocalCluster, home: Path, environ: dict[str, str], runner: Path
 ) -> None:
-    await cluster.launch(spec("done", "print('kept')"))
-    await until(cluster, "done")
+    await run_job(cluster, spec("done", "print('kept')"))
     for name in ("r1", "r2", "queued", "deleted"):
         await cluster.launch(spec(name, SLEEP, grace=30.0))
     await until(cluster, "r2", Phase.RUNNING)
@@ -81,9 +82,7 @@ async def test_a_job_being_deleted_is_gone_after_the_supervisor_s_death(
     cluster: LocalCluster, home: Path
 ) -> None:
     source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n" + SLEEP
-    await cluster.launch(spec("stubborn", source, grace=60.0))
-    async for _ in cluster.logs("stubborn", follow=True):
-        break
+    await hear_job(cluster, spec("stubborn", source, grace=60.0))
     watch = cluster.watch({"test": "yes"})
     assert (await anext(watch)).phase is Phase.RUNNING
     await cluster.delete(names=["stubborn"])
@@ -104,9 +103,7 @@ async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: P
         "    time.sleep(60)\n    os._exit(0)\n"
         "os.wait()\nprint('up', flush=True)\ntime.sleep(60)"
     )
-    await cluster.launch(spec("both", daemon_source))
-    async for _ in cluster.logs("both", follow=True):
-        break
+    await hear_job(cluster, spec("both", daemon_source))
     (parent,) = parents(home)
     assert len(marked(home)) == 3  # the parent, the job, its daemon
     os.kill(parent, signal.SIGSTOP)
@@ -119,8 +116,7 @@ async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: P
 async def test_a_stopped_parent_does_not_outlive_its_supervisor(
     cluster: LocalCluster, home: Path
 ) -> None:
-    await cluster.launch(spec("job", SLEEP))
-    await until(cluster, "job", Phase.RUNNING)
+    await run_job(cluster, spec("job", SLEEP), Phase.RUNNING)
     (parent,) = await eventually(lambda: parents(home))
     await eventually(lambda: len(marked(home)) == 2)
     os.kill(parent, signal.SIGSTOP)
@@ -137,9 +133,7 @@ async def test_ending_the_supervisor_ends_jobs_politely(
         f"def stop(*a):\n    open({str(tmp_path / 'asked')!r}, 'w'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop); print('up')\n" + AWAIT_SIGNAL
     )
-    await cluster.launch(spec("asked", source))
-    async for _ in cluster.logs("asked", follow=True):
-        break
+    await hear_job(cluster, spec("asked", source))
     pid = signal_supervisor(home, signal.SIGTERM)
     seen = await until(cluster, "asked", Phase.ENDED)
     assert (seen.reason, "asked to stop" in seen.message) == (Reason.LOST, True)
@@ -153,9 +147,7 @@ async def test_a_job_whose_parent_has_just_died_can_be_deleted(
 ) -> None:
     """What its jobs have started is collected later; until then they are known, and nobody's."""
     source = "import subprocess; subprocess.Popen(['sleep', '60']); print('up', flush=True)\n"
-    await cluster.launch(spec("orphan", source + SLEEP))
-    async for _ in cluster.logs("orphan", follow=True):
-        break
+    await hear_job(cluster, spec("orphan", source + SLEEP))
     (parent,) = parents(home)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(Places(home).socket))
@@ -211,16 +203,14 @@ async def test_a_stale_socket_is_in_nobody_s_way(cluster: LocalCluster, home: Pa
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(places.socket))
     stale.close()
-    await cluster.launch(spec("one"))
-    assert (await until(cluster, "one")).exit_code == 0
+    assert (await run_job(cluster, spec("one"))).exit_code == 0
 
 
 async def test_an_idle_supervisor_leaves_and_is_remembered(
     home: Path, environ: dict[str, str], runner: Path
 ) -> None:
     cluster = LocalCluster(home, {**environ, "KINETIC_LOCAL_IDLE_S": "0.1"}, runner=runner)
-    await cluster.launch(spec("one", "print('hello')"))
-    await until(cluster, "one")
+    await run_job(cluster, spec("one", "print('hello')"))
     pid = supervisor_pid(home)
     await asyncio.sleep(0)  # a connection is open: it stays
     assert alive(pid)
@@ -253,8 +243,7 @@ async def test_a_long_home_works(tmp_path: Path, environ: dict[str, str], runner
     environ |= {"KINETIC_HOME": str(home)}
     cluster = LocalCluster(home, environ, runner=runner)
     try:
-        await cluster.launch(spec("one", "print('far away')"))
-        await until(cluster, "one")
+        await run_job(cluster, spec("one", "print('far away')"))
         assert await lines(cluster, "one") == ["far away"]
     finally:
         await cluster.aclose()
@@ -292,9 +281,7 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
     environ |= {"KINETIC_HOME": str(home)}
     cluster = LocalCluster(home, environ, runner=runner)
     try:
-        await cluster.launch(spec("early", "print('up', flush=True); " + SLEEP))
-        async for _ in cluster.logs("early", follow=True):
-            break  # it has the files it needs
+        await hear_job(cluster, spec("early", "print('up', flush=True); " + SLEEP))
         with contextlib.suppress(OSError), open(home / "filler", "wb") as filler:
             while True:
                 filler.write(b"x" * 4096)
@@ -307,8 +294,7 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
         await cluster.delete(names=["early"])
         await gone(cluster, "early")
         (home / "filler").unlink()
-        await cluster.launch(spec("after", "print('fine')"))
-        assert (await until(cluster, "after")).exit_code == 0
+        assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
         signal_supervisor(home, signal.SIGKILL)
         names = {seen.name for seen in await cluster.find()}
         assert "after" in names and "early" not in names
@@ -323,12 +309,10 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
 async def test_a_folder_that_is_deleted_under_the_supervisor_is_made_again_and_that_is_said(
     cluster: LocalCluster, home: Path, name: str
 ) -> None:
-    await cluster.launch(spec("before", "print('up')"))
-    await until(cluster, "before")
+    await run_job(cluster, spec("before", "print('up')"))
     folder = Places(home).state / name
     shutil.rmtree(folder)
-    await cluster.launch(spec("after", "print('fine')"))
-    assert (await until(cluster, "after")).exit_code == 0
+    assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
     assert await lines(cluster, "after") == ["fine"]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert Places(home).diary.read_text().count(f"{folder} was deleted") == 1
@@ -476,8 +460,7 @@ async def test_what_cannot_be_started_now_waits_if_others_of_its_batch_ran(
     cluster: LocalCluster, home: Path
 ) -> None:
     batch = {SUBMISSION: "grp-local-1"}
-    await cluster.launch(spec("first", labels=batch))
-    assert (await until(cluster, "first", labels=batch)).exit_code == 0
+    assert (await run_job(cluster, spec("first", labels=batch))).exit_code == 0
     pid, (parent,) = supervisor_pid(home), parents(home)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))

@@ -22,9 +22,9 @@ from .conftest import (
     lines,
     marked,
     parents,
+    run_job,
     signal_supervisor,
     spec,
-    until,
 )
 
 TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
@@ -134,8 +134,7 @@ async def test_following_survives_the_supervisor(cluster: LocalCluster, home: Pa
 async def test_a_flood_of_output_does_not_hold_the_loop_up(
     cluster: LocalCluster, loop_guard: type
 ) -> None:
-    await cluster.launch(spec("flood", "print(('x' * 99 + '\\n') * 200_000, end='')"))
-    await until(cluster, "flood")
+    await run_job(cluster, spec("flood", "print(('x' * 99 + '\\n') * 200_000, end='')"))
     with loop_guard():
         count = 0
         async for _ in cluster.logs("flood"):
@@ -147,8 +146,7 @@ async def test_a_log_that_is_no_file_any_more_is_an_error_of_the_platform(
     cluster: LocalCluster,
 ) -> None:
     log = "import os; path = os.readlink('/proc/self/fd/1')"
-    await cluster.launch(spec("odd", f"{log}; os.unlink(path); os.mkdir(path)"))
-    await until(cluster, "odd")
+    await run_job(cluster, spec("odd", f"{log}; os.unlink(path); os.mkdir(path)"))
     with pytest.raises(BackendError, match="the log of odd"):
         await lines(cluster, "odd")
 

@@ -13,7 +13,7 @@ from kinetic._supervisor.supervisor import KernelKills, count_kills
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.job_status import Reason
 
-from .conftest import eventually, spec, supervisor_pid, until
+from .conftest import eventually, run_job, spec, supervisor_pid
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -57,12 +57,10 @@ async def test_a_job_the_kernel_killed_ran_out_of_memory(
 ) -> None:
     await cluster.find()  # a supervisor without a job: it begins to count with the first one
     (group / "cgroup.procs").write_text(str(supervisor_pid(home)))
-    await cluster.launch(spec("killed", "import os; os.kill(os.getpid(), 9)"))
-    assert (await until(cluster, "killed")).reason is Reason.LOST
-    await cluster.launch(spec("greedy", "bytearray(256 << 20)"))
-    seen = await until(cluster, "greedy")
+    seen = await run_job(cluster, spec("killed", "import os; os.kill(os.getpid(), 9)"))
+    assert seen.reason is Reason.LOST
+    seen = await run_job(cluster, spec("greedy", "bytearray(256 << 20)"))
     assert (seen.reason, seen.exit_code) == (Reason.OUT_OF_MEMORY, -9)
     assert seen.message == "killed by the kernel: the machine ran out of memory"
-    await cluster.launch(spec("next"))
-    assert (await until(cluster, "next")).exit_code == 0
+    assert (await run_job(cluster, spec("next"))).exit_code == 0
     await eventually(lambda: supervisor_pid(home))

@@ -15,7 +15,7 @@ from kinetic._supervisor.protocol import HEAD, LARGEST, VERSION, Decoder, Places
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
-from .conftest import spec, supervisor_pid
+from .conftest import hear_job, spec, supervisor_pid
 
 HELLO = encode({"op": "hello", "id": 1, "protocol": VERSION})
 OPERATIONS = ("hello", "launch", "delete", "find", "ended", "watch", "unheard")
@@ -48,9 +48,8 @@ def say(home: Path, *messages: bytes) -> bool:
 @pytest.fixture
 async def running(cluster: LocalCluster) -> LocalCluster:
     """With a job that sleeps."""
-    await cluster.launch(spec("sleeper", "import time; print('up', flush=True); time.sleep(100)"))
-    async for _ in cluster.logs("sleeper", follow=True):
-        break
+    source = "import time; print('up', flush=True); time.sleep(100)"
+    await hear_job(cluster, spec("sleeper", source))
     return cluster
 
 
