@@ -16,6 +16,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import google_crc32c
@@ -109,6 +110,15 @@ class GcsServer:
         self.buckets = {"kn-test"}
         self._numbers = itertools.count(1795275568707580)
         self._ended = asyncio.Event()
+
+    def login(self, folder: Path) -> Path:
+        """Require tokens; write application-default credentials that get them from this server."""
+        user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+        path = folder / "credentials.json"
+        uri = f"{self.url}/token"
+        path.write_text(json.dumps({**user, "refresh_token": "r", "token_uri": uri}))
+        self.tokens = set()
+        return path
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 30)

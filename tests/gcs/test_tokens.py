@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -24,12 +23,8 @@ SHORT = replace(QUICK, connect_s=5.0, retry=RetryPolicy(total_s=0.01))
 
 @pytest.fixture(autouse=True)
 def credentials(server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Application-default credentials whose tokens come from the server."""
-    path = tmp_path / "credentials.json"
-    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
-    path.write_text(json.dumps({**user, "refresh_token": "r", "token_uri": f"{server.url}/token"}))
+    path = server.login(tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    server.tokens = set()
     return path
 
 

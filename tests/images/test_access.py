@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from contextlib import aclosing
@@ -26,13 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def login(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Application-default credentials whose tokens come from the bucket's server."""
-    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
-    path = tmp_path / "credentials.json"
-    uri = f"{cloud.bucket.url}/token"
-    path.write_text(json.dumps({**user, "refresh_token": "r", "token_uri": uri}))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    cloud.bucket.tokens = set()
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(cloud.bucket.login(tmp_path)))
 
 
 PLACES = Places(project="p", image="r/i", service_account="a")

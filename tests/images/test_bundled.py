@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -38,25 +39,16 @@ class Gate:
         server.end(one, Status.SUCCESS)
 
 
-async def called(cloud: Cloud, method: str) -> None:
-    """Wait until Cloud Build was called so."""
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until *condition* is true."""
     async with asyncio.timeout(60):
-        while not cloud.builds.calls[method]:
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def asked(cloud: Cloud, times: int) -> None:
-    """Wait until the registry was asked so often for what it does not have."""
-    async with asyncio.timeout(60):
-        while cloud.registry.asked[404] < times:
-            await asyncio.sleep(0.01)
-
-
-async def joined(images: ContainerImages, count: int) -> None:
-    """Wait until so many wait here for the build that was begun."""
-    async with asyncio.timeout(60):
-        while sum(build.waiting for build in images._running.values()) < count:
-            await asyncio.sleep(0.01)
+def waiting_in(images: ContainerImages) -> int:
+    """Return how many callers wait for the builds of this client."""
+    return sum(build.waiting for build in images._running.values())
 
 
 def left(cloud: Cloud) -> list[str]:
@@ -113,7 +105,7 @@ async def test_the_calls_of_one_client_share_a_build(cloud: Cloud, request_of) -
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(3)]
     await gate.begun.wait()
-    await joined(images, 3)
+    await until(lambda: waiting_in(images) == 3)
     gate.go.set()
     assert len({image.uri for image in await asyncio.gather(*waiting)}) == 1
     assert cloud.builds.calls["create"] == 1 and cloud.registry.asked == {404: 1}
@@ -125,9 +117,7 @@ async def test_two_clients_that_build_the_same_image_do_not_disturb_each_other(
 ) -> None:
     gate = cloud.builds.script = Gate()
     cancelled, other = (asyncio.create_task(cloud.images().resolve(request_of())) for _ in range(2))
-    async with asyncio.timeout(60):
-        while len(cloud.builds.builds) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(cloud.builds.builds) == 2)
     cancelled.cancel()
     await asyncio.wait({cancelled})
     states = [one.build.status for one in cloud.builds.builds.values()]
@@ -167,9 +157,7 @@ async def test_the_log_is_told_while_it_is_written(
 
     cloud.builds.script = script
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    async with asyncio.timeout(60):
-        while "[build] Step 1/9 : FROM python" not in caplog.messages:
-            await asyncio.sleep(0.01)
+    await until(lambda: "[build] Step 1/9 : FROM python" in caplog.messages)
     assert not resolving.done()
     seen.set()
     await resolving
@@ -196,7 +184,7 @@ async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, reque
     cloud.builds.script = Gate()
     cloud.builds.held["create"] = asyncio.Event()
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await called(cloud, "create")
+    await until(lambda: cloud.builds.calls["create"])
     resolving.cancel()
     for _ in range(20):  # the cancellation goes from task to task and waits for nobody
         await asyncio.sleep(0)
@@ -213,7 +201,7 @@ async def test_cancelled_so_is_a_build_whose_reply_was_lost(cloud: Cloud, reques
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
     cloud.builds.late = True  # the build is there when its reply is lost
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await called(cloud, "get")
+    await until(lambda: cloud.builds.calls["get"])
     resolving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await resolving
@@ -242,7 +230,7 @@ async def test_one_of_two_that_wait_here_can_be_cancelled(cloud: Cloud, request_
     images = cloud.images()
     one, other = (asyncio.create_task(images.resolve(request_of())) for _ in range(2))
     await gate.begun.wait()
-    await joined(images, 2)
+    await until(lambda: waiting_in(images) == 2)
     one.cancel()
     with pytest.raises(asyncio.CancelledError):
         await one
@@ -260,10 +248,10 @@ async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
     first = asyncio.create_task(images.resolve(request_of()))
     await gate.begun.wait()
     first.cancel()
-    await called(cloud, "cancel")
+    await until(lambda: cloud.builds.calls["cancel"])
     before = cloud.registry.asked[404]
     second = asyncio.create_task(images.resolve(request_of()))
-    await asked(cloud, before + 1)
+    await until(lambda: cloud.registry.asked[404] > before)
     cloud.builds.held["cancel"].set()
     gate.go.set()
     with pytest.raises(asyncio.CancelledError):
@@ -352,7 +340,7 @@ async def test_closing_ends_what_is_being_built(cloud: Cloud, request_of) -> Non
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(2)]
     await gate.begun.wait()
-    await joined(images, 2)
+    await until(lambda: waiting_in(images) == 2)
     await images.aclose()
     for one in waiting:
         with pytest.raises(BackendError, match="was closed meanwhile"):
@@ -388,7 +376,7 @@ async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, r
     resolving = asyncio.create_task(images.resolve(request_of()))
     await gate.begun.wait()
     resolving.cancel()
-    await called(cloud, "cancel")
+    await until(lambda: cloud.builds.calls["cancel"])
     closing = asyncio.create_task(images.aclose())
     await asyncio.sleep(0)
     cloud.builds.held["cancel"].set()
