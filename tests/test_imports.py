@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLOUD = {"aiohttp", "google", "grpc", "kubernetes", "kubernetes_asyncio", "requests", "urllib3"}
 HEAVY = {"IPython", "hypothesis", "jax", "keras", "numpy", "pytest", "rich", "sklearn", "torch"}
+HEAVY |= {"cryptography", "gcloud", "google_crc32c", "jwt", "tenacity"}
 
 LOADED = """
 import json, sys
@@ -140,6 +141,7 @@ def test_keras_kinetic_in_another_place_is_no_matter(site: Path, tmp_path: Path)
         "import kinetic.aio; kinetic.aio.Client",
         "import kinetic; kinetic.submit",
         "import kinetic; kinetic.run(accelerator='cpu')(lambda: None)",
+        "import kinetic; kinetic.run(backend='local')(abs)(-3)",
     ],
 )
 def test_what_every_user_touches_loads_nothing_heavy(code: str) -> None:

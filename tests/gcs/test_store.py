@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import subprocess
 import sys
@@ -262,35 +261,3 @@ def test_it_is_closed_without_a_word() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-LOADED = """
-import json, sys
-{code}
-print(json.dumps(sorted(sys.modules)))
-"""
-LOCAL = """
-import kinetic
-@kinetic.run(backend="local")
-def answer(): return 42
-assert answer() == 42
-"""
-HEAVY = {"aiohttp", "gcloud", "google_crc32c", "tenacity", "cryptography", "jwt"}
-
-
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [("import kinetic, kinetic.aio; kinetic.submit", set()), (LOCAL, set())],
-    ids=["import", "a local job"],
-)
-def test_who_uses_no_bucket_loads_nothing_of_it(code: str, heavy: set[str]) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", LOADED.format(code=code)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    loaded = {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
-    assert loaded & HEAVY == heavy
