@@ -145,11 +145,6 @@ def test_the_hash_is_the_documented_one(plant: Plant) -> None:
     assert Data(str(root / "b")).content_hash() == hashlib.sha256(b"file:" + digest).hexdigest()
 
 
-def test_a_file_is_not_a_directory_that_holds_it(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
-    assert Data(str(root)).content_hash() != Data(str(root / "a")).content_hash()
-
-
 def test_big_files_hash_by_the_same_rule(plant: Plant) -> None:
     body = os.urandom(1 << 20)
     root = plant("tree", {"x/big1": body * 3, "small": b"s", "big2": body + b"!", "z": b""})

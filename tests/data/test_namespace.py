@@ -440,7 +440,6 @@ def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> Non
 def test_the_answer_is_kept(place: Place) -> None:
     body = """
     answer["first"] = namespace.available()
-    answer["forks"] = namespace.available.cache_info().misses
     answer["again"] = namespace.available()
     answer["forks"] = namespace.available.cache_info().misses
     answer["entered"] = namespace.entered()

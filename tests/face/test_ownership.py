@@ -54,7 +54,15 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
-@owned
+RUN = """
+from kinetic.cli.app import main
+
+if __name__ == "__main__":
+    main(["run", __file__ + ":waits", "--arg", "folder=" + here, "--backend", "local"])
+"""
+
+
+@pytest.mark.parametrize("call", [*CALLS.values(), RUN], ids=[*CALLS, "kinetic run"])
 def test_sigterm_of_a_call_removes_its_job_and_then_ends_the_script(
     script, tmp_path: Path, home: Path, call: str
 ) -> None:
@@ -66,12 +74,6 @@ def test_sigterm_of_a_call_removes_its_job_and_then_ends_the_script(
     assert gone(pid) and left(home, job_id) == []
 
 
-RUN = """
-from kinetic.cli.app import main
-
-if __name__ == "__main__":
-    main(["run", __file__ + ":waits", "--arg", "folder=" + here, "--backend", "local"])
-"""
 DOCTOR = """
 from kinetic.cli.app import main
 
@@ -82,15 +84,6 @@ if __name__ == "__main__":
         time.sleep(0.01)
     main(["doctor", "--run", "--backend", "local"])
 """
-
-
-def test_sigterm_of_kinetic_run_removes_its_job(script, tmp_path: Path, home: Path) -> None:
-    with script(RUN) as process:
-        pid, job_id = started(tmp_path)
-        os.kill(process.pid, signal.SIGTERM)
-        status, _, err = process.end()
-    assert status == -signal.SIGTERM and "Traceback" not in err, err
-    assert gone(pid) and left(home, job_id) == []
 
 
 def test_sigterm_of_the_doctor_removes_its_waiting_job(script, tmp_path: Path, home: Path) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.face.child import Child
 
 PROGRAM = """
-import logging
+import logging, os
+os.environ |= {given}
 import kinetic
 from absl import logging as absl_logging
 
@@ -32,20 +30,11 @@ if __name__ == "__main__":
 
 
 def run(folder: Path, level: str | None, after: str = "") -> tuple[int, str, str]:
-    """What a program says with this KINETIC_LOG_LEVEL."""
-    (folder / "pyproject.toml").touch()
-    (folder / "program.py").write_text(PROGRAM.format(after=after))
-    given = {} if level is None else {"KINETIC_LOG_LEVEL": level}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_PROGRESS": "off", **given},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    """Run the program with this KINETIC_LOG_LEVEL."""
+    given = {"KINETIC_PROGRESS": "off"} | ({"KINETIC_LOG_LEVEL": level} if level else {})
+    code = PROGRAM.format(given=given, after=after)
+    with Child(code, folder=folder, deadline=110) as process:
+        return process.end()
 
 
 LATER = "kinetic.Data('gs://bucket/folder')"

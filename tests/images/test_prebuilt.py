@@ -48,12 +48,17 @@ async def test_a_job_installs_only_if_a_line_asks_for_that(
     assert bool(cloud.jobs.requests) == installs
 
 
-@pytest.mark.parametrize("unnamed", [None, ""])
-async def test_a_base_image_of_nobody_is_refused(
-    cloud: Cloud, request_of, unnamed: str | None
+NAMELESS = r"KINETIC_BASE_IMAGE_REPO.*container_image out"
+
+
+@pytest.mark.parametrize(
+    ("repo", "words"), [(None, NAMELESS), ("", NAMELESS), ("https://r.io/x", "base_image_repo=")]
+)
+async def test_a_repository_that_is_missing_or_malformed_is_refused(
+    cloud: Cloud, request_of, repo: str | None, words: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"KINETIC_BASE_IMAGE_REPO.*container_image out"):
-        await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo=unnamed))
+    with pytest.raises(ConfigurationError, match=words):
+        await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo=repo))
     assert not cloud.jobs.requests
 
 
@@ -74,11 +79,6 @@ async def test_who_may_not_look_leaves_it_to_the_cluster(cloud: Cloud, request_o
     cloud.registry.answers = [403]
     request = request_of(mode="prebuilt", base_image_repo=f"{cloud.registry.host}/p/bases")
     assert (await cloud.images().resolve(request)).uri.endswith(f"base-cpu:{__version__}")
-
-
-async def test_a_place_that_is_none_is_refused(cloud: Cloud, request_of) -> None:
-    with pytest.raises(ConfigurationError, match="base_image_repo="):
-        await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo="https://r.io/x"))
 
 
 async def test_an_image_of_the_users_own_is_taken_as_it_is(
