@@ -150,10 +150,11 @@ def store(place: Place) -> DirectoryStore:
 
 
 Tree = Mapping[str, "bytes | None"]
+Plant = Callable[..., Path]
 
 
 @pytest.fixture
-def plant(tmp_path: Path) -> Callable[..., Path]:
+def plant(tmp_path: Path) -> Plant:
     """Make a directory from paths and contents; None makes an empty directory."""
 
     def plant(name: str, tree: Tree, executable: Sequence[str] = ()) -> Path:

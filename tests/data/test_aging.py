@@ -22,7 +22,8 @@ from kinetic.data import Data
 from kinetic.errors import NotFound
 from kinetic.testing import MemoryCluster, Run
 from kinetic.testing.platform import MemoryImages
-from tests.data.watched import BIG, Plant, Watched
+from tests.data.conftest import Plant
+from tests.data.watched import BIG, Watched
 from tests.gcs.server import GcsServer
 
 WEEKS_S = 20 * DAY_S

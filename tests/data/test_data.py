@@ -11,7 +11,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ import pytest
 from kinetic import aio
 from kinetic.data import Data
 from kinetic.errors import DataError
-
-Plant = Callable[..., Path]
+from tests.data.conftest import Plant
 
 
 def documented_hash(root: Path) -> str:

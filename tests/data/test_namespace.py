@@ -23,9 +23,7 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
-from tests.data.conftest import NOBODY, ROOT, Place
-
-Plant = Callable[..., Path]
+from tests.data.conftest import NOBODY, ROOT, Place, Plant
 
 pytestmark = pytest.mark.skipif(not namespace.available(), reason="the kernel gives no namespace")
 

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +16,8 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 from kinetic.errors import DataError
 from kinetic.testing import MemoryStore
-from tests.data.watched import BIG, Plant, Watched
-
-if TYPE_CHECKING:
-    from tests.data.conftest import Place
+from tests.data.conftest import Place, Plant
+from tests.data.watched import BIG, Watched
 
 
 @pytest.fixture

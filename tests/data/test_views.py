@@ -8,10 +8,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,11 +22,7 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
-
-if TYPE_CHECKING:
-    from tests.data.conftest import Place
-
-Plant = Callable[..., Path]
+from tests.data.conftest import Place, Plant
 
 PLAIN = st.sampled_from(["a", "b.txt", ".hidden", "with space", "per%cent", "-", "...", "~"])
 ANY = (
@@ -214,8 +209,6 @@ async def test_large_content_is_shared_where_it_can_be(
 
 async def test_odd_folders_can_be_layers(tmp_path: Path, plant: Plant) -> None:
     """Commas, colons and backslashes mean something in the options of an overlay."""
-    from tests.data.conftest import Place
-
     place = Place(tmp_path / "a,b:c\\d e=f")
     place.folder.mkdir()
     store = DirectoryStore(place.store)

@@ -12,15 +12,13 @@ import sys
 import textwrap
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from kinetic._runner.job import namespace, workspace
 from kinetic._runner.protocol import wire
-
-if TYPE_CHECKING:
-    from tests.data.conftest import Place
+from tests.data.conftest import Place
 
 LOOK = """
 answer["files"] = sorted(

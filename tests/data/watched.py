@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kinetic.aio.local.store import DirectoryStore
 
-Plant = Callable[..., Path]
 BIG = os.urandom(1 << 20) + b"big"
 
 

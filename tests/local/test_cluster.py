@@ -51,8 +51,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
         facts={"more": [1, "ü"]},
         environment={"ÜBER": "grün\n", "TZ": "Asia/Tokyo", "HOME": "/nowhere"},
     )
-    await cluster.launch(job)
-    seen = await until(cluster, "env")
+    seen = await run_job(cluster, job)
     assert seen.exit_code == 0, await lines(cluster, "env")
     told = json.loads((await lines(cluster, "env"))[0])
     mark = told[0].pop("KINETIC_LOCAL_PROCESS")
@@ -243,8 +242,7 @@ async def test_an_interpreter_that_hangs_can_be_given_up(
 async def test_parents_that_nobody_needs_go(cluster: LocalCluster, home: Path) -> None:
     for i in range(6):
         image = Image(uri="", command=(sys.executable, "-X", f"number={i}"))
-        await cluster.launch(spec(f"p{i}", image=image))
-        await until(cluster, f"p{i}")
+        await run_job(cluster, spec(f"p{i}", image=image))
     await eventually(lambda: len(marked(home)) <= 5)
 
 

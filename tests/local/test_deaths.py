@@ -73,8 +73,8 @@ async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
     assert found["queued"].message.endswith("while the job was queued; it never started")
     assert not any(alive(job) for job in jobs)
     assert await lines(second, "done") == ["kept"]
-    await cluster.launch(spec("next"))  # the first client goes on by itself
-    assert (await until(cluster, "next")).exit_code == 0
+    # The first client reconnects without help.
+    assert (await run_job(cluster, spec("next"))).exit_code == 0
     await second.aclose()
 
 

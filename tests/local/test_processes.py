@@ -11,7 +11,7 @@ import pytest
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
-from .conftest import DEADLINE_S, alive, eventually, gone, parents, spec, until
+from .conftest import DEADLINE_S, alive, eventually, gone, hear_job, parents, run_job, spec, until
 
 # A child in its session, one in a group of its own, a daemon that forked twice, one that was
 # executed, and one that was executed with an empty environment: each tells its number.
@@ -96,8 +96,7 @@ async def test_an_ordinary_end_leaves_nothing_either(cluster: LocalCluster, tmp_
 async def test_one_job_s_end_does_not_touch_another(cluster: LocalCluster, tmp_path: Path) -> None:
     processes = await start(cluster, "tree", tmp_path / "pids", "time.sleep(60)")
     for i in range(5):
-        await cluster.launch(spec(f"short{i}", "import subprocess; subprocess.Popen(['true'])"))
-        await until(cluster, f"short{i}")
+        await run_job(cluster, spec(f"short{i}", "import subprocess; subprocess.Popen(['true'])"))
     assert len(running(processes)) == 8
     await cluster.delete(names=["tree"])
     await eventually(lambda: not running(processes))
@@ -114,9 +113,7 @@ async def test_the_grace_is_the_job_s(cluster: LocalCluster, tmp_path: Path) -> 
     for name, grace, needs in (("patient", DEADLINE_S, 0.1), ("hasty", 0.0, 10.0)):
         done = tmp_path / name
         job = spec(name, source, facts={"done": str(done), "needs": needs}, grace=grace)
-        await cluster.launch(job)
-        async for _ in cluster.logs(name, follow=True):
-            break
+        await hear_job(cluster, job)
         await cluster.delete(names=[name])
         await gone(cluster, name)
     assert (tmp_path / "patient").exists()
@@ -137,5 +134,4 @@ async def test_a_parent_that_is_killed_takes_its_jobs_with_it(
     seen = await until(cluster, "tree", Phase.ENDED)
     assert seen.reason is not None and "died" in seen.message and str(parent) in seen.message
     assert running(processes) == []
-    await cluster.launch(spec("next"))  # a new parent serves it
-    assert (await until(cluster, "next")).exit_code == 0
+    assert (await run_job(cluster, spec("next"))).exit_code == 0  # a new parent serves it
