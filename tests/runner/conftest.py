@@ -7,15 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.stores.directory import DirectoryObjects
+from tests.gcs.server import GcsServer
+from tests.runner.pods import Pods
+from tests.runner.served import served
 
 KEY = b"k" * 32
 SCOPE = "jobs/job-1/"
@@ -127,6 +131,28 @@ class Bench:
         """Ask for a stop of everything."""
         name = wire.control_key(SCOPE, 0)
         self.objects.create(name, *wire.Request(kind="stop").signed(KEY, SCOPE, name))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pickle the functions of the test module by value, like those of a script."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture
+def server() -> Iterator[GcsServer]:
+    with served() as running:
+        yield running
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    """Pods over a directory, for behavior that doesn't depend on the store."""
+    objects = DirectoryObjects(tmp_path / "store")
+    with Pods(tmp_path, objects, objects.url) as made:
+        yield made
 
 
 @pytest.fixture

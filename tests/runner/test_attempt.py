@@ -8,26 +8,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from kinetic._runner.protocol import pickles, wire
 from kinetic._runner.protocol.wire import Kind
 from tests.runner.pods import KEY
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value() -> Iterator[None]:
-    """The functions below travel by value, as those of a script do."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 def add(a: int, b: int = 0) -> int:

@@ -29,19 +29,12 @@ from kinetic.aio.gcs.store import GcsStore
 from tests.contract.names import HOSTILE
 from tests.gcs import processes
 from tests.gcs.server import GcsServer, Stored
-from tests.runner.served import served
 
 MIB = 1024 * 1024
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02, connect_s=30.0, idle_s=30.0)
 """Tries again soon, and holds nothing that is only slow for silent."""
 
 BODY = os.urandom(MIB) * 36  # more than one part of a download, and more than two of an upload
-
-
-@pytest.fixture
-def server() -> Iterator[GcsServer]:
-    with served() as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
 from kinetic._runner.job.outputs import Mirror
@@ -24,15 +22,6 @@ from tests.runner.served import served
 
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
 PLACE = "gs://kn-test/kept/run"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value() -> Iterator[None]:
-    """The functions below travel by value, as those of a script do."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture

@@ -23,30 +23,12 @@ import pytest
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
-from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from tests.gcs import processes
 from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods, environment_of
 from tests.runner.served import served
 
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value() -> Iterator[None]:
-    """The functions below travel by value, as those of a script do."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    """Pods over a directory: what they do does not depend on the store."""
-    objects = DirectoryObjects(tmp_path / "store")
-    with Pods(tmp_path, objects, objects.url) as made:
-        yield made
 
 
 @pytest.fixture(params=["gcs", "fake-gcs-server"])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from kinetic._runner.job import namespace
@@ -17,22 +15,6 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
-from tests.runner.served import served
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value() -> Iterator[None]:
-    """The functions below travel by value, as those of a script do."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture
-def server() -> Iterator[GcsServer]:
-    with served() as running:
-        yield running
 
 
 @pytest.fixture

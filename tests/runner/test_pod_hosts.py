@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,33 +17,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from kinetic._runner.pod import job
 from kinetic._runner.pod.job import Hosts
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Kind
-from kinetic._runner.stores.directory import DirectoryObjects
 from tests.runner.pods import Pod, Pods
 
 HOSTS = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value() -> Iterator[None]:
-    """The functions below travel by value, as those of a script do."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    objects = DirectoryObjects(tmp_path / "store")
-    with Pods(tmp_path, objects, objects.url) as made:
-        yield made
 
 
 def of(index: int, port: int = 1, count: int = HOSTS) -> dict[str, str]:
