@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from kinetic import aio
+from kinetic.aio.platforms import Platform
 from tests.engine.world import World
 
 LATEST_S = 60.0
@@ -65,6 +66,19 @@ async def world() -> World:
 
 
 @pytest.fixture
-async def client(world: World) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=world.platform) as client:
+async def platform(world: World) -> Platform:
+    """The platform of `client` and `other`."""
+    return world.platform
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(platform: Platform) -> AsyncIterator[aio.Client]:
+    """Another client of the same platform."""
+    async with aio.Client(platform=platform) as client:
         yield client

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time, severed
-from tests.engine.world import VIRTUAL, until
+from tests.engine.world import VIRTUAL, Passing, claim, until
 
 
 async def held(x: int, gate: str) -> int:
@@ -57,22 +56,9 @@ async def world(tmp_path: Path) -> Held:
     return Held(tmp_path)
 
 
-class Passing:
-    """Passes everything on to a cluster; what tests change is in the classes below."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        self.cluster = cluster
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
-
-
 async def hangs(run: Run) -> int | None:
     """Claims its attempt, and does not hear when it is asked to end."""
-    order = run.spec.order
-    place = (order.scope, order.index, order.attempt)
-    claim = {"executor": run.executor, "fence": "1"}
-    await run.store.create(wire.attempt_key(*place, "claim"), b"", claim)
+    await claim(run)
     await asyncio.Event().wait()
     return 1
 
@@ -119,7 +105,7 @@ class TellsMeanwhile(Passing):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        found = await self.cluster.find(names=names, labels=labels, explained=explained)
+        found = await self.port.find(names=names, labels=labels, explained=explained)
         if not self.late:
             return found
         self.told.set()
@@ -127,7 +113,7 @@ class TellsMeanwhile(Passing):
         return [replace(one, phase=Phase.PENDING, executor="") for one in found]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        async for seen in self.cluster.watch(labels):
+        async for seen in self.port.watch(labels):
             if self.late and seen.phase is Phase.RUNNING:
                 await self.told.wait()
             yield seen
@@ -178,10 +164,10 @@ class Late(Passing):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        found = await self.cluster.find(names=names, labels=labels, explained=explained)
+        found = await self.port.find(names=names, labels=labels, explained=explained)
         orders, self.orders = self.orders, []
         for order in orders:
-            await self.cluster.launch(order)
+            await self.port.launch(order)
             await self.world.claimed(2)
         return found
 
@@ -195,7 +181,7 @@ class Withheld(Passing):
 
     async def launch(self, job: JobSpec) -> None:
         if job.name.endswith("-0-1"):
-            await self.cluster.launch(job)
+            await self.port.launch(job)
             return
         self.held.append(job)
         await asyncio.get_running_loop().create_future()

@@ -7,7 +7,6 @@ import functools
 import json
 import pickle
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,14 @@ from kinetic import aio, errors
 from kinetic.aio._engine.manifest import placed_of
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
+from tests.engine.severed import on_loop_time
 
 pytestmark = pytest.mark.looptime(noop_cycles=300)
 
 
 @pytest.fixture
 async def platform() -> Platform:
-    return replace(memory_platform(), clock=asyncio.get_running_loop().time)
-
-
-@pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
+    return on_loop_time(memory_platform())
 
 
 @pytest.fixture

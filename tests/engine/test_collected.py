@@ -16,7 +16,7 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL
+from tests.engine.world import VIRTUAL, dies
 
 KEPT = {"manifest", "collected", "lease"}
 CLOSED = "attempts/000000/00000001.0001.outcome"
@@ -66,9 +66,7 @@ async def dies_once(run: Any) -> int | None:
     """The first attempt of item 1 ends without a word."""
     order = run.spec.order
     if (order.index, order.attempt) == (1, 1):
-        claim = wire.attempt_key(order.scope, 1, 1, "claim")
-        await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence))
-        return 1
+        return await dies(run)
     return await carry_out(run)
 
 

@@ -17,18 +17,18 @@ from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import Run, carry_out
-from tests.engine.world import VIRTUAL, World
+from tests.engine.world import VIRTUAL, Passing, World, claim, dies
 
 REFUSED = errors.AuthError("403: the right is missing")
 FULL = errors.StoreFull("507: no room")
 SILENT = errors.Unavailable("503", retryable=True)
 
 
-class Faulty:
+class Faulty(Passing):
     """A store or a cluster; ``fault`` says what a request fails with, if it does."""
 
     def __init__(self, port: Any) -> None:
-        self.port = port
+        super().__init__(port)
         self.fault: Callable[[str, str], Exception | None] = lambda verb, name: None
 
     def __getattr__(self, verb: str) -> Any:
@@ -276,7 +276,7 @@ async def forges(run: Run) -> int | None:
     if order.index != 1:
         return await carry_out(run)
     place = (order.scope, order.index, order.attempt)
-    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
+    await claim(run)
     forged = wire.Outcome(kind=wire.Kind.VALUE, executor=run.executor).signed(b"x" * 32, *place)
     await run.store.create(wire.attempt_key(*place, "outcome"), b"", forged)
     return wire.EXIT_VALUE
@@ -294,7 +294,7 @@ async def puts(run: Run, metadata: dict[str, str]) -> int | None:
     if (order.index, order.attempt) != (1, 1):
         return await carry_out(run)
     place = (order.scope, order.index, order.attempt)
-    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
+    await claim(run)
     await run.store.create(wire.attempt_key(*place, "outcome"), b"", metadata)
     return wire.EXIT_VALUE
 
@@ -475,14 +475,6 @@ class Babbling(Faulty):
     ) -> AsyncIterator[str]:
         for number in range(200):
             yield f"{number:04}" * (1 << 18)
-
-
-async def dies(run: Run) -> int | None:
-    """It ends without a word, once it has begun."""
-    order = run.spec.order
-    place = (order.scope, order.index, order.attempt)
-    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
-    return 9
 
 
 @VIRTUAL

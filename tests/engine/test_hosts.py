@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import JobFailed
 from kinetic.testing import MemoryCluster, memory_platform
+from tests.engine.world import preempted
 
 CAUSE = "host 2 of 4: out of memory: the container passed its memory limit of 2Gi"
 
@@ -48,34 +47,10 @@ def _told(seen: Observation) -> Observation:
     return replace(seen, message=CAUSE, host=2) if seen.phase is Phase.ENDED else seen
 
 
-async def is_asked_to_stop(run: Any) -> int:
-    """The first host commits that, when the platform takes it away because of another one."""
-    order = run.spec.order
-    scope, index, number = order.scope, order.index, order.attempt
-    text = outcomes.ErrorText(
-        qualname="", message="the job was asked to stop", traceback="", phase="execute"
-    )
-    body = outcomes.encode_error(text, None)
-    outcome = wire.Outcome(
-        wire.Kind.ERROR,
-        reason="preempted",
-        phase="execute",
-        executor=run.executor,
-        body=outcomes.digest(body.content),
-    )
-    claim = {"executor": run.executor, "fence": "1"}
-    await run.store.create(wire.attempt_key(scope, index, number, "claim"), b"", claim)
-    metadata = outcome.signed(run.spec.key, scope, index, number)
-    await run.store.create(
-        wire.attempt_key(scope, index, number, "outcome"), body.content, metadata
-    )
-    return 42
-
-
 @pytest.mark.parametrize("silent", [False, True])
 async def test_the_failure_says_which_host_it_was(silent: bool) -> None:
-    plain = memory_platform(is_asked_to_stop)
-    cluster = Hosts(plain.store, is_asked_to_stop)
+    plain = memory_platform(preempted)
+    cluster = Hosts(plain.store, preempted)
     cluster.silent = silent
     async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
         job = await client.submit(on_four, 1)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,18 +14,13 @@ from kinetic import aio, errors
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
+from tests.engine.severed import on_loop_time
 from tests.engine.world import VIRTUAL
 
 
 @pytest.fixture
 async def platform() -> Platform:
-    return replace(memory_platform(), clock=asyncio.get_running_loop().time)
-
-
-@pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
+    return on_loop_time(memory_platform())
 
 
 def same(x: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pwd
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from kinetic import aio
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
 from kinetic.testing import Run, carry_out, memory_platform
 from tests.kubernetes.orders import order
-
-
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
 
 
 async def labels_of(name: str) -> Mapping[str, str]:

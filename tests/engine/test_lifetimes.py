@@ -22,23 +22,12 @@ from kinetic.aio._engine.inputs import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
+from tests.engine.world import Passing
 
 
 @pytest.fixture
 async def platform() -> Platform:
     return memory_platform()
-
-
-@pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
 
 
 async def until(what: Any) -> None:
@@ -68,16 +57,6 @@ def gated(gate: asyncio.Event) -> Platform:
         return await carry_out(run)
 
     return memory_platform(work)
-
-
-class Port:
-    """Passes everything on; what tests change is in the classes below."""
-
-    def __init__(self, port: Any) -> None:
-        self.port = port
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.port, name)
 
 
 # --- in apps that never end ---
@@ -161,7 +140,7 @@ def test_items_to_be_stopped_are_found_in_whatever_order_they_were_written() -> 
 # --- on the way out ---
 
 
-class Silent(Port):
+class Silent(Passing):
     """A store that answers nothing from a moment on."""
 
     silent = False
@@ -196,7 +175,7 @@ async def test_a_client_with_many_batches_closes_when_its_store_is_silent(
     assert not [name for name in left if name.startswith("kinetic")]
 
 
-class Held(Port):
+class Held(Passing):
     """A port that does not answer requests of one kind, about one thing, until it may."""
 
     def __init__(self, port: Any, verb: str, about: str = "") -> None:
@@ -299,7 +278,7 @@ async def test_platforms_that_do_not_close_cost_the_time_of_one(
     assert "gave up on closing the client" in caplog.text
 
 
-class Slow(Port):
+class Slow(Passing):
     """A cluster that takes its time over each launch."""
 
     def __init__(self, port: Any) -> None:
@@ -487,7 +466,7 @@ async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes
         assert await observed.results(timeout=30) == [*range(6)]
 
 
-class Failing(Port):
+class Failing(Passing):
     """A store whose next listings fail."""
 
     failures = 0

@@ -16,7 +16,6 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio._engine.session import REREAD_S
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
@@ -25,7 +24,7 @@ from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
 from tests.engine.notifications import FAULTS, Fault, Unreliable
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL
+from tests.engine.world import VIRTUAL, claim, preempted
 
 ENDS_S = 240.0
 """Virtual seconds within which every wait ends: each loss costs a minute at most."""
@@ -52,15 +51,9 @@ async def works(run: Run) -> int | None:
     return await carry_out(run)
 
 
-async def claims(run: Run) -> None:
-    order = run.spec.order
-    name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
-
-
 async def dies(run: Run) -> int | None:
     """Claims its attempt, and ends without a word."""
-    await claims(run)
+    await claim(run)
     await asyncio.sleep(WORK_S)
     return 9
 
@@ -79,28 +72,11 @@ async def dies_once(run: Run) -> int | None:
 
 async def preempted_once(run: Run) -> int | None:
     """The first attempt commits that it was preempted, the next one does its work."""
-    order = run.spec.order
-    if order.attempt > 1:
+    if run.spec.order.attempt > 1:
         return await works(run)
-    await claims(run)
+    await claim(run)
     await asyncio.sleep(WORK_S)
-    return await commits_preemption(run, order)
-
-
-async def commits_preemption(run: Run, order: wire.Order) -> int:
-    text = outcomes.ErrorText(qualname="", message="was asked to stop", traceback="")
-    body = outcomes.encode_error(text, None)
-    outcome = wire.Outcome(
-        wire.Kind.ERROR,
-        reason="preempted",
-        executor=run.executor,
-        body=outcomes.digest(body.content),
-    )
-    place = (order.scope, order.index, order.attempt)
-    name = wire.attempt_key(*place, "outcome")
-    assert isinstance(body.content, bytes)
-    await run.store.create(name, body.content, outcome.signed(run.spec.key, *place))
-    return 42
+    return await preempted(run)
 
 
 async def commits_and_stays(run: Run) -> int | None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kinetic import aio, errors
 from kinetic.aio._engine.submission import LABEL_INDEX
+from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
@@ -77,9 +78,8 @@ async def gates() -> AsyncIterator[Gates]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=memory_platform()) as client:
-        yield client
+async def platform() -> Platform:
+    return memory_platform()
 
 
 async def until(condition: Callable[[], bool]) -> None:

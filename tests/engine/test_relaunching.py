@@ -12,7 +12,6 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import (
     AuthError,
@@ -25,7 +24,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL
+from tests.engine.world import VIRTUAL, claim, preempted
 
 
 @kinetic.run(accelerator="cpu:hosts=4")
@@ -33,29 +32,6 @@ def on_four(x: int) -> int:
     if x < 0:
         raise ValueError("below zero")
     return x + 1
-
-
-async def preempted(run: Any) -> int:
-    """The first host commits that, when one of them is taken away."""
-    order = run.spec.order
-    scope, index, number = order.scope, order.index, order.attempt
-    text = outcomes.ErrorText(
-        qualname="", message="the job was asked to stop", traceback="", phase="execute"
-    )
-    body = outcomes.encode_error(text, None)
-    outcome = wire.Outcome(
-        wire.Kind.ERROR,
-        reason="preempted",
-        phase="execute",
-        executor=run.executor,
-        body=outcomes.digest(body.content),
-    )
-    claim = {"executor": run.executor, "fence": "1"}
-    await run.store.create(wire.attempt_key(scope, index, number, "claim"), b"", claim)
-    metadata = outcome.signed(run.spec.key, scope, index, number)
-    name = wire.attempt_key(scope, index, number, "outcome")
-    await run.store.create(name, body.content, metadata)
-    return 42
 
 
 def disrupted(times: int) -> Callable[[Any], Awaitable[int]]:
@@ -356,9 +332,7 @@ async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
         if order.attempt == 1:
             return await preempted(run)
         if claimed:
-            claim = {"executor": run.executor, "fence": "1"}
-            name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-            await run.store.create(name, b"", claim)
+            await claim(run)
         begun.set()
         return await asyncio.Event().wait()
 

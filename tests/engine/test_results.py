@@ -16,6 +16,7 @@ from kinetic.aio._engine.results import failure_of, value_of
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import memory_platform
+from tests.engine.world import Passing
 
 
 def listed(value: object) -> list[object]:
@@ -25,12 +26,6 @@ def listed(value: object) -> list[object]:
 @pytest.fixture
 async def platform() -> Platform:
     return memory_platform()
-
-
-@pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
 
 
 @pytest.mark.parametrize("found", ["submitted", "attached", "listed"])
@@ -85,23 +80,13 @@ async def test_bytecode_of_another_python_is_not_run(platform: Platform) -> None
     assert "what it said" in str(failure_of(outcome, error, "job-1"))
 
 
-class Logs:
-    """A cluster whose logs are those of the test."""
-
-    def __init__(self, cluster: Any) -> None:
-        self.cluster = cluster
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cluster, name)
-
-
-class Forbidden(Logs):
+class Forbidden(Passing):
     async def logs(self, name: str, **options: Any) -> AsyncIterator[str]:
         raise errors.AuthError("you may not get pods/log")
         yield
 
 
-class Endless(Logs):
+class Endless(Passing):
     async def logs(self, name: str, **options: Any) -> AsyncIterator[str]:
         await asyncio.Event().wait()
         yield
@@ -134,7 +119,7 @@ class Lasting(Endless):
     """Its processes outlive their outcome: somebody has to end them."""
 
     async def find(self, **which: Any) -> list[Observation]:
-        return [replace(one, phase=Phase.RUNNING) for one in await self.cluster.find(**which)]
+        return [replace(one, phase=Phase.RUNNING) for one in await self.port.find(**which)]
 
 
 @pytest.mark.looptime(noop_cycles=300)

@@ -50,18 +50,6 @@ async def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     return replace(memory_platform(work), clock=asyncio.get_running_loop().time)
 
 
-@pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(platform: Platform) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=platform) as client:
-        yield client
-
-
 async def failed(client: aio.Client, **terms: Any) -> aio.BatchHandle[int]:
     BROKEN.update({1, 3})
     batch = await client.run_async_map(fragile, range(5), **terms)

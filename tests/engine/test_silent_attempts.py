@@ -15,6 +15,8 @@ from kinetic._runner.protocol import signing, wire
 from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import BackendError, JobLost
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from tests.engine.severed import on_loop_time
+from tests.engine.world import VIRTUAL, claim, dies
 
 
 class Silent(MemoryCluster):
@@ -49,22 +51,13 @@ async def dies_once(run: Any) -> int | None:
         await run.store.create(name, b"", {"executor": wire.VOID, "fence": "1"})
         await asyncio.sleep(600)
         return 42
-    first = run.spec.name.endswith("-0-1")
-    if first:
-        name = f"{run.spec.order.scope}attempts/000000/00000000.0001.claim"
-        await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
-        return 9
-    return await carry_out(run)
+    return await (dies(run) if run.spec.name.endswith("-0-1") else carry_out(run))
 
 
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_what_ended_or_never_came_without_a_word_is_found_out() -> None:
     plain = memory_platform(dies_once)
-    platform = replace(
-        plain,
-        cluster=Silent(plain.store, dies_once),
-        clock=asyncio.get_running_loop().time,
-    )
+    platform = replace(on_loop_time(plain), cluster=Silent(plain.store, dies_once))
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2, retries=1)
         assert await batch.results(timeout=400) == [0, 1, 2, 3]
@@ -79,14 +72,10 @@ class Doubled(MemoryCluster):
             yield replace(seen, executor="the other") if doubled else seen
 
 
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> None:
     plain = memory_platform(dies_once)
-    platform = replace(
-        plain,
-        cluster=Doubled(plain.store, dies_once),
-        clock=asyncio.get_running_loop().time,
-    )
+    platform = replace(on_loop_time(plain), cluster=Doubled(plain.store, dies_once))
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
         assert await batch.results(timeout=400) == [0, 1, 2]
@@ -102,21 +91,10 @@ class Unreachable(MemoryCluster):
         await asyncio.Event().wait()
 
 
-async def dies(run: Any) -> int | None:
-    order = run.spec.order
-    name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
-    return 9
-
-
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_an_end_whose_log_cannot_be_read_is_told_soon() -> None:
     plain = memory_platform(dies)
-    platform = replace(
-        plain,
-        cluster=Unreachable(plain.store, dies),
-        clock=asyncio.get_running_loop().time,
-    )
+    platform = replace(on_loop_time(plain), cluster=Unreachable(plain.store, dies))
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(1))
         await batch.wait(timeout=60)  # without the thread that rebuilds it: virtual time would jump
@@ -139,7 +117,7 @@ class Broken(MemoryCluster):
                 raise BackendError("the watch is not allowed for a moment")
 
 
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
     plain = memory_platform(never_ends)
     cluster = Broken(plain.store, never_ends)
@@ -152,9 +130,7 @@ async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
 
 async def never_ends(run: Any) -> int | None:
     """It claims its attempt, and is gone when it is asked to end."""
-    scope = run.spec.order.scope
-    name = f"{scope}attempts/000000/00000000.0001.claim"
-    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+    await claim(run)
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(10**6)
     return 9
@@ -169,11 +145,9 @@ async def keeps_its_log_and_dies(run: Any) -> int | None:
     return await dies(run)
 
 
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_an_error_ends_with_what_was_kept_where_the_platform_has_no_log() -> None:
-    platform = replace(
-        memory_platform(keeps_its_log_and_dies), clock=asyncio.get_running_loop().time
-    )
+    platform = on_loop_time(memory_platform(keeps_its_log_and_dies))
     async with aio.Client(platform=platform) as client:
         job = await client.submit(same, 1)
         with pytest.raises(JobLost, match="the last words"):
@@ -204,15 +178,10 @@ class Unkept(MemoryStore):
         return await super().list(prefix)
 
 
-@pytest.mark.looptime(noop_cycles=300)
+@VIRTUAL
 async def test_a_log_is_never_needed_for_an_outcome_and_a_defect_costs_one_retry() -> None:
     store = Unkept()
-    platform = replace(
-        memory_platform(dies),
-        store=store,
-        cluster=Illegible(store, dies),
-        clock=asyncio.get_running_loop().time,
-    )
+    platform = replace(on_loop_time(memory_platform()), store=store, cluster=Illegible(store, dies))
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3))
         await batch.wait(timeout=60)

@@ -14,7 +14,7 @@ from kinetic._runner.protocol import signing, wire
 from kinetic.aio import _lease
 from kinetic.testing import carry_out, memory_platform
 from tests.engine.severed import on_loop_time, severed
-from tests.engine.world import VIRTUAL, World, until
+from tests.engine.world import VIRTUAL, Passing, World, dies, until
 
 
 @pytest.fixture
@@ -171,18 +171,15 @@ async def test_lists_batches_by_name_and_tags(world: World) -> None:
         assert await other.list_batches(name="n2") == []
 
 
-class Forgetful:
+class Forgetful(Passing):
     """A store that carries out what it is asked to replace, and loses some replies."""
 
     def __init__(self, store: Any, lost: int) -> None:
-        self._store = store
+        super().__init__(store)
         self.lost = lost
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        replaced: int = await self._store.replace(name, body, generation=generation)
+        replaced: int = await self.port.replace(name, body, generation=generation)
         if self.lost > 0:
             self.lost -= 1
             raise errors.Unavailable("the reply was lost")
@@ -262,37 +259,31 @@ async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World)
             await batch.wait()
 
 
-class Belated:
+class Belated(Passing):
     """A cluster that a request of somebody who died reaches while another looks around."""
 
     def __init__(self, cluster: Any, late: Any) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._late = late
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
     async def find(self, **which: Any) -> Any:
-        found = await self._cluster.find(**which)
+        found = await self.port.find(**which)
         if which.get("labels"):
             while self._late:
-                await self._cluster.launch(self._late.pop())
+                await self.port.launch(self._late.pop())
             await asyncio.sleep(1)  # they run, and end, and everybody hears of it
         return found
 
 
-class Slow:
+class Slow(Passing):
     """A cluster that answers who asks for names late, by what was there when it was asked."""
 
     def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self.answered = asyncio.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
     async def find(self, **which: Any) -> Any:
-        found = await self._cluster.find(**which)
+        found = await self.port.find(**which)
         if which.get("names"):
             await asyncio.sleep(15)  # all of them are closed meanwhile: their ends were told, too
             self.answered.set()
@@ -300,12 +291,7 @@ class Slow:
 
 
 async def dies_at_first(run: Any) -> int | None:
-    if run.spec.name.endswith("-1"):
-        order = run.spec.order
-        name = wire.attempt_key(order.scope, order.index, 1, "claim")
-        await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
-        return 9
-    return await carry_out(run)
+    return await (dies(run) if run.spec.order.attempt == 1 else carry_out(run))
 
 
 @VIRTUAL
@@ -332,21 +318,18 @@ async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
     await gone.aclose()
 
 
-class Withheld:
+class Withheld(Passing):
     """A cluster whose requests do not arrive from some moment on."""
 
     def __init__(self, cluster: Any, after: int) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._left = after
         self.held: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
 
     async def launch(self, spec: Any) -> None:
         self._left -= 1
         if self._left >= 0:
-            await self._cluster.launch(spec)
+            await self.port.launch(spec)
             return
         self.held.append(spec)
         await asyncio.get_running_loop().create_future()
@@ -372,20 +355,17 @@ async def test_what_comes_late_of_one_that_died_is_heard_of(world: World) -> Non
     await gone.aclose()
 
 
-class RemovedBetween:
+class RemovedBetween(Passing):
     """A store in which somebody asks for the removal right after the lease is let go."""
 
     def __init__(self, store: Any, root: bytes) -> None:
-        self._store = store
+        super().__init__(store)
         self._root = root
         self.let_go = False
         self.holdings = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        made: int = await self._store.replace(name, body, generation=generation)
+        made: int = await self.port.replace(name, body, generation=generation)
         held = json.loads(body)["held"]
         self.holdings += held and self.let_go  # before, it is renewed as often as time goes by
         if not held:
@@ -393,7 +373,7 @@ class RemovedBetween:
             scope = name.removesuffix("lease")
             key = signing.submission_key(self._root, scope)
             stop, slot = wire.Request(kind="stop", cause=wire.CLEANUP), wire.control_key(scope, 0)
-            await self._store.create(slot, *stop.signed(key, scope, slot))
+            await self.port.create(slot, *stop.signed(key, scope, slot))
         return made
 
 

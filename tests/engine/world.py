@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
 
-__all__ = ["VIRTUAL", "World", "until"]
+__all__ = ["VIRTUAL", "Passing", "World", "claim", "dies", "preempted", "until"]
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 """Virtual time that gives the threads which pickle a moment before it jumps."""
@@ -53,6 +54,51 @@ class World:
     async def begun(self, count: int) -> None:
         """Wait until so many have."""
         await until(lambda: self.started >= count)
+
+
+class Passing:
+    """Pass every request on to a port; subclasses change some."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+
+async def claim(run: Run) -> None:
+    """Claim the attempt, like its runner."""
+    order = run.spec.order
+    name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+
+
+async def dies(run: Run) -> int:
+    """Claim the attempt and end without an outcome."""
+    await claim(run)
+    return 9
+
+
+async def preempted(run: Run) -> int:
+    """Claim the attempt and commit that the platform asked it to stop."""
+    await claim(run)
+    text = outcomes.ErrorText(
+        qualname="", message="the job was asked to stop", traceback="", phase="execute"
+    )
+    body = outcomes.encode_error(text, None)
+    outcome = wire.Outcome(
+        wire.Kind.ERROR,
+        reason="preempted",
+        phase="execute",
+        executor=run.executor,
+        body=outcomes.digest(body.content),
+    )
+    order = run.spec.order
+    place = (order.scope, order.index, order.attempt)
+    assert isinstance(body.content, bytes)
+    name = wire.attempt_key(*place, "outcome")
+    await run.store.create(name, body.content, outcome.signed(run.spec.key, *place))
+    return wire.EXIT_FINAL
 
 
 async def until(what: Callable[[], Any]) -> None:
