@@ -40,39 +40,30 @@ def inverse(x: int) -> float:
     return 1 / x
 
 
-OPTIONS: list[tuple[str, Any, str]] = [
-    ("retries", "1", "retries must be an int of at least 0, not '1'"),
-    ("retries", 1.5, "retries must be an int of at least 0, not 1.5"),
-    ("retries", None, "retries must be an int of at least 0, not None"),
-    ("retries", True, "retries must be an int of at least 0, not True"),
-    ("retries", -1, "retries must be an int of at least 0, not -1"),
-    ("max_concurrent", 2.5, "max_concurrent must be an int of at least 1, or None, not 2.5"),
-    ("max_concurrent", "4", "max_concurrent must be an int of at least 1, or None, not '4'"),
-    ("window", "a", "window must be an int of at least 1, or None, not 'a'"),
-    ("batch_timeout", "1m", "batch_timeout must be a finite number of seconds"),
-    ("batch_timeout", 0, "greater than 0, or None, not 0"),
-    ("batch_timeout", float("nan"), "greater than 0, or None, not nan"),
-    ("fail_fast", "no", "fail_fast must be True or False, not 'no'"),
-    ("cancel_running_on_fail", 1, "cancel_running_on_fail must be True or False, not 1"),
-    ("progress", "yes", "progress must be True or False, or None, not 'yes'"),
-    ("name", 5, "name must be text, or None, not 5"),
-    ("project", 5, "project must be text, or None, not 5"),
-    ("tags", ["a"], "tags must be a dict of text by text"),
-    ("tags", "team=x", "such as {'team': 'maths'}, or None, not 'team=x'"),
-    ("tags", {"a": 1}, "not {'a': 1}"),
-    ("tags", {1: "a"}, "not {1: 'a'}"),
-    ("input_mode", 3, "input_mode must be one of auto, single, args, kwargs, not 3"),
-]
+OPTIONS: dict[str, list[Any]] = {
+    "retries": ["1", 1.5, None, True, -1],
+    "max_concurrent": [2.5, "4"],
+    "window": ["a"],
+    "batch_timeout": ["1m", 0, float("nan")],
+    "fail_fast": ["no"],
+    "cancel_running_on_fail": [1],
+    "progress": ["yes"],
+    "name": [5],
+    "project": [5],
+    "tags": [["a"], "team=x", {"a": 1}, {1: "a"}],
+    "input_mode": [3],
+}
 
 
-async def test_a_wrong_option_is_refused_before_anything_is_sent(
-    client: aio.Client, platform: Platform
+@pytest.mark.parametrize("name", OPTIONS)
+async def test_a_wrong_option_is_named_before_anything_is_sent(
+    client: aio.Client, platform: Platform, name: str
 ) -> None:
-    for name, value, words in OPTIONS:
+    for value in OPTIONS[name]:
         options: dict[str, Any] = {name: value}
-        with pytest.raises(errors.ConfigurationError) as caught:
+        with pytest.raises(errors.ConfigurationError, match=f"{name} must be .*") as caught:
             await client.run_async_map(same, [1], **options)
-        assert words in str(caught.value)
+        assert repr(value) in str(caught.value)
     assert await platform.store.list("") == []
 
 
@@ -86,52 +77,31 @@ async def test_inputs_that_are_meant_as_one_are_refused_with_a_hint(
     assert await platform.store.list("") == []
 
 
-ASKS: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda batch: batch.job(1.5), "index must be an int, not 1.5"),
-    (lambda batch: batch.job("a"), "index must be an int, not 'a'"),
-    (lambda batch: batch.job(True), "index must be an int, not True"),
-    (lambda batch: batch.retry_failed(5), "indices must be an iterable of ints"),
-    (lambda batch: batch.retry_failed("12"), "indices must be an iterable of ints"),
-    (lambda batch: batch.retry_failed(["a"]), "indices must be ints, not 'a'"),
-    (lambda batch: batch.wait(timeout="x"), "timeout must be a number of seconds of at least 0"),
-    (lambda batch: batch.results(timeout=-1), "of at least 0, or None, not -1"),
-    (lambda batch: batch.results(cleanup="no"), "cleanup must be True or False, not 'no'"),
-    (lambda batch: anext(batch.outcomes(timeout="x")), "timeout must be a number"),
-    (lambda batch: batch.detach(seal=1), "seal must be True or False, not 1"),
-    (lambda batch: batch.resume(inputs="abc"), "inputs must be an iterable"),
-    (lambda batch: batch.resume(force=1), "force must be True or False, not 1"),
-]
-
-
-async def test_a_handle_refuses_wrong_arguments_in_words(client: aio.Client) -> None:
-    batch = await client.run_async_map(same, [1])
-    for ask, words in ASKS:
-        with pytest.raises(errors.ConfigurationError) as caught:
-            await ask(batch)
-        assert words in str(caught.value)
-    assert await batch.results() == [1]
-
-
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("ask", "name"),
     [
-        (lambda client: client.list_batches(tags="x"), "tags must be a dict"),
-        (lambda client: client.list_batches(name=1), "name must be text, or None, not 1"),
-        (lambda client: client.list_batches(limit=-1), "limit must be an int of at least 0"),
-        (lambda client: client.list_batches(limit="3"), "or None, not '3'"),
-        (lambda client: client.attach(3), "job_id must be an ID such as a handle has, not 3"),
-        (lambda client: client.attach(""), "job_id must be an ID such as a handle has, not ''"),
-        (lambda client: client.attach_batch(None), "group_id must be an ID"),
-        (lambda client: client.cleanup(None), "submission must be an ID"),
-        (lambda client: client.attach_batch("grp-1", poll_timeout="1"), "poll_timeout must be"),
+        (lambda batch: batch.job(1.5), "index"),
+        (lambda batch: batch.job("a"), "index"),
+        (lambda batch: batch.job(True), "index"),
+        (lambda batch: batch.retry_failed(5), "indices"),
+        (lambda batch: batch.retry_failed("12"), "indices"),
+        (lambda batch: batch.retry_failed(["a"]), "indices"),
+        (lambda batch: batch.wait(timeout="x"), "timeout"),
+        (lambda batch: batch.results(timeout=-1), "timeout"),
+        (lambda batch: batch.results(cleanup="no"), "cleanup"),
+        (lambda batch: anext(batch.outcomes(timeout="x")), "timeout"),
+        (lambda batch: batch.detach(seal=1), "seal"),
+        (lambda batch: batch.resume(inputs="abc"), "inputs"),
+        (lambda batch: batch.resume(force=1), "force"),
     ],
 )
-async def test_finding_refuses_wrong_arguments_in_words(
-    client: aio.Client, ask: Callable[[Any], Any], words: str
+async def test_a_batch_names_a_wrong_argument_and_goes_on(
+    client: aio.Client, ask: Callable[[Any], Any], name: str
 ) -> None:
-    with pytest.raises(errors.ConfigurationError) as caught:
-        await ask(client)
-    assert words in str(caught.value)
+    batch = await client.run_async_map(same, [1])
+    with pytest.raises(errors.ConfigurationError, match=f"{name} must be"):
+        await ask(batch)
+    assert await batch.results() == [1]
 
 
 BATCH = "grp-local-000000000000"
@@ -140,22 +110,26 @@ BATCH = "grp-local-000000000000"
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda client: client.attach(BATCH), f"the id of a batch: attach_batch('{BATCH}')"),
+        (lambda client: client.list_batches(tags="x"), "tags must be"),
+        (lambda client: client.list_batches(name=1), "name must be"),
+        (lambda client: client.list_batches(limit=-1), "limit must be"),
+        (lambda client: client.list_batches(limit="3"), "limit must be"),
+        (lambda client: client.attach(3), "job_id must be"),
+        (lambda client: client.attach(""), "job_id must be"),
+        (lambda client: client.attach_batch(None), "group_id must be"),
+        (lambda client: client.cleanup(None), "submission must be"),
+        (lambda client: client.attach_batch("grp-1", poll_timeout="1"), "poll_timeout must be"),
+        # An ID of the other kind names the call that takes it.
+        (lambda client: client.attach(BATCH), f"attach_batch('{BATCH}')"),
         (lambda client: client.attach("grp-123456789012"), "attach_batch('grp-123456789012')"),
-        (
-            lambda client: client.attach_batch(f"{BATCH}-3"),
-            "`kinetic batches` that of the batch",
-        ),
-        (
-            lambda client: client.attach_batch("job-local-1"),
-            "attach('job-local-1') and `kinetic jobs`",
-        ),
-        (lambda client: client.attach_batch("../x"), "'../x' isn't a valid ID"),
-        (lambda client: client.attach("kinetic-job-1234567890ab"), "its ID is job-1234567890ab"),
-        (lambda client: client.attach("nonsense"), "job IDs start with job-"),
+        (lambda client: client.attach_batch(f"{BATCH}-3"), "kinetic batches"),
+        (lambda client: client.attach_batch("job-local-1"), "attach('job-local-1')"),
+        (lambda client: client.attach_batch("../x"), "'../x'"),
+        (lambda client: client.attach("kinetic-job-1234567890ab"), "job-1234567890ab"),
+        (lambda client: client.attach("nonsense"), "job-"),
     ],
 )
-async def test_an_id_of_the_other_kind_is_told_which_call_takes_it(
+async def test_a_client_refuses_a_wrong_argument_with_a_hint(
     client: aio.Client, ask: Callable[[Any], Any], words: str
 ) -> None:
     with pytest.raises(errors.ConfigurationError) as caught:
@@ -175,15 +149,14 @@ async def test_a_batch_error_tells_the_first_failure_and_what_to_do(client: aio.
     assert str(pickle.loads(pickle.dumps(bare))) == str(bare)
 
 
-async def test_an_input_of_the_wrong_kind_is_named_by_the_batch_error(client: aio.Client) -> None:
-    batch = await client.run_async_map(same, [1], input_mode="kwargs")
-    with pytest.raises(errors.BatchError, match='input_mode="kwargs" needs dicts, not int'):
-        await batch.results()
-
-
-async def test_keywords_that_are_no_text_are_named_by_the_batch_error(client: aio.Client) -> None:
-    batch = await client.run_async_map(same, [{"x": 1}, {1: 2}], input_mode="kwargs")
-    with pytest.raises(errors.BatchError, match='"kwargs" needs text for keys, not int'):
+@pytest.mark.parametrize(
+    ("inputs", "words"), [([1], "dicts, not int"), ([{"x": 1}, {1: 2}], "keys, not int")]
+)
+async def test_a_batch_error_names_an_input_of_the_wrong_kind(
+    client: aio.Client, inputs: list[Any], words: str
+) -> None:
+    batch = await client.run_async_map(same, inputs, input_mode="kwargs")
+    with pytest.raises(errors.BatchError, match=f'input_mode="kwargs".* {words}'):
         await batch.results()
 
 

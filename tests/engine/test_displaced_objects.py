@@ -6,7 +6,6 @@ It costs its own item, or its own batch in a list, and nobody else.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import sys
@@ -21,15 +20,9 @@ from kinetic import aio, errors
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
+from tests.engine.privileges import without_privileges
 
 HANGS_S = 30.0
-
-
-def without_privileges() -> None:
-    """From the next program on, root may do with files what their modes allow, as others may."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    for capability in (1, 2) if os.geteuid() == 0 else ():  # CAP_DAC_OVERRIDE, _READ_SEARCH
-        assert prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
 def platform_in(folder: Path, work: Any = carry_out) -> Platform:

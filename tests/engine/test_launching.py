@@ -12,6 +12,8 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
+from tests.engine.severed import on_loop_time
+from tests.engine.world import VIRTUAL
 
 
 class Full(MemoryCluster):
@@ -40,30 +42,24 @@ def same(x: int) -> int:
     return x
 
 
-@pytest.mark.looptime(noop_cycles=300)
-async def test_a_quota_that_is_used_up_by_others_is_waited_for() -> None:
-    plain = memory_platform(carry_out)
+@VIRTUAL
+@pytest.mark.parametrize("start_timeout", [None, 300])
+async def test_a_used_up_quota_is_waited_for_until_the_start_timeout(
+    start_timeout: int | None,
+) -> None:
+    plain = on_loop_time(memory_platform())
     cluster = Full(plain.store, carry_out)
     loop = asyncio.get_running_loop()
-    cluster.until = loop.time() + 2000
-    platform = replace(plain, cluster=cluster, clock=loop.time)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(same, range(6), max_concurrent=2)
-        assert await batch.results(timeout=3000, cleanup=False) == [*range(6)]
-        assert cluster.finds == 0  # a refusal is not followed by further questions
-
-
-@pytest.mark.looptime(noop_cycles=300)
-async def test_a_quota_is_waited_for_as_long_as_the_start_timeout_allows() -> None:
-    plain = memory_platform(carry_out)
-    cluster = Full(plain.store, carry_out)
-    loop = asyncio.get_running_loop()
-    cluster.until = loop.time() + 2000
-    platform = replace(plain, cluster=cluster, clock=loop.time)
-    async with aio.Client(platform=platform) as client:
-        patient = kinetic.run(start_timeout=300)(same)
-        batch = await client.run_async_map(patient, range(3), max_concurrent=2)
-        begun = loop.time()
-        first, failed, last = await batch.results(timeout=1000, return_exceptions=True)
-        assert (first, last) == (0, 2) and "quota 'few' is used up" in str(failed)
-        assert loop.time() - begun >= 300
+    began = loop.time()
+    cluster.until = began + 2000
+    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+        function = same if start_timeout is None else kinetic.run(start_timeout=start_timeout)(same)
+        batch = await client.run_async_map(function, range(6), max_concurrent=2)
+        values = await batch.results(timeout=3000, cleanup=False, return_exceptions=True)
+        refused = values.pop(1)
+        assert values == [0, 2, 3, 4, 5]
+        if start_timeout is None:
+            assert refused == 1 and cluster.finds == 0, "a refusal is not asked about"
+        else:
+            assert "quota 'few' is used up" in str(refused)
+            assert start_timeout <= loop.time() - began < 2000
