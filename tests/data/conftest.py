@@ -60,7 +60,7 @@ print(json.dumps(answer))
 
 @dataclass
 class Place:
-    """One machine's directories, and the user whose jobs run there."""
+    """The directories of one machine and the user that runs its jobs."""
 
     folder: Path
     uid: int | None = None
@@ -127,7 +127,7 @@ class Place:
         return process
 
     def run(self, body: str, *refs: wire.DataRef, **options: Any) -> dict[str, Any]:
-        """The ``answer`` that *body* filled."""
+        """Run a job and return the ``answer`` that *body* filled."""
         process = self.start(body, *refs, **options)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output

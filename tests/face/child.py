@@ -1,4 +1,4 @@
-"""A Python process under test: a script that tells how far it is, line by line."""
+"""A Python process under test, whose script reports its progress line by line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE = 60.0
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """What *condition* returns, once it is true."""
+    """Wait until *condition* is true, and return its value."""
     deadline = time.monotonic() + DEADLINE
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -32,18 +32,18 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def listener() -> socket.socket:
-    """Listens on a port that, once it is free again, nobody gets who takes any."""
+    """Listen on a port that the system gives to no client once it is free again."""
     while True:
-        port = random.SystemRandom().randrange(20000, 30000)  # below those that the system gives
-        with contextlib.suppress(OSError):  # somebody has it
+        port = random.SystemRandom().randrange(20000, 30000)  # below the ephemeral range
+        with contextlib.suppress(OSError):  # in use
             return socket.create_server(("127.0.0.1", port))
 
 
 class Child:
-    """Runs *code* with warnings as errors; used as a context manager, it leaves no process.
+    """Run *code* with warnings as errors; the context manager kills the process on leaving.
 
-    With a *folder* the code becomes a script there, of a project of its own. After *deadline*
-    seconds without a word it is taken for hung.
+    With a *folder*, *code* is the only script of a project there. After *deadline* seconds
+    without output, the test fails.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Child:
             assert self.end() == (0, "", "")
 
     def line(self, wanted: str = "a line") -> str:
-        """The next line the child prints."""
+        """Return the next line that the child prints."""
         until = time.monotonic() + self._deadline
         while b"\n" not in self._read:
             self._read += self._more(self._process.stdout, wanted, until)
@@ -121,12 +121,12 @@ class Child:
         self._process.send_signal(signal.SIGINT)
 
     def say(self, line: str) -> None:
-        """Give the child a line on its standard input."""
+        """Write a line to the child's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for the child: its exit status, what else it printed, and its standard error."""
+        """Wait for the child; return its exit status, unread output, and standard error."""
         out, err = self._process.communicate(timeout=self._deadline)
         return self._process.returncode, (self._read + out).decode(), (self._noise + err).decode()

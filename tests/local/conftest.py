@@ -23,7 +23,7 @@ from tests.orders import order_of
 
 RUNNER = Path(__file__).parents[2] / "runner"
 DEADLINE_S = 40.0
-"""Seconds after which something hangs, on a machine with other things to do."""
+"""How many seconds a step may take on a busy machine."""
 
 STAND_IN = """
 import json
@@ -40,13 +40,13 @@ def main(order, key, executor, site):
 
 @pytest.fixture(autouse=True)
 def project(small_project: Path) -> Path:
-    """Of every test here."""
+    """Make the folder of the test the project, in every test."""
     return small_project
 
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runner's folder, with the attempt replaced."""
+    """Copy the runner's folder and replace the attempt."""
     folder = tmp_path_factory.mktemp("stand-in") / "runner"
     shutil.copytree(RUNNER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "job" / "attempt.py").write_text(STAND_IN)
@@ -55,7 +55,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environ(home: Path) -> dict[str, str]:
-    """What clients and the supervisor see: two slots, whatever the machine has."""
+    """Return the environment of clients and the supervisor; it sets two slots."""
     return {**os.environ, "KINETIC_HOME": str(home), "KINETIC_LOCAL_SLOTS": "2"}
 
 
@@ -67,7 +67,7 @@ async def cluster(home: Path, environ: dict[str, str], runner: Path) -> AsyncIte
 
 
 def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
-    """A job that executes *source*, in which ``order`` has more *facts*."""
+    """Make a job that executes *source*, whose ``order`` has the extra *facts*."""
     facts = {"source": source, **changes.pop("facts", {})}
     job = JobSpec(
         name=name,
@@ -85,7 +85,7 @@ def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
 async def until(
     cluster: LocalCluster, name: str, *phases: Phase, labels: dict[str, str] | None = None
 ) -> Observation:
-    """The first word about the job that says it is in one of *phases*."""
+    """Return the first observation of the job in one of *phases*."""
     wanted = phases or (Phase.ENDED, Phase.GONE)
     async with asyncio.timeout(DEADLINE_S):
         watch = cluster.watch(labels or {"test": "yes"})
@@ -112,14 +112,14 @@ async def hear_job(cluster: LocalCluster, job: JobSpec) -> None:
 
 
 async def gone(cluster: LocalCluster, *names: str) -> None:
-    """Wait until the jobs are not there any more."""
+    """Wait until the jobs no longer exist."""
     async with asyncio.timeout(DEADLINE_S):
         while await cluster.find(names=names):
             await asyncio.sleep(0.01)
 
 
 async def eventually(condition: Callable[[], Any], what: str = "") -> Any:
-    """What *condition* returns, once it is true; nothing tells of it, so it is asked again."""
+    """Poll until *condition* is true, and return its value."""
     async with asyncio.timeout(DEADLINE_S):
         while not (result := condition()):
             await asyncio.sleep(0.01)
@@ -127,13 +127,13 @@ async def eventually(condition: Callable[[], Any], what: str = "") -> Any:
 
 
 async def lines(cluster: LocalCluster, name: str, **options: Any) -> list[str]:
-    """The job's log."""
+    """Read the job's log."""
     async with asyncio.timeout(DEADLINE_S):
         return [line async for line in cluster.logs(name, **options)]
 
 
 def supervisors(home: Path) -> list[int]:
-    """The processes that are, or are about to be, the supervisor of *home*."""
+    """Find the supervisors of *home*, including those that still start."""
     found: list[int] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -143,12 +143,12 @@ def supervisors(home: Path) -> list[int]:
 
 
 def supervisor_pid(home: Path) -> int:
-    """The first of them; 0 if there is none."""
+    """Return the first supervisor, or 0 if there is none."""
     return next(iter(supervisors(home)), 0)
 
 
 def signal_supervisor(home: Path, number: int) -> int:
-    """Signal the supervisor, which has to be there; its process id."""
+    """Signal the supervisor, which must exist, and return its process ID."""
     pid = supervisor_pid(home)
     assert pid > 0, "there is no supervisor: 0 would be the group of these tests themselves"
     os.kill(pid, number)
@@ -156,7 +156,7 @@ def signal_supervisor(home: Path, number: int) -> int:
 
 
 def parents(home: Path) -> list[int]:
-    """The warm parents under the supervisor."""
+    """Find the supervisor's warm parents."""
     with contextlib.suppress(psutil.Error):
         pid = supervisor_pid(home)
         return [one.pid for one in psutil.Process(pid).children()] if pid else []
@@ -164,14 +164,14 @@ def parents(home: Path) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has collected yet does not."""
+    """Return whether a process runs; a zombie doesn't."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def marked(home: Path) -> list[int]:
-    """Every process that carries the mark of *home*'s state folder."""
+    """Find every process that carries the mark of *home*'s state folder."""
     from kinetic._supervisor.parents import processes_of
 
     return processes_of(str(Places(home).state))

@@ -92,7 +92,7 @@ def names(packed: archive.Archive) -> list[str]:
 
 
 def contents(packed: archive.Archive) -> dict[str, bytes]:
-    """What a job would find, by name; fails when the archive is damaged."""
+    """Return the files by name, after checking that the archive isn't damaged."""
     with zipfile.ZipFile(packed.path) as opened:
         assert opened.testzip() is None
         return {one: opened.read(one) for one in opened.namelist() if not one.endswith("/")}
