@@ -222,31 +222,23 @@ async def test_who_waits_is_told_that_the_end_of_a_job_cannot_be_written() -> No
             await job.result(timeout=30, cleanup=False)
 
 
-async def test_cancelled_amid_a_launch_it_leaves_no_job() -> None:
+@pytest.mark.parametrize("ends", ["cancel", "cleanup"])
+async def test_a_job_that_another_client_ends_during_a_relaunch_leaves_nothing(ends: str) -> None:
     platform, cluster = platform_of(disrupted(1))
     cluster.held = asyncio.Event()
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
         await cluster.reached.wait()
         async with aio.Client(platform=platform) as other:
-            await (await other.attach(job.job_id)).cancel()
+            if ends == "cancel":
+                await (await other.attach(job.job_id)).cancel()
+            else:
+                await other.cleanup(job.job_id)
         cluster.held.set()
         while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
             await asyncio.sleep(0.01)
-        assert (await job.status()).value in ("FAILED", "NOT_FOUND")
-
-
-async def test_cleaned_up_amid_a_launch_it_leaves_no_job() -> None:
-    platform, cluster = platform_of(disrupted(1))
-    cluster.held = asyncio.Event()
-    async with aio.Client(platform=platform) as client:
-        job = await client.submit(on_four, 1)
-        await cluster.reached.wait()
-        async with aio.Client(platform=platform) as other:
-            await other.cleanup(job.job_id)
-        cluster.held.set()
-        while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
-            await asyncio.sleep(0.01)
+        if ends == "cancel":
+            assert (await job.status()).value in ("FAILED", "NOT_FOUND")
 
 
 async def test_who_comes_later_waits_for_the_submitter() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 from tests.conftest import end_processes, processes_of
+from tests.engine.privileges import without_privileges
 
 from .conftest import DEADLINE_S, ROOT, Client, Scene, soon, word_of
 
@@ -296,13 +296,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def without_privileges() -> None:
-    """From the next program on, root may do with files what their modes allow, as others may."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    for capability in (1, 2) if os.geteuid() == 0 else ():  # CAP_DAC_OVERRIDE, _READ_SEARCH
-        assert prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
 @pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may do anything")
