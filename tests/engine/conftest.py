@@ -19,24 +19,23 @@ LATEST_S = 60.0
 
 @pytest.fixture(autouse=True)
 def project(small_project: Path) -> Path:
-    """Of every test here."""
+    """Use the small project in every test of this folder."""
     return small_project
 
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest) -> None:
-    """Of every test on virtual time."""
+    """Stop virtual time during thread work, in every test that uses virtual time."""
     if request.node.get_closest_marker("looptime") is not None:
         request.getfixturevalue("threads_take_no_time")
 
 
 @pytest.fixture
 async def threads_take_no_time() -> None:
-    """Time stands still while anything is pickled, rebuilt or run in a worker thread.
+    """Stop virtual time while a worker thread pickles, rebuilds or runs something.
 
-    Else it would jump to the next timer, and to all that follow, until the thread is done: half a
-    second in which that does not come to run is worth an hour. The thread that reads an iterator
-    is not waited for, as it may block for as long as it likes.
+    Otherwise time jumps from timer to timer until the thread ends: half a second of thread work
+    becomes an hour. Time doesn't stop for the thread that reads an iterator, which may block.
     """
     loop: Any = asyncio.get_running_loop()
     limiter = anyio.to_thread.current_default_thread_limiter()
@@ -46,8 +45,8 @@ async def threads_take_no_time() -> None:
 
     def select(timeout: float | None = None) -> Any:
         if (limiter.borrowed_tokens or working) and timeout != 0 and loop.looptime_on:
-            done = waiting(selector, LATEST_S)  # whatever is done wakes the loop
-            assert done, "a worker thread waits for what only time brings"
+            done = waiting(selector, LATEST_S)  # a finished thread wakes the loop
+            assert done, "a worker thread waits for a timer"
             return done
         return jumping(timeout)
 

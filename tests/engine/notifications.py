@@ -1,4 +1,4 @@
-"""A cluster whose watches lose, delay or repeat one single notification."""
+"""A cluster whose watches drop, delay or repeat one notification."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ FAULTS = ("dropped", "delayed", "doubled")
 
 @dataclass
 class Fault:
-    """What happens to notification number *at*, from 0, of all watches that share this fault.
+    """Drop, delay or repeat notification number *at*, from 0, of the watches that share this fault.
 
-    A delayed one comes after *delay_s* seconds, later ones pass it. ``told`` counts all.
+    A delayed notification comes after *delay_s* seconds; later ones overtake it. ``told`` counts
+    all notifications.
     """
 
     what: str
@@ -29,12 +30,12 @@ class Fault:
 
     @property
     def happened(self) -> bool:
-        """Whether there was such a notification."""
+        """Whether the watches reached that notification."""
         return self.told > self.at
 
 
 class Unreliable:
-    """Passes everything on to a cluster; its watches have the *fault*."""
+    """Pass requests on to a cluster whose watches have the *fault*."""
 
     def __init__(self, cluster: Any, fault: Fault) -> None:
         self._cluster = cluster
@@ -44,7 +45,7 @@ class Unreliable:
         return getattr(self._cluster, name)
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """As the cluster's, but for the fault."""
+        """Yield the notifications of the cluster with the fault."""
         loop, fault = asyncio.get_running_loop(), self._fault
         held: tuple[float, Observation] | None = None
         async with aclosing(self._cluster.watch(labels)) as news:

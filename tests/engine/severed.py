@@ -1,4 +1,4 @@
-"""A process that vanishes, in one event loop: what it asks for reaches nobody from a moment on."""
+"""Simulate a process that vanishes: from a moment on, its requests reach nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Severed", "on_loop_time", "severed"]
 
 
 def on_loop_time(platform: Platform) -> Platform:
-    """The same platform, with leases on the loop's own clock."""
+    """Return *platform* with its leases on the clock of the event loop."""
     return replace(platform, clock=asyncio.get_running_loop().time)
 
 
 class Severed:
-    """Passes everything on to a store or a cluster until it is cut off; then nothing returns."""
+    """Pass requests on to a store or a cluster until the cut; later ones never return."""
 
     def __init__(self, port: Any, cut: asyncio.Event, last: str) -> None:
         self._port = port
@@ -56,9 +56,9 @@ class Severed:
 
 
 def severed(platform: Platform, last: str = "") -> tuple[Platform, asyncio.Event]:
-    """*platform* as a process sees it that is gone once the event is set.
+    """Return *platform* for a process that vanishes, and the event that makes it vanish.
 
-    It sets it itself when it has created an object whose name ends with *last*.
+    Creating an object whose name ends with *last* sets the event.
     """
     cut = asyncio.Event()
     store: Any = Severed(platform.store, cut, last)

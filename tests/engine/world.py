@@ -1,4 +1,4 @@
-"""One platform in memory for the clients of a test, on virtual time; its jobs may be held up."""
+"""A platform in memory on virtual time whose jobs wait for a gate, and fakes for its ports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.engine.severed import on_loop_time
 __all__ = ["VIRTUAL", "Passing", "World", "claim", "dies", "preempted", "until"]
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+"""Virtual time that lets pickling threads start before it jumps."""
 
 
 class World:
-    """Every job waits for the gate, and then does its *work*; what starts is counted by name."""
+    """Jobs wait for the gate, then do their *work*; `starts` counts them by name."""
 
     def __init__(self, work: Callable[[Run], Any] = carry_out) -> None:
         self.starts: Counter[str] = Counter()
@@ -48,11 +48,11 @@ class World:
 
     @property
     def started(self) -> int:
-        """How many attempts have begun."""
+        """Number of attempts that have started."""
         return self.starts.total()
 
     async def begun(self, count: int) -> None:
-        """Wait until so many have."""
+        """Wait until *count* attempts have started."""
         await until(lambda: self.started >= count)
 
 
@@ -102,7 +102,7 @@ async def preempted(run: Run) -> int:
 
 
 async def until(what: Callable[[], Any]) -> None:
-    """Wait for what nobody tells of, for at most 1000 virtual seconds."""
+    """Poll until *what* is true, for at most 1000 virtual seconds."""
     async with asyncio.timeout(1000):
         while not what():
             await asyncio.sleep(0.2)
