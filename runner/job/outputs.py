@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import stat
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,6 +93,8 @@ class Mirror:
             OSError: A download failed.
             RuntimeError: An object can't become a file.
         """
+        import shutil  # it maps compression libraries, which every fork would inherit
+
         downloads: Any = importlib.import_module(".downloads", __package__)
         found = list(self._bucket().list(self._prefix))
         size = sum(one.size for one in found)
@@ -185,6 +185,8 @@ class Mirror:
         except OSError as exc:
             self._why.update({name: str(exc) for name, _ in new})
             return
+        from concurrent.futures import ThreadPoolExecutor  # every fork would run its exit callback
+
         pool = ThreadPoolExecutor(AT_ONCE, "kinetic-outputs")
         try:
             small = [pool.submit(self._send_one, *one) for one in new if one[1].size <= BIG]

@@ -234,7 +234,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
         try:
             if status.st_size > READ_AT_ONCE:
                 return _copy_content(reading, writing)
-            content = os.read(reading, READ_AT_ONCE + 1)
+            content = os.read(reading, status.st_size + 1)
             if os.write(writing, content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
             return len(content)
