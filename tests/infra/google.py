@@ -451,6 +451,9 @@ class Google:
             return refusal(404, "NOT_FOUND", f"{key} was not found", reason="notFound")
         if foreign := document.get("_foreign"):
             return refusal(403, "PERMISSION_DENIED", str(foreign))
+        if document.get("_denied"):  # for a number of reads
+            document["_denied"] -= 1
+            return refusal(403, "PERMISSION_DENIED", "the right isn't known here yet")
         self._progress(key)
         if "_leaves" in document:
             document["_leaves"] -= 1

@@ -107,6 +107,17 @@ async def test_a_cluster_that_is_going_is_made_after_it_is_gone(
     assert google.documents[CLUSTER]["status"] == "RUNNING"
 
 
+async def test_a_failed_read_does_not_prove_that_a_cluster_is_gone(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    google.documents[CLUSTER] |= {"status": "STOPPING", "_leaves": 6}
+    planned = await infra.plan_up()
+    google.documents[CLUSTER]["_denied"] = 2
+    await infra.apply(planned)
+    assert google.documents[CLUSTER]["status"] == "RUNNING"
+
+
 async def test_a_refusal_that_is_no_other_operation_ends_at_once(
     infra: Infrastructure, google: Google
 ) -> None:

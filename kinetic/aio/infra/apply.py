@@ -302,7 +302,7 @@ class Cloud:
     async def _stays(self, one: Resource) -> bool:
         """Wait until *one* is ready, or gone: an earlier `down` may be removing it."""
         pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
-        while (document := (await self._seen(one)).document) is not None:
+        while (document := await self._document(one)) is not None:
             if document.get("status") != "STOPPING":
                 await self._settled(one)
                 return True
@@ -320,8 +320,7 @@ class Cloud:
         pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
         began = loop.time()
         while True:
-            seen = await self._seen(one)
-            document = seen.document
+            document = await self._document(one)
             if document is not None:
                 status = str(document.get("status") or "")
                 if status in BROKEN:
@@ -333,11 +332,25 @@ class Cloud:
                     return document
             elif loop.time() - began > SETTLED_S:
                 raise Unavailable(
-                    f"{one.key} was created, but Google doesn't show it "
-                    f"({seen.problem or 'not found'}); run the command again",
+                    f"{one.key} was created, but Google doesn't show it; run the command again",
                     retryable=True,
                 )
             await asyncio.sleep(next(pauses))
+
+    async def _document(self, one: Resource) -> Document | None:
+        """Return *one*, or None if it doesn't exist; a failed read proves neither, so read again.
+
+        Raises:
+            Unavailable: Every read failed for `SETTLED_S` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        began = loop.time()
+        while (seen := await self._seen(one)).problem:
+            if loop.time() - began > SETTLED_S:
+                raise Unavailable(f"{one.key}: {seen.problem}; run it again", retryable=True)
+            await asyncio.sleep(next(pauses))
+        return seen.document
 
     async def _grant(self, one: Policy) -> None:
         self._tell(f"granting {one.name} its roles")
@@ -381,7 +394,7 @@ class Cloud:
         await self._dropped(one.key, one.remove)
         # A cluster or pool that an earlier run began to remove is STOPPING: wait for its end.
         for pause in growing(self._google.look_s, 10 * self._google.look_s, 1.5):
-            if (await self._seen(one)).document is None:
+            if await self._document(one) is None:
                 return
             await asyncio.sleep(pause)
 
