@@ -82,8 +82,17 @@ class _OwnFramesLeftOut:
         if _shows_the_line_alone(error):
             # Re-raising would add this frame again; setting the traceback doesn't.
             BaseException.__setattr__(error, "__traceback__", without_own_frames(trace))
+        if isinstance(error, KeyboardInterrupt):
+            error.__context__ = _foreign(error.__context__)
         if (words := hint(error)) and words not in getattr(error, "__notes__", ()):
             error.add_note(words)
+
+
+def _foreign(context: BaseException | None) -> BaseException | None:
+    """Return the first exception of the chain that isn't one that kinetic was handling itself."""
+    while context is not None and without_own_frames(context.__traceback__) is None:
+        context = context.__context__
+    return context
 
 
 def _shows_the_line_alone(error: BaseException) -> bool:

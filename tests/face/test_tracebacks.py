@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kinetic._tracebacks import own_frames_left_out
 from tests.face.child import ROOT, until
 
 OURS = f'File "{ROOT}/kinetic'
@@ -96,3 +99,21 @@ def start():
     assert OURS not in err, err
     assert line in err and "\nKeyboardInterrupt\n" in err, err
     assert err.count(becomes) == 1, err
+
+
+def test_ctrl_c_shows_no_exception_that_kinetic_was_handling() -> None:
+    waiting: dict[str, Any] = {"__name__": "kinetic.waiting", "queue": queue}
+    exec(
+        "def wait(mail):\n"
+        "    try:\n"
+        "        mail.get(timeout=0)\n"
+        "    except queue.Empty:\n"
+        "        raise KeyboardInterrupt",
+        waiting,
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        try:
+            raise ValueError("the user's")
+        except ValueError:
+            own_frames_left_out(waiting["wait"])(queue.SimpleQueue())
+    assert isinstance(caught.value.__context__, ValueError)
