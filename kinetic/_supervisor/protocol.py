@@ -178,7 +178,7 @@ def check(header: Mapping[str, Any]) -> None:
         element = int if name == "protocol" else str
         wrong = types is not None and kind not in types
         if wrong or (types is not None and any(type(one) is not element for one in inside)):
-            raise ChannelError(f"a request whose {name} is {content!r:.100}")
+            raise ChannelError(f"the request's {name} has a wrong type: {content!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

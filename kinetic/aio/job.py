@@ -440,7 +440,7 @@ class JobHandle(JobRecord, Generic[T]):
         return False
 
     async def _print(self, printer: LogPrinter) -> str:
-        """Print the log; return why it isn't whole although there may be more."""
+        """Print the log; return why printing stopped early, or "" if nothing more can be read."""
         try:
             await printer.run(self.logs(follow=True))
         except (NotFound, AuthError) as exc:  # this process can't read it later either

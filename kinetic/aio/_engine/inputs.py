@@ -172,13 +172,13 @@ class InputIndex:
         return wire.Input(stored.name, start, offsets[at], digest), stored.data.get(at, ())
 
     async def value(self, index: int) -> Any:
-        """Rebuild an input, with which the function is called.
+        """Return an input as the function gets it: unpickled.
 
         Raises:
             NotFound: It is not stored.
             SubmissionError: It could not be pickled when it was stored.
-            WireError: It is not what its submitter signed; nothing of it was rebuilt.
-            Exception: Rebuilding it raised this.
+            WireError: Its signature is wrong; nothing was unpickled.
+            Exception: Unpickling it raised this.
         """
         arguments, _ = await self.input(index)
         stored = self._chunk_of(index)

@@ -9,7 +9,7 @@ from kinetic._runner.protocol import wire
 
 
 class _Reading(NamedTuple):
-    """Seconds of the attempts with a known duration, and how many have one and how many don't."""
+    """The duration of timed attempts in seconds, and the number of timed and of untimed ones."""
 
     seconds: float = 0.0
     timed: int = 0

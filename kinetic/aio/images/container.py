@@ -142,7 +142,10 @@ class ContainerImages:
         )
 
     async def _joined(self, plan: Plan) -> None:
-        """Wait for the build of *plan*. Calls for one image share it; it ends with the last."""
+        """Wait for the build of *plan*, which all calls for one image share.
+
+        If all of them are cancelled, the build is cancelled.
+        """
         if self._closed:
             raise ClientClosed("the client that builds images is closed; open another")
         if (build := self._running.get(plan.image)) is None:
