@@ -81,7 +81,9 @@ PAGES = {
     ROOT / "SECURITY.md": HERE / "reporting_vulnerabilities.md",
     ROOT / "benchmarks" / "README.md": HERE / "performance.md",
 }
-_INCLUDE = re.compile(r"^```\{include\} (\S+)\n```$", re.MULTILINE)
+_INCLUDE = re.compile(
+    r"^```\{include\} (\S+)\n(?::start-after: (.+)\n:end-before: (.+)\n)?```$", re.MULTILINE
+)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -98,9 +100,12 @@ def _with_links_of_the_site(app: Sphinx, page: str, source: list[str]) -> None:
 
     def included(match: re.Match[str]) -> str:
         file = Path(os.path.normpath(folder / match[1]))
-        return linked(file.read_text(encoding="utf-8"), file.parent)
+        text = file.read_text(encoding="utf-8")
+        if match[2] is not None:
+            text = text.partition(match[2])[2].partition(match[3])[0]
+        return linked(text, file.parent)
 
-    # A page either includes a file or has text; both have their own base for links.
+    # A page with an include links to no file outside docs: only included links get a new base.
     whole, count = _INCLUDE.subn(included, source[0])
     source[0] = whole if count else linked(whole, folder)
 
