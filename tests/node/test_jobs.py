@@ -97,7 +97,7 @@ async def test_an_image_that_cannot_be_pulled_is_told(client: aio.Client) -> Non
     image = f"{JOBS.partition('/')[0]}:1/absent:1"
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(add.options(container_image=image, start_timeout=8.0), 1, 2)
-        with pytest.raises(errors.JobError, match=r"start_timeout of 8 s: .*cannot reach"):
+        with pytest.raises(errors.JobError, match=r"start_timeout of 8 s: .*connection refused"):
             await job
         assert await job.status() is JobStatus.FAILED
 
@@ -106,7 +106,7 @@ async def test_a_job_whose_image_is_not_there_is_ended(client: aio.Client) -> No
     async with RegistryServer() as registry, asyncio.timeout(DEADLINE_S):
         image = f"{registry.host}/kn/absent:1"
         job = await client.submit(add.options(container_image=image), 1, 2)
-        with pytest.raises(errors.JobError, match="absent:1 does not exist in its registry"):
+        with pytest.raises(errors.JobError, match=r"absent:1 cannot be pulled: .*not found"):
             await job
         assert registry.asked[404]
 
