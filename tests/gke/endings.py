@@ -285,10 +285,10 @@ class Deed:
             assert "never started" not in words, words
 
     async def _told(self, client: aio.Client, identity: str) -> tuple[str, str]:
-        """Return how `result` ends; an item that a finalizer or a lack of room holds has a reason.
+        """What `result` says; what holds it up is said, too, if a finalizer or a lack of room does.
 
-        Kubernetes or the submitter makes another pod for one that was removed. If that can't
-        start, the item waits, or ends once it can never start.
+        Kubernetes, or who submits it, makes another pod for one that was taken away. What cannot
+        start then waits, or is ended when it is certain that it waits in vain.
         """
         held, waits = "finalizer" in self.cell.deed, self.cell.moment in ("pending", "starting")
         handle = await client.attach(identity)
@@ -297,6 +297,13 @@ class Deed:
                 return await self._end(handle, REPORT_S)
             reason = await handle.reason()
             assert reason or handle.group_id, "it waits, and nothing is said"
+            # Others may have their grace first, or a submitter its minute to send it again.
+            until = time.monotonic() + END_S
+            while held and not waits and FINALIZER not in reason:
+                assert time.monotonic() < until, reason
+                with contextlib.suppress(TimeoutError):
+                    return await self._end(handle, 1.0)
+                reason = await handle.reason()
             await self._unstick([*await self._owners(), *await self.pods()])
         if waits:
             await handle.cancel()

@@ -28,6 +28,9 @@ from kinetic.job_status import JobStatus, Reason
 
 _STOPPING = "is being stopped"
 
+_OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
+"""Finalizers that Kubernetes sets and removes itself."""
+
 
 def judge(seen: Seen) -> Diagnosis:
     """Return the state of a job as its user sees it.
@@ -36,7 +39,10 @@ def judge(seen: Seen) -> Diagnosis:
     counts at once. Jobs and pods come by different watches, either of which may be late.
     Pass the result of `merged`, so that a cause outlives its pod.
     """
-    verdict = tell(_job_state(seen))
+    state = _job_state(seen)
+    if held := _held(seen):
+        state = replace(state, cause=replace(state.cause, more=[*state.cause.more, held]))
+    verdict = tell(state)
     return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
 
 
@@ -54,6 +60,18 @@ def refused_request(answer: Document) -> Diagnosis:
     cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
     verdict = tell(replace(waiting(cause), status=JobStatus.FAILED))
     return replace(verdict, phase=Phase.GONE)
+
+
+def _held(seen: Seen) -> str:
+    """Name the finalizer that keeps a deleted object of the job, or return nothing."""
+    idle = [pod for pod in seen.pods if not Pod(pod).runs]
+    for one in [seen.job, *idle]:
+        metadata = part(one, "metadata")
+        names = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
+        if names and metadata.get("deletionTimestamp"):
+            name = metadata.get("name")
+            return f"finalizer {names[0]!r} keeps the deleted {name}: its controller must remove it"
+    return ""
 
 
 # --- one pod ------------------------------------------------------------------------------
