@@ -36,6 +36,7 @@ __all__ = [
     "check",
     "check_indices",
     "checked_image",
+    "place_of",
     "refuse_unknown",
     "settings_of",
     "shows",
@@ -547,13 +548,19 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> Non
     """Refuse names that aren't fields of *settings*.
 
     Raises:
-        TypeError: One isn't: the message has *words*, the name, and the nearest known name.
+        TypeError: One isn't: the message has *words*, the name, and its place or the nearest name.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:
         if name not in known:
-            if settings is not MapSettings and name in MapOptions.__annotations__:
-                hint = f"it's an option of run_async_map, as in run_async_map(inputs, {name}=...)"
-            else:
-                hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
+            hint = place_of(name) or suggest(name, known, otherwise=f"there are {', '.join(known)}")
             raise TypeError(f"{words} {name!r}: {hint}")
+
+
+def place_of(name: str) -> str:
+    """Return where to give the option *name*; empty if there is no such option."""
+    if name in RunOptions.__annotations__:
+        return f"{name} is an option of the decorator: run({name}=...), or f.options({name}=...)"
+    if name in MapOptions.__annotations__:
+        return f"{name} is an option of run_async_map, as in run_async_map(inputs, {name}=...)"
+    return ""

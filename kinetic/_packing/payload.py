@@ -158,6 +158,13 @@ class Binding:
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return [one.name for one in parameters if one.kind in by_place]
 
+    def takes(self, name: str) -> bool:
+        """Return whether the function takes a keyword argument of this name."""
+        if self._signature is None or name in self._signature.parameters:
+            return True
+        kinds = [one.kind for one in self._signature.parameters.values()]
+        return inspect.Parameter.VAR_KEYWORD in kinds
+
     def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why the function can't be called with these arguments; empty if it can.
 

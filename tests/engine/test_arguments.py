@@ -194,6 +194,9 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         ((), {}, "missing a required argument: 'config'"),
         (({}, 1), {}, "too many positional arguments"),
         (({},), {"step": 1}, "unexpected keyword argument 'step'"),
+        (({},), {"retries": 1}, r"run_async_map\(inputs, retries=\.\.\.\)$"),
+        (({},), {"timeout": 1}, r"run\(timeout=\.\.\.\), or f\.options\(timeout=\.\.\.\)$"),
+        (({},), {"steps": 1, "spot": 1, "name": ""}, r"options\(spot=.*inputs, name="),
     ],
 )
 async def test_a_call_that_does_not_fit_the_function_is_a_type_error_before_anything_is_sent(

@@ -138,6 +138,13 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         kinetic.run(acelerator="cpu")  # type: ignore[call-overload]
 
 
+def test_an_option_at_the_wrong_place_names_the_right_one() -> None:
+    with pytest.raises(TypeError, match=r"run_async_map\(inputs, retries="):
+        kinetic.run(retries=2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"f\.options\(timeout="):
+        kinetic.run()(plain).run_async_map([1], timeout=3)  # type: ignore[call-arg]
+
+
 # --- settings of a function ---
 
 

@@ -34,7 +34,7 @@ from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError
-from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of
+from kinetic.options import DEFAULT_ACCELERATOR, Options, place_of, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,10 @@ def single_call(
         TypeError: The function doesn't take these arguments.
     """
     plain, settings = settings_of(function)
-    if misfit := payload.Binding(plain).misfit(args, kwargs):
-        raise TypeError(misfit)
+    binding = payload.Binding(plain)
+    if misfit := binding.misfit(args, kwargs):
+        hints = [misfit, *(place_of(name) for name in kwargs if not binding.takes(name))]
+        raise TypeError("; ".join(filter(None, hints)))
     name, arguments = _name_of(plain), (args, kwargs)
     return Call(function=plain, name=name, options=settings, arguments=arguments, owned=owned)
 
