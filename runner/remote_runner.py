@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def leave(code: int) -> None:
     """
     try:
         callbacks = _threading_callbacks()
-        if callbacks or _count_exitfuncs():
+        if callbacks or _has_exitfuncs():
             import _thread  # `threading` would touch more memory pages
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
@@ -142,6 +142,16 @@ def leave(code: int) -> None:
 def _threading_callbacks() -> list[Callable[[], object]]:
     """Return the callbacks that libraries registered with ``threading._register_atexit``."""
     return [*getattr(sys.modules.get("threading"), "_threading_atexits", ())]
+
+
+def _has_exitfuncs() -> bool:
+    """Return whether a library has a callback of `atexit` that does anything.
+
+    `logging`, which cloudpickle loads, always has one: it flushes the handlers, and does nothing
+    if there is only the handler of last resort.
+    """
+    handlers: Sized = getattr(sys.modules.get("logging"), "_handlerList", ())
+    return _count_exitfuncs() > (len(handlers) == 1)
 
 
 def _end_later(code: int, owner: int) -> None:

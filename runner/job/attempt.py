@@ -93,7 +93,8 @@ class Invocation:
             self._phase = "requirements"
             _install(order.requirements, self._objects, self._site)
         self._phase = "data resolve"
-        views.prepare(order.data, self._objects, self._site)
+        if order.data:
+            views.prepare(order.data, self._objects, self._site)
         self._outputs = outputs.begin(order, *self._place(), self._site.work)
         self._phase = "context extract"
         workspace.prepare(order.code, self._objects, self._site)

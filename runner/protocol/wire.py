@@ -276,7 +276,7 @@ class Order:
         Raises:
             ValueError: It is garbled, or of another version.
         """
-        fields: Any = json.loads(text)
+        fields: Any = _decode(text if isinstance(text, str) else text.decode())[0]
         try:
             check_version(fields.get("version"), "the job")
             known = _known(cls, fields)

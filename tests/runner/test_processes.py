@@ -51,3 +51,28 @@ def test_no_child_is_passed_over_while_others_are_reaped() -> None:
             mother.stdin.write("next\n")
         mother.stdin.close()
         assert mother.wait(30) == 0
+
+
+EXIT = """
+import logging, sys
+from kinetic._runner import remote_runner
+{}
+sys.setprofile(lambda frame, event, called: event == "c_call" and print(called.__name__))
+remote_runner.leave(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "bounded"),
+    [
+        pytest.param("", False, id="nothing to do"),
+        pytest.param("logging.basicConfig()", True, id="a handler to flush"),
+        pytest.param("import atexit; atexit.register(len, ())", True, id="a callback"),
+    ],
+)
+def test_only_an_exit_with_callbacks_starts_a_thread_to_bound_it(
+    before: str, bounded: bool
+) -> None:
+    command = [sys.executable, "-c", EXIT.format(before)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ("start_new_thread" in ended.stdout) is bounded
