@@ -14,24 +14,18 @@ import pytest
 
 from kinetic import images
 from kinetic._runner.protocol import wire
-from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.errors import ConfigurationError
 from tests.images.packages import UV, index, needs_uv
-from tests.runner.pods import RUNNER, Pods
+from tests.runner.calls import RUNNER
+from tests.runner.pods import Pods
 
 __all__ = ["index"]
 
 
 def pods_in(folder: Path, *command: str, **environ: str) -> Pods:
-    store = folder / "store"
-    store.mkdir()
-    return Pods(
-        folder,
-        DirectoryObjects(str(store)),
-        store.as_uri(),
-        environ=environ,
-        command=command or (sys.executable, "-u", str(RUNNER)),
-    )
+    pods = Pods.over_directory(folder, environ)
+    pods.command = command or pods.command
+    return pods
 
 
 def test_the_runner_that_is_written_for_an_image_runs_a_job(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,61 +14,33 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner.protocol import frames, pickles, wire
+from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
+from tests.gcs import processes
 from tests.gcs.server import GcsServer
+from tests.runner.calls import KEY, RUNNER, Calls
 from tests.runner.pods import Pods
 from tests.runner.served import served
 
-KEY = b"k" * 32
-SCOPE = "jobs/job-1/"
-RUNNER = Path(__file__).resolve().parents[2] / "runner" / "remote_runner.py"
-
 
 @dataclass
-class Bench:
-    """Builds orders, runs them, and reads what they leave in the store."""
+class Bench(Calls):
+    """Runs calls in a store as the supervisor does that starts an interpreter for each."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.objects = DirectoryObjects(self.folder / "store")
+        self.store = self.objects.url
         self.runs = 0
 
-    def order(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> wire.Order:
-        """Put a call into the store and describe it."""
-        function_bytes = pickles.dumps(function)
-        arguments = pickles.dumps((args, kwargs))
-        digest = hashlib.sha256(function_bytes).hexdigest()
-        self.objects.create(f"functions/{digest}.pkl", function_bytes)
-        self.objects.create(wire.input_key(SCOPE, 0), arguments)
-        return wire.Order(
-            store=self.objects.url,
-            scope=SCOPE,
-            job_id="job-1",
-            index=0,
-            attempt=1,
-            function=wire.Input(
-                name=f"functions/{digest}.pkl", start=0, stop=len(function_bytes), digest=digest
-            ),
-            arguments=wire.Input(
-                name=wire.input_key(SCOPE, 0),
-                start=0,
-                stop=len(arguments),
-                digest=hashlib.sha256(arguments).hexdigest(),
-            ),
-        )
-
-    def start(
-        self, order: wire.Order, *, executor: str = "pod-1", **options: Any
-    ) -> subprocess.Popen[str]:
+    def start(self, order: wire.Order, **options: Any) -> subprocess.Popen[str]:
         """Start a runner with this order."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
-        cache = str(self.folder / "cache")
-        local = {"executor": executor, "work": str(work), "cache": cache}
+        local = {"executor": "pod-1", "work": str(work), "cache": str(self.folder / "cache")}
         local |= {"mounts": False, "spares": False}
         read, write = os.pipe()
         with open(write, "w") as pipe:
@@ -94,44 +65,6 @@ class Bench:
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
-    def outcome(self, attempt: int = 1) -> wire.Outcome:
-        """The verified header of what was committed."""
-        name = wire.attempt_key(SCOPE, 0, attempt, "outcome")
-        body, metadata = self.objects.get(name)
-        outcome = wire.Outcome.verified(metadata, KEY, SCOPE, 0, attempt)
-        assert hashlib.sha256(body).hexdigest() == outcome.body
-        return outcome
-
-    def value(self) -> Any:
-        """What was returned."""
-        outcome = self.outcome()
-        assert outcome.kind is wire.Kind.VALUE, self.error()
-        if outcome.value is not None:
-            return pickles.load(self.objects.get(outcome.value[0])[0])
-        return pickles.load(self.objects.get(wire.attempt_key(SCOPE, 0, 1, "outcome"))[0])
-
-    def error(self) -> dict[str, str]:
-        """What went wrong, in words."""
-        body, _ = self.objects.get(wire.attempt_key(SCOPE, 0, 1, "outcome"))
-        words: dict[str, str] = frames.unpack(body).fields["error"]
-        return words
-
-    def claim(self, executor: str, attempt: int = 1) -> None:
-        """Claim an attempt as somebody else."""
-        name = wire.attempt_key(SCOPE, 0, attempt, "claim")
-        assert self.objects.create(name, b"", {"executor": executor, "fence": "1"})
-
-    def close(self, outcome: wire.Outcome, attempt: int = 1) -> None:
-        """Commit an outcome as somebody else."""
-        outcome = outcome._replace(body=hashlib.sha256(b"").hexdigest())
-        name = wire.attempt_key(SCOPE, 0, attempt, "outcome")
-        assert self.objects.create(name, b"", outcome.signed(KEY, SCOPE, 0, attempt))
-
-    def stop(self) -> None:
-        """Ask for a stop of everything."""
-        name = wire.control_key(SCOPE, 0)
-        self.objects.create(name, *wire.Request(kind="stop").signed(KEY, SCOPE, name))
-
 
 @pytest.fixture(autouse=True, scope="module")
 def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -149,10 +82,34 @@ def server() -> Iterator[GcsServer]:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    """Pods over a directory, for behavior that doesn't depend on the store."""
-    objects = DirectoryObjects(tmp_path / "store")
-    with Pods(tmp_path, objects, objects.url) as made:
+    with Pods.over_directory(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def in_bucket(server: GcsServer, tmp_path: Path) -> Iterator[Pods]:
+    """Pods over a bucket of *server*."""
+    with Pods.over_bucket(tmp_path, server.url) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a fake-gcs-server."""
+    if not processes.BINARY:
+        pytest.skip(processes.MISSING)
+    with processes.running(tmp_path_factory.mktemp("gcs") / "log") as url:
+        yield url
+
+
+@pytest.fixture(params=["gcs", "fake-gcs-server"])
+def any_server(request: pytest.FixtureRequest) -> str:
+    """The URL of each of the servers there are."""
+    if request.param == "gcs":
+        own: GcsServer = request.getfixturevalue("server")
+        return own.url
+    other: str = request.getfixturevalue("fake_gcs")
+    return other
 
 
 @pytest.fixture

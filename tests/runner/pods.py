@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from kinetic._runner.protocol import frames, pickles, wire
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from kinetic._runner.stores.objects import Objects
+from tests.runner.calls import KEY, RUNNER, Calls
 
-KEY = b"k" * 32
-SCOPE = "batches/grp-1/"
-RUNNER = Path(__file__).resolve().parents[2] / "runner" / "remote_runner.py"
 KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH")
+QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
 
 
 @dataclass
-class Pods:
-    """Puts calls into a store, starts pods for them, and reads what they leave."""
+class Pods(Calls):
+    """Starts pods for calls in a store."""
 
     folder: Path
     objects: Objects
     store: str
     environ: Mapping[str, str] = field(default_factory=dict)
-    key: bytes = KEY
     command: tuple[str, ...] = (sys.executable, "-u", str(RUNNER))
 
     def __post_init__(self) -> None:
-        (self.folder / "key").write_bytes(self.key)
+        (self.folder / "key").write_bytes(KEY)
         self.started: list[Pod] = []
+
+    @classmethod
+    def over_bucket(cls, folder: Path, url: str, store: str = "gs://kn-test/jobs") -> Self:
+        """Pods over a bucket of the server at *url*."""
+        environ = {EMULATOR: url}
+        return cls(folder, GcsObjects(store, environ, QUICK), store, environ)
+
+    @classmethod
+    def over_directory(cls, folder: Path, environ: Mapping[str, str] | None = None) -> Self:
+        """Pods over a directory, for behavior that doesn't depend on the store."""
+        objects = DirectoryObjects(folder / "store")
+        return cls(folder, objects, objects.url, environ or {})
 
     def __enter__(self) -> Self:
         return self
@@ -43,24 +55,6 @@ class Pods:
     def __exit__(self, *_: object) -> None:
         for pod in self.started:
             pod.end()
-
-    def order(self, function: Callable[..., Any], *args: Any, **changes: Any) -> wire.Order:
-        """Put a call into the store and describe it; *changes* are of the order."""
-        code, arguments = pickles.dumps(function), pickles.dumps((args, {}))
-        digest = hashlib.sha256(code).hexdigest()
-        self.objects.create(f"functions/{digest}.pkl", code)
-        self.objects.create(wire.input_key(SCOPE, 0), arguments)
-        given: dict[str, Any] = {"group_id": "grp-1", "grace": 60.0} | changes
-        return wire.Order(
-            store=self.store,
-            scope=SCOPE,
-            job_id="grp-1-0",
-            index=0,
-            attempt=given.pop("attempt", 1),
-            function=_input(f"functions/{digest}.pkl", code),
-            arguments=_input(wire.input_key(SCOPE, 0), arguments),
-            **given,
-        )
 
     def start(self, order: wire.Order, uid: str = "uid-1", **own: str) -> Pod:
         """A pod with this order; *own* are variables of its environment."""
@@ -72,49 +66,6 @@ class Pods:
         pod = self.start(order, uid, **own)
         pod.wait()
         return pod
-
-    def name(self, what: str, attempt: int = 1) -> str:
-        """The name of a claim or an outcome."""
-        return wire.attempt_key(SCOPE, 0, attempt, what)
-
-    def outcome(self, attempt: int = 1) -> wire.Outcome:
-        """The verified header of what was committed."""
-        name = self.name("outcome", attempt)
-        outcome = wire.Outcome.verified(
-            self.objects.stat(name).metadata, self.key, SCOPE, 0, attempt
-        )
-        assert hashlib.sha256(self.objects.get(name)[0]).hexdigest() == outcome.body
-        return outcome
-
-    def value(self, attempt: int = 1) -> Any:
-        """What was returned."""
-        outcome = self.outcome(attempt)
-        assert outcome.kind is wire.Kind.VALUE, self.error(attempt)
-        name = outcome.value[0] if outcome.value is not None else self.name("outcome", attempt)
-        return pickles.load(self.objects.get(name)[0])
-
-    def error(self, attempt: int = 1) -> dict[str, str]:
-        """What went wrong, in words."""
-        words: dict[str, str] = frames.unpack(
-            self.objects.get(self.name("outcome", attempt))[0]
-        ).fields["error"]
-        return words
-
-    def claim(self, executor: str, attempt: int = 1) -> None:
-        """Claim an attempt as another pod."""
-        claim = {"executor": executor, "fence": "1"}
-        assert self.objects.create(self.name("claim", attempt), b"", claim)
-
-    def close(self, outcome: wire.Outcome, attempt: int = 1) -> None:
-        """Commit an outcome as somebody else."""
-        outcome = outcome._replace(body=hashlib.sha256(b"").hexdigest())
-        metadata = outcome.signed(self.key, SCOPE, 0, attempt)
-        assert self.objects.create(self.name("outcome", attempt), b"", metadata)
-
-    def stop(self) -> None:
-        """Ask for a stop of everything."""
-        name = wire.control_key(SCOPE, 0)
-        self.objects.create(name, *wire.Request(kind="stop").signed(self.key, SCOPE, name))
 
 
 class Pod:
@@ -197,6 +148,10 @@ def _started(
     )
 
 
-def _input(name: str, content: bytes) -> wire.Input:
-    digest = hashlib.sha256(content).hexdigest()
-    return wire.Input(name=name, start=0, stop=len(content), digest=digest)
+def until(condition: Callable[[], object], pod: Pod) -> None:
+    """Wait for something that a pod does; what it did before its end still counts."""
+    end, ended = time.monotonic() + 60, False
+    while not condition():
+        assert time.monotonic() < end and not ended, pod.output
+        ended = pod.process.poll() is not None
+        time.sleep(0.01)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +26,6 @@ from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
 from tests.contract.names import HOSTILE
-from tests.gcs import processes
 from tests.gcs.server import GcsServer, Stored
 
 MIB = 1024 * 1024
@@ -42,22 +40,10 @@ def objects(server: GcsServer) -> GcsObjects:
     return GcsObjects("gs://kn-test/jobs", {EMULATOR: server.url}, QUICK)
 
 
-@pytest.fixture(scope="module")
-def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not processes.BINARY:
-        pytest.skip(processes.MISSING)
-    with processes.running(tmp_path_factory.mktemp("gcs") / "log") as url:
-        yield url
-
-
-@pytest.fixture(params=["gcs", "fake-gcs-server"])
-def any_server(request: pytest.FixtureRequest) -> str:
-    """The URL of one of the servers there are."""
-    if request.param == "gcs":
-        url: str = request.getfixturevalue("server").url
-        return url
-    found: str = request.getfixturevalue("fake_gcs")
-    return found
+@pytest.fixture
+def anywhere(any_server: str) -> GcsObjects:
+    """A new folder of each of the servers there are."""
+    return GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
 
 
 @settings(deadline=None)
@@ -105,50 +91,47 @@ def test_runner_and_client_see_the_same_objects(any_server: str, tmp_path: Path)
     assert dict(objects.stat("from the client").metadata) == {"k": "é"}
 
 
-def test_the_calls_of_a_directory_are_there(any_server: str, tmp_path: Path) -> None:
-    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+def test_the_calls_of_a_directory_are_there(anywhere: GcsObjects, tmp_path: Path) -> None:
     for name in ("a/1.claim", "a/1.outcome", "a/10.claim", "b"):
-        assert objects.create(name, name.encode(), {"n": name})
-    assert [one.name for one in objects.list("a/")] == ["a/1.claim", "a/1.outcome", "a/10.claim"]
-    found = objects.look_up(["a/1.claim", "a/1.outcome", "a/2.claim"])
+        assert anywhere.create(name, name.encode(), {"n": name})
+    assert [one.name for one in anywhere.list("a/")] == ["a/1.claim", "a/1.outcome", "a/10.claim"]
+    found = anywhere.look_up(["a/1.claim", "a/1.outcome", "a/2.claim"])
     assert [(one.name, one.metadata["n"]) for one in found] == [
         ("a/1.claim", "a/1.claim"),
         ("a/1.outcome", "a/1.outcome"),
     ]
-    assert objects.look_up([]) == []
-    assert (objects.exists("b"), objects.exists("c")) == (True, False)
-    assert (objects.holds("a"), objects.holds("b"), objects.holds("")) == (True, False, False)
-    assert objects.get("b", 0, 1)[0] == b"b" and objects.get("b", 0, 0)[0] == b""
-    assert objects.get("a/1.claim", 2, 9)[0] == b"1.claim"
-    assert objects.get("a/1.claim", 4)[0] == b"claim"
-    assert objects.path("b") is None
-    objects.delete(["b", "b", "never there"])
-    for look in (objects.get, objects.stat):
+    assert anywhere.look_up([]) == []
+    assert (anywhere.exists("b"), anywhere.exists("c")) == (True, False)
+    assert (anywhere.holds("a"), anywhere.holds("b"), anywhere.holds("")) == (True, False, False)
+    assert anywhere.get("b", 0, 1)[0] == b"b" and anywhere.get("b", 0, 0)[0] == b""
+    assert anywhere.get("a/1.claim", 2, 9)[0] == b"1.claim"
+    assert anywhere.get("a/1.claim", 4)[0] == b"claim"
+    assert anywhere.path("b") is None
+    anywhere.delete(["b", "b", "never there"])
+    for look in (anywhere.get, anywhere.stat):
         with pytest.raises(KeyError, match="b"):
             look("b")
     with pytest.raises(KeyError):
-        objects.fetch("b", tmp_path / "b")
+        anywhere.fetch("b", tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 9 * MIB, 36 * MIB])
-def test_files_come_and_go_whole(any_server: str, tmp_path: Path, size: int) -> None:
-    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+def test_files_come_and_go_whole(anywhere: GcsObjects, tmp_path: Path, size: int) -> None:
     (tmp_path / "source").write_bytes(BODY[:size])
-    assert objects.create("x", tmp_path / "source", consume=True)
-    assert objects.stat("x").size == size
-    objects.fetch("x", tmp_path / "copy")
+    assert anywhere.create("x", tmp_path / "source", consume=True)
+    assert anywhere.stat("x").size == size
+    anywhere.fetch("x", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == BODY[:size]
     with pytest.raises(FileExistsError):
-        objects.fetch("x", tmp_path / "copy")
+        anywhere.fetch("x", tmp_path / "copy")
 
 
-def test_of_many_creators_one_wins(any_server: str) -> None:
-    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+def test_of_many_creators_one_wins(anywhere: GcsObjects) -> None:
     with ThreadPoolExecutor(20) as pool:
-        won = list(pool.map(lambda n: objects.create("race", bytes([n])), range(20)))
+        won = list(pool.map(lambda n: anywhere.create("race", bytes([n])), range(20)))
     assert won.count(True) == 1
-    assert objects.get("race")[0] == bytes([won.index(True)])
+    assert anywhere.get("race")[0] == bytes([won.index(True)])
 
 
 OPERATIONS: dict[str, Any] = {

@@ -15,12 +15,11 @@ from kinetic._runner.job.outputs import Mirror
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic._runner.stores.gcs import EMULATOR, Bucket, GcsObjects, Patience
+from kinetic._runner.stores.gcs import EMULATOR, Bucket, Patience
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
 
-QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
 PLACE = "gs://kn-test/kept/run"
 
 
@@ -32,11 +31,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
 
 
 @pytest.fixture
-def pods(server: GcsServer, tmp_path: Path) -> Iterator[Pods]:
-    environ = {EMULATOR: server.url}
-    store = "gs://kn-test/jobs"
-    with Pods(tmp_path, GcsObjects(store, environ, QUICK), store, environ) as made:
-        yield made
+def pods(in_bucket: Pods) -> Pods:
+    return in_bucket
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,30 +24,16 @@ import pytest
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
-from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
-from tests.gcs import processes
-from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods, environment_of
-from tests.runner.served import served
-
-QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
+from tests.gcs.server import GcsServer
+from tests.runner.calls import KEY, RUNNER, SCOPE
+from tests.runner.pods import Pod, Pods, environment_of, until
 
 
-@pytest.fixture(params=["gcs", "fake-gcs-server"])
-def in_bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
-    """Pods over a bucket."""
-    if request.param == "gcs":
-        with served() as server, _over(server.url, tmp_path) as made:
-            yield made
-        return
-    if not processes.BINARY:
-        pytest.skip(processes.MISSING)
-    with processes.running(tmp_path / "server.log") as url, _over(url, tmp_path) as made:
+@pytest.fixture
+def in_any_bucket(any_server: str, tmp_path: Path) -> Iterator[Pods]:
+    """Pods over a new folder in a bucket of each server."""
+    with Pods.over_bucket(tmp_path, any_server, f"gs://kn-test/{uuid.uuid4()}") as made:
         yield made
-
-
-def _over(url: str, folder: Path) -> Pods:
-    store, environ = "gs://kn-test/jobs", {EMULATOR: url}
-    return Pods(folder, GcsObjects(store, environ, QUICK), store, environ)
 
 
 def add(a: int, b: int = 0) -> int:
@@ -58,71 +45,58 @@ def fail(words: str) -> None:
     raise ValueError(words)
 
 
-def until(condition: Any, what: str) -> None:
-    """Wait for something that another process does."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 # --- from a bucket ------------------------------------------------------------------------
 
 
-def test_a_value_goes_from_the_bucket_to_the_bucket(in_bucket: Pods) -> None:
-    pod = in_bucket.run(in_bucket.order(add, 40, 2))
-    assert (pod.code, in_bucket.value()) == (wire.EXIT_VALUE, 42), pod.output
-    assert in_bucket.outcome().executor == "uid-1"
-    claim = in_bucket.objects.stat(in_bucket.name("claim"))
-    said = {**claim.metadata}
+def test_a_value_goes_from_the_bucket_to_the_bucket(in_any_bucket: Pods) -> None:
+    pod = in_any_bucket.run(in_any_bucket.order(add, 40, 2))
+    assert (pod.code, in_any_bucket.value()) == (wire.EXIT_VALUE, 42), pod.output
+    assert in_any_bucket.outcome().executor == "uid-1"
+    said = in_any_bucket.claimed()
     assert abs(float(said.pop("at")) - time.time()) < 60
     assert said == {"executor": "uid-1", "fence": "1"}
 
 
-def test_a_large_value_is_streamed_to_the_bucket(in_bucket: Pods) -> None:
-    pod = in_bucket.run(in_bucket.order(lambda: b"x" * 10_000_000))
+def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
+    pod = in_any_bucket.run(in_any_bucket.order(lambda: b"x" * 10_000_000))
     assert pod.code == 0, pod.output
-    assert in_bucket.outcome().value is not None
-    assert in_bucket.value() == b"x" * 10_000_000
+    assert in_any_bucket.outcome().value is not None
+    assert in_any_bucket.value() == b"x" * 10_000_000
 
 
 @pytest.mark.full
-def test_of_two_pods_of_an_attempt_one_runs(in_bucket: Pods) -> None:
+def test_of_two_pods_of_an_attempt_one_runs(in_any_bucket: Pods) -> None:
     def mark(folder: str) -> int:
         import os
 
         with open(f"{folder}/{os.getpid()}", "w"):
             return os.getpid()
 
-    ran = in_bucket.folder / "ran"
+    ran = in_any_bucket.folder / "ran"
     ran.mkdir()
-    order = in_bucket.order(mark, str(ran))
-    racing = [in_bucket.start(order, f"uid-{number}") for number in range(3)]
+    order = in_any_bucket.order(mark, str(ran))
+    racing = [in_any_bucket.start(order, f"uid-{number}") for number in range(3)]
     assert [pod.wait() for pod in racing] == [0, 0, 0]
-    assert [int(name) for name in os.listdir(ran)] == [in_bucket.value()]
+    assert [int(name) for name in os.listdir(ran)] == [in_any_bucket.value()]
 
 
 @pytest.mark.full
-def test_a_storm_at_the_service_is_sat_out(tmp_path: Path) -> None:
-    with served() as server:
-        pods = _over(server.url, tmp_path)
-        order = pods.order(add, 1)
-        storm = server.fail("*", times=3, status=503)
-        server.fail("create", times=2, late=True)
-        assert pods.run(order).code == 0
-        assert (pods.value(), storm.seen) == (1, 3)
+def test_a_storm_at_the_service_is_sat_out(in_bucket: Pods, server: GcsServer) -> None:
+    order = in_bucket.order(add, 1)
+    storm = server.fail("*", times=3, status=503)
+    server.fail("create", times=2, late=True)
+    assert in_bucket.run(order).code == 0
+    assert (in_bucket.value(), storm.seen) == (1, 3)
 
 
-def test_a_job_costs_few_requests(tmp_path: Path) -> None:
-    with served() as server:
-        pods = _over(server.url, tmp_path)
-        order = pods.order(add, 1)
-        server.requests.clear()
-        assert pods.run(order).code == 0
-        assert server.requests["create"] == 2, "the claim and the outcome"
-        # A stop that it does not find, and two contents; a project is one more.
-        assert (server.requests["list"], server.requests["media"]) == (1, 2)
-        assert server.requests.total() == 5
+def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
+    order = in_bucket.order(add, 1)
+    server.requests.clear()
+    assert in_bucket.run(order).code == 0
+    assert server.requests["create"] == 2, "the claim and the outcome"
+    # A stop that it does not find, and two contents; a project is one more.
+    assert (server.requests["list"], server.requests["media"]) == (1, 2)
+    assert server.requests.total() == 5
 
 
 # --- what it leaves with ------------------------------------------------------------------
@@ -159,14 +133,15 @@ def test_the_exit_code_says_what_the_rule_says_of_the_item(pods: Pods) -> None:
     assert pods.outcome(2).executor == "uid-2"
 
 
-def test_the_receipt_says_what_the_outcome_says(pods: Pods) -> None:
+def test_a_small_value_is_in_the_receipt_and_nothing_else_is_left(pods: Pods) -> None:
     pod = pods.run(pods.order(add, 1))
     receipt = pod.receipt
-    assert receipt is not None and receipt.body is not None
+    assert receipt is not None
     assert (receipt.index, receipt.attempt) == (0, 1)
-    signed = wire.Outcome.verified(receipt.metadata, KEY, SCOPE, 0, 1)
-    assert signed == pods.outcome()
+    assert wire.Outcome.verified(receipt.metadata, KEY, SCOPE, 0, 1) == pods.outcome()
     assert receipt.body == pods.objects.get(pods.name("outcome"))[0]
+    assert os.listdir(pod.folder / "tmp") == [], "the place it worked in"
+    assert kept(pods) is None, "it wrote no log"
 
 
 def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
@@ -180,8 +155,10 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
     [
         ({"KINETIC_ORDER": "{"}, "cannot be run"),
         ({"KINETIC_ORDER": "{}"}, "format None"),
+        ({"KINETIC_ORDER": '{"version": 9}'}, "format 9"),
         ({"KINETIC_POD_UID": ""}, "KINETIC_POD_UID"),
         ({"KINETIC_KEY_FILE": "/nowhere/key"}, "/nowhere/key"),
+        ({"KINETIC_HOSTS": "3"}, "KINETIC_COORDINATOR"),
     ],
 )
 def test_an_order_that_cannot_be_read_is_final(pods: Pods, own: dict[str, str], words: str) -> None:
@@ -189,11 +166,6 @@ def test_an_order_that_cannot_be_read_is_final(pods: Pods, own: dict[str, str], 
     assert pod.code == wire.EXIT_FINAL, "starting it again would not help"
     assert words in pod.output
     assert not pods.objects.exists(pods.name("claim"))
-
-
-def test_an_order_of_another_format_is_final(pods: Pods) -> None:
-    pod = pods.run(replace(pods.order(add, 1), version=9))
-    assert (pod.code, "format 9" in pod.output) == (wire.EXIT_FINAL, True)
 
 
 def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
@@ -296,64 +268,67 @@ def staying(pods: Pods, how: str = "", **changes: Any) -> Pod:
         return False
 
     try:
-        until(lambda: ready() or pod.process.poll() is not None, "it does not begin")
+        until(ready, pod)
     finally:
         os.close(reading)
     return pod
 
 
+def terminated(pod: Pod) -> int:
+    """Its exit code after SIGTERM."""
+    pod.process.send_signal(signal.SIGTERM)
+    return pod.wait(30)
+
+
 def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(pods: Pods) -> None:
     pod = staying(pods)
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_RETRY
+    assert terminated(pod) == wire.EXIT_RETRY
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
     assert (pods.folder / "fifo.cleaned").exists()
+    assert (kept(pods) or "").startswith("it stays\n")
 
 
 def test_sigterm_before_the_claim_ends_it_although_the_store_does_not_answer(
-    tmp_path: Path,
+    in_bucket: Pods, server: GcsServer
 ) -> None:
-    with served() as server, _over(server.url, tmp_path) as pods:
-        order = pods.order(add, 1)
-        storm = server.fail("create", times=1000, status=503)
-        pod = pods.start(order)
-        until(lambda: storm.seen, "it claims nothing")
-        pod.process.send_signal(signal.SIGTERM)
-        assert pod.wait(30) == wire.EXIT_RETRY  # its grace is a minute, and so long it would try
-        assert "asked to stop" in pod.output
-        assert not pods.objects.exists(pods.name("claim"))
+    order = in_bucket.order(add, 1)
+    storm = server.fail("create", times=1000, status=503)
+    pod = in_bucket.start(order)
+    until(lambda: storm.seen, pod)
+    assert terminated(pod) == wire.EXIT_RETRY  # its grace is a minute, and so long it would try
+    assert "asked to stop" in pod.output
+    assert not in_bucket.objects.exists(in_bucket.name("claim"))
 
 
-def test_sigterm_ends_a_host_that_waits_for_the_first_one(tmp_path: Path) -> None:
+def test_sigterm_ends_a_host_that_waits_for_the_first_one(
+    in_bucket: Pods, server: GcsServer
+) -> None:
     second = {"KINETIC_HOSTS": "2", "KINETIC_HOST": "1", "KINETIC_COORDINATOR": "127.0.0.1:1"}
-    with served() as server, _over(server.url, tmp_path) as pods:
-        order = pods.order(add, 1)
-        server.requests.clear()
-        pod = pods.start(order, **second)
-        until(server.requests.total, "it looks for no claim")
-        pod.process.send_signal(signal.SIGTERM)
-        assert pod.wait(30) == wire.EXIT_RETRY
-        assert "asked to stop" in pod.output
+    order = in_bucket.order(add, 1)
+    server.requests.clear()
+    pod = in_bucket.start(order, **second)
+    until(server.requests.total, pod)
+    assert terminated(pod) == wire.EXIT_RETRY
+    assert "asked to stop" in pod.output
 
 
 def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
     pod = staying(pods)
     pods.stop()
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_FINAL
+    assert terminated(pod) == wire.EXIT_FINAL
     assert pods.outcome().kind is Kind.CANCELLED
 
 
 def test_a_job_that_does_not_hear_sigterm_is_ended_within_its_grace(pods: Pods) -> None:
     pod = staying(pods, "deaf", grace=1.0)
     began = time.monotonic()
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_RETRY
+    assert terminated(pod) == wire.EXIT_RETRY
     assert time.monotonic() - began > 0.7
     outcome = pods.outcome()
     assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "preempted", "lost")
     assert "did not end in time" in pods.error()["message"]
     assert pods.error()["log"] == "it stays\n"
+    assert (kept(pods) or "").startswith("it stays\n")
 
 
 def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
@@ -367,9 +342,8 @@ def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
     part = wire.Input(name="requirements.txt", start=0, stop=0, digest=digest)
     order = pods.order(add, 1, requirements=part, grace=120.0)
     pod = pods.start(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
-    until(lambda: " installs\n" in pod.output, "nothing is installed")
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_RETRY
+    until(lambda: " installs\n" in pod.output, pod)
+    assert terminated(pod) == wire.EXIT_RETRY
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
     assert pods.outcome().phase != "lost"
     (installer,) = re.findall(r"(\d+) installs\n", pod.output)
@@ -427,9 +401,7 @@ def test_the_time_of_a_job_that_has_done_its_work_is_nobody_s(script: str, words
 
 
 def test_a_budget_of_disruptions_that_is_used_up_makes_a_preemption_final(pods: Pods) -> None:
-    pod = staying(pods, budgets=RetryBudgets(infrastructure=0))
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == wire.EXIT_FINAL
+    assert terminated(staying(pods, budgets=RetryBudgets(infrastructure=0))) == wire.EXIT_FINAL
 
 
 def test_the_time_of_a_job_ends(pods: Pods) -> None:
@@ -456,9 +428,8 @@ def test_a_value_that_is_there_in_time_stands(pods: Pods) -> None:
         return "done"
 
     pod = pods.start(pods.order(linger, timeout=60.0, grace=1.0))
-    until(lambda: pods.objects.exists(pods.name("outcome")), "no outcome")
-    pod.process.send_signal(signal.SIGTERM)
-    assert pod.wait() == 0
+    until(lambda: pods.objects.exists(pods.name("outcome")), pod)
+    assert terminated(pod) == 0
     assert pods.value() == "done"
 
 
@@ -484,6 +455,7 @@ def test_a_job_that_is_killed_is_lost_with_its_last_words(
     assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)
     assert name in words["message"] and "the last words" in words["message"]
     assert "the last words" in words["log"]
+    assert (kept(pods) or "").startswith("the last words\n")
     assert pod.receipt is not None
 
 
@@ -514,7 +486,9 @@ def test_a_job_dies_with_its_pod(pods: Pods) -> None:
         job = int(pipe.read())
     os.kill(pod.process.pid, signal.SIGKILL)
     pod.wait()
-    until(lambda: not os.path.exists(f"/proc/{job}"), "the job lives on")
+    end = time.monotonic() + 60
+    while os.path.exists(f"/proc/{job}"):
+        assert time.monotonic() < end, "the job lives on"
     assert not pods.objects.exists(pods.name("outcome")), "the submitter will find out"
 
 
@@ -546,13 +520,15 @@ def test_output_that_nobody_takes_does_not_stop_the_clock(pods: Pods) -> None:
             print("x" * 1000)
 
     order = pods.order(shout, timeout=1.5, grace=1.0)
-    pod = Pod.unread(pods, order)
+    process = Pod.unread(pods, order)
     try:
-        until(lambda: pods.objects.exists(pods.name("outcome")), "no outcome")
+        end = time.monotonic() + 60
+        while not pods.objects.exists(pods.name("outcome")):
+            assert time.monotonic() < end, "no outcome"
         assert pods.outcome().reason == "deadline"
     finally:
-        pod.stdout.close()
-        pod.wait()
+        process.stdout.close()
+        process.wait()
 
 
 def test_bytes_of_any_kind_are_passed_on(pods: Pods) -> None:
@@ -566,11 +542,6 @@ def test_bytes_of_any_kind_are_passed_on(pods: Pods) -> None:
     assert pod.code == 0
     written = pod.log.read_bytes()
     assert bytes(range(256)) in written and "\\udc80 and ü".encode() in written
-
-
-def test_nothing_is_left_of_the_place_it_worked_in(pods: Pods) -> None:
-    pod = pods.run(pods.order(add, 1))
-    assert os.listdir(pod.folder / "tmp") == []
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -627,7 +598,7 @@ def kept(pods: Pods, host: int = 0) -> str | None:
     if not pods.objects.exists(name):
         return None
     content, metadata = pods.objects.get(name)[0], pods.objects.stat(name).metadata
-    assert signing.is_signed(metadata, pods.key, SCOPE, name, content)
+    assert signing.is_signed(metadata, KEY, SCOPE, name, content)
     return content.decode()
 
 
@@ -638,14 +609,9 @@ def talk(words: str) -> None:
     print("to stderr", file=sys.stderr)
 
 
-def test_the_end_of_the_log_is_kept(in_bucket: Pods) -> None:
-    pod = in_bucket.run(in_bucket.order(talk, "to stdout"))
-    assert kept(in_bucket) == pod.output == "to stdout\nto stderr\n"
-
-
-def test_of_a_job_that_writes_nothing_no_log_is_kept(pods: Pods) -> None:
-    pods.run(pods.order(add, 1))
-    assert kept(pods) is None
+def test_the_end_of_the_log_is_kept(in_any_bucket: Pods) -> None:
+    pod = in_any_bucket.run(in_any_bucket.order(talk, "to stdout"))
+    assert kept(in_any_bucket) == pod.output == "to stdout\nto stderr\n"
 
 
 def test_of_a_long_log_the_last_lines_are_kept(pods: Pods) -> None:
@@ -658,23 +624,6 @@ def test_of_a_long_log_the_last_lines_are_kept(pods: Pods) -> None:
     assert lines[-1] == "line 399999"
     assert lines == [f"line {399_999 - n}" for n in reversed(range(len(lines)))]
     assert wire.LOG_BYTES - 20 < len(kept(pods) or "") <= wire.LOG_BYTES
-
-
-@pytest.mark.parametrize("how", ["", "deaf"])
-def test_the_log_of_a_job_that_is_asked_to_end_is_kept(pods: Pods, how: str) -> None:
-    pod = staying(pods, how, grace=2.0)
-    pod.process.send_signal(signal.SIGTERM)
-    pod.wait()
-    assert (kept(pods) or "").startswith("it stays\n")
-
-
-def test_the_log_of_a_job_that_dies_is_kept(pods: Pods) -> None:
-    def die() -> None:
-        print("the last words")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    pods.run(pods.order(die))
-    assert (kept(pods) or "").startswith("the last words\n")
 
 
 def test_what_is_printed_and_what_is_logged_keep_their_order(pods: Pods) -> None:

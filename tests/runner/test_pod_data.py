@@ -11,7 +11,6 @@ import pytest
 
 from kinetic._runner.job import namespace
 from kinetic._runner.protocol import wire
-from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
@@ -19,8 +18,7 @@ from tests.runner.pods import Pods
 
 @pytest.fixture
 def pods(tmp_path: Path, server: GcsServer) -> Pods:
-    objects = DirectoryObjects(tmp_path / "store")
-    return Pods(tmp_path, objects, objects.url, {EMULATOR: server.url})
+    return Pods.over_directory(tmp_path, {EMULATOR: server.url})
 
 
 def plant(server: GcsServer, **files: bytes) -> None:
@@ -236,27 +234,25 @@ def test_without_datasets_the_files_of_the_repository_come(pods: Pods, tmp_path:
     ],
 )
 def test_a_volume_fills_the_folder_that_its_pod_mounts(
-    tmp_path: Path, server: GcsServer, mount: str, content: dict[str, bytes], paths: set[str]
+    pods: Pods, server: GcsServer, mount: str, content: dict[str, bytes], paths: set[str]
 ) -> None:
     """An unprivileged user may not make it, and ``os.walk`` would not follow a link."""
     if not namespace.available():
         pytest.skip("this system has no private mounts")
-    point = tmp_path / "point"
+    point = pods.folder / "point"
     point.mkdir()
     bare = "setpriv --bounding-set -all --inh-caps -all"  # as in a container
     script = f"mount -t tmpfs none {point} && echo 0 > /proc/sys/user/max_user_namespaces && "
     script += f'exec {bare} "$@"'
     inside = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
-    objects = DirectoryObjects(tmp_path / "store")
-    own = Pods(tmp_path, objects, objects.url, {EMULATOR: server.url})
-    own.command = (*inside, *own.command)
+    pods.command = (*inside, *pods.command)
     plant(server, **{f"set__{name}": body for name, body in content.items()})
     single = len(content) == 1
     uri = "gs://kn-test/set/b" if single else "gs://kn-test/set/"
     ref = wire.DataRef(uri=uri, is_dir=not single, mount=f"{point}{mount}")
-    pod = own.run(own.order(files_below, str(point), data=(ref,)))
+    pod = pods.run(pods.order(files_below, str(point), data=(ref,)))
     assert pod.code == 0, pod.output
-    assert own.value() == paths
+    assert pods.value() == paths
 
 
 def files_below(root: str) -> set[str]:
