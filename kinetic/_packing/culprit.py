@@ -6,6 +6,7 @@ failing part of that, until no part fails. The last one picked is the culprit.
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import time
@@ -68,16 +69,17 @@ def find(
         modules = found.modules if found else ()
         if (module := _module_of(part.value)) is not None and by_value(module):
             modules = (*modules, module)
-        where = _joined(found.where if found else "", part.label)
+        where = joined(found.where if found else "", part.label)
         found = Culprit(where=where, value=part.value, error=error, modules=modules)
         if id(part.value) in above or time.monotonic() > deadline:
             break
         above.add(id(part.value))
-        parts = list(_parts_of(part.value, by_value))
+        parts = list(parts_of(part.value, by_value))
     return found
 
 
-def _joined(outer: str, label: str) -> str:
+def joined(outer: str, label: str) -> str:
+    """Return where a part is, from the place of the value around it."""
     if not outer or label.startswith((".", "[")):
         return outer + label
     return f"{outer}, {label}"
@@ -134,21 +136,20 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
             yield from _globals_of(constant)
 
 
-def _parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
+def parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
+    """Yield the parts of *value*; of a module or class only if *by_value* accepts its module."""
     if isa(value, dict):
         return _entries(value)
-    if isa(value, list, tuple, set, frozenset):
+    if isa(value, list, tuple, set, frozenset, collections.deque):
         return (Part(f"[{place}]", item) for place, item in enumerate(value))
     if isa(value, types.FunctionType):
         return captured(value)
     if isa(value, types.MethodType):
         return iter((Part(".__self__", value.__self__), Part(".__func__", value.__func__)))
     if isa(value, functools.partial):
-        return parts_of_partial(value)
-    if isa(value, types.ModuleType):
-        return _attributes(value.__dict__) if by_value(value.__name__) else iter(())
-    if isa(value, type):
-        return _attributes(value.__dict__)
+        return _parts_of_partial(value)
+    if isa(value, types.ModuleType, type):
+        return _attributes(value.__dict__) if by_value(str(_module_of(value))) else iter(())
     return _parts_of_instance(value)
 
 
@@ -164,7 +165,7 @@ def _entries(entries: Mapping[Any, Any]) -> Iterator[Part]:
     yield from (Part(" (a key)", key) for key in list(entries))
 
 
-def parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
+def _parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
     """Yield the function of a partial call, and the arguments bound to it."""
     yield Part(".func", value.func)
     yield from (Part(f".args[{place}]", item) for place, item in enumerate(value.args))
@@ -179,27 +180,11 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _parts_of_instance(value: Any) -> Iterator[Part]:
-    """Yield the parts that an object's ``__reduce_ex__`` returns."""
+    """Yield the attributes of an object, in its ``__dict__`` and in its slots."""
     try:
-        reduced: Any = value.__reduce_ex__(5)
+        state: Any = value.__getstate__()
     except Exception:
         return
-    if not isa(reduced, tuple) or len(reduced) < 2:
-        return
-    padded: tuple[Any, ...] = (*reduced, None, None, None)
-    arguments, state, items, entries = padded[1:5]
-    yield from _parts_of_state(state)
-    yield from (Part(f"[{place}]", item) for place, item in enumerate(items or ()))
-    yield from _entries(dict(entries or ()))
-    for one in arguments:
-        label = f"class {one.__qualname__}" if isa(one, type) else "an argument of its constructor"
-        yield Part(label, one)
-
-
-def _parts_of_state(state: Any) -> Iterator[Part]:
-    both: Any = state if isa(state, tuple) else (state,)
-    if all(one is None or isa(one, dict) for one in both):
-        for one in both:
-            yield from _attributes(one or {})
-    else:
-        yield Part("its state", state)
+    for one in state if isa(state, tuple) else (state,):
+        if isa(one, dict):
+            yield from _attributes(one)

@@ -140,7 +140,7 @@ def find_project(
 
 def _code_directory(function: Callable[..., Any]) -> str | None:
     """Return the directory of the function's code; None if it has no file or is installed."""
-    code = _innermost(function)
+    code = innermost(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if file is None and module is None:  # the module isn't in sys.modules
@@ -152,7 +152,7 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     return directory
 
 
-def _innermost(function: Any) -> Any:
+def innermost(function: Any) -> Any:
     """Return the function or class that holds the code of a partial, method, wrapper, or object."""
     for _ in range(64):
         if issubclass(type(cast("object", function)), functools.partial):

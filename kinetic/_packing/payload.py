@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from absl import logging
 
-from kinetic._packing import culprit, tree
+from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
 from kinetic._packing.pickler import (
@@ -317,22 +317,10 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
     return plain
 
 
-def _plain(function: Any) -> types.FunctionType | None:
-    """Return the Python function in a partial, a method, or a wrapper."""
-    for _ in range(64):
-        if isinstance(function, types.FunctionType):
-            return function
-        if culprit.isa(function, functools.partial):
-            function = function.func
-        else:
-            function = getattr(function, "__func__", getattr(function, "__wrapped__", None))
-    return None
-
-
 def _modules_of(function: Any) -> frozenset[str]:
     """Return the modules of *function*, which the job must not import: they may submit jobs."""
-    plain = _plain(function)
-    names = {getattr(function, "__module__", None), plain and plain.__module__, "__main__"}
+    named = (function, discover.innermost(function))
+    names = {"__main__", *(getattr(one, "__module__", None) for one in named)}
     return frozenset(name for name in names if isinstance(name, str))
 
 
@@ -354,37 +342,41 @@ class _Pickling:
 
     def dump(self, value: Any, spool: Path | None, own: frozenset[str] = frozenset()) -> Stored:
         while True:
-            sink = _Spool(spool)
+            sink, uses = _Spool(spool), self._table.uses
             try:
-                if self._write(value, sink):
+                self._write(value, sink)
+                if self._table.uses > uses:
                     refuse_hidden(self._parts(), self._what)
                 return sink.finish()
-            except SpoolError as exc:
+            except BaseException as exc:
                 sink.discard()
-                raise _no_space(exc.cause, self._what, sink.size) from exc.cause
-            except KineticError:
-                sink.discard()
-                raise
-            except Exception as exc:
-                sink.discard()
-                found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
-                module = self._replaceable(found, own | self._project.unpicklable)
-                if found is None or module is None:
-                    # A traceback helps only if it has a line of user code.
-                    exc.__traceback__ = without_own_frames(exc.__traceback__)
-                    raise self._refusal(found, exc) from exc if exc.__traceback__ else None
-                logging.warning(
-                    "The job imports %s, which can't travel with %s: %s. Values of that "
-                    "module that were changed in memory don't travel.",
-                    module,
-                    self._what,
-                    _described(found),
-                )
-                self._project.unpicklable.add(module)
-                self._fates = Fates(self._project)
-            except BaseException:
-                sink.discard()
-                raise
+                if isinstance(exc, SpoolError):
+                    raise _no_space(exc.cause, self._what, sink.size) from exc.cause
+                if isinstance(exc, KineticError) or not isinstance(exc, Exception):
+                    raise
+                self._replace_module(exc, value, own)
+
+    def _replace_module(self, exc: Exception, value: Any, own: frozenset[str]) -> None:
+        """Have the job import the module whose part failed with *exc*.
+
+        Raises:
+            PackError: No module has the part, or the job can't import it.
+        """
+        found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
+        module = self._replaceable(found, own | self._project.unpicklable)
+        if found is None or module is None:
+            # A traceback helps only if it has a line of user code.
+            exc.__traceback__ = without_own_frames(exc.__traceback__)
+            raise self._refusal(found, exc) from exc if exc.__traceback__ else None
+        logging.warning(
+            "The job imports %s, which can't travel with %s: %s. Values of that module that were "
+            "changed in memory don't travel.",
+            module,
+            self._what,
+            _described(found),
+        )
+        self._project.unpicklable.add(module)
+        self._fates = Fates(self._project)
 
     def largest(self, parts: Iterable[Part], words: str) -> str:
         """Name the largest of *parts* in a sentence that begins with *words*."""
@@ -400,24 +392,15 @@ class _Pickling:
         named = [f"{label} ({tree.amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
         return f"{words} {', '.join(named)}." if named else ""
 
-    def _write(self, value: Any, sink: _Spool | Counter, leave_out: Collection[int] = ()) -> bool:
-        """Pickle *value*; return whether it contains a `Data`."""
-        made: list[CallPickler] = []
-
-        def pickler(counting: Any) -> CallPickler:
-            made.append(
-                CallPickler(
-                    counting,
-                    project=self._project,
-                    fates=self._fates,
-                    table=self._table,
-                    leave_out=leave_out,
-                )
-            )
-            return made[-1]
-
-        pickles.dump(value, sink, pickler=cast("type[CallPickler]", pickler))
-        return any(one.met_data for one in made)
+    def _write(self, value: Any, sink: _Spool | Counter, leave_out: Collection[int] = ()) -> None:
+        pickler: Any = functools.partial(
+            CallPickler,
+            project=self._project,
+            fates=self._fates,
+            table=self._table,
+            leave_out=leave_out,
+        )
+        pickles.dump(value, sink, pickler=pickler)
 
     def _failure(self, leave_out: Collection[int], value: Any) -> Exception | None:
         try:

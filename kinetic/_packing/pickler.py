@@ -15,9 +15,7 @@ Beyond cloudpickle:
 
 from __future__ import annotations
 
-import collections
 import enum
-import functools
 import importlib
 import importlib.machinery
 import linecache
@@ -120,6 +118,8 @@ class DataTable:
     """The `Data` of a call, each once, in the order of their first use."""
 
     def __init__(self, start: Sequence[Data] = ()) -> None:
+        self.uses = 0
+        """How often `index` was called."""
         self._places: dict[int, int] = {}
         self._items: list[Data] = []
         for data in start:
@@ -134,6 +134,7 @@ class DataTable:
 
     def index(self, data: Data) -> int:
         """Return the number of *data*; equal objects have different numbers."""
+        self.uses += 1
         if (place := self._places.get(id(data))) is None:
             place = self._places[id(data)] = len(self._items)
             self._items.append(data)
@@ -146,16 +147,18 @@ def refuse_hidden(parts: Sequence[Part], what: str) -> None:
     Raises:
         DataError: A `Data` is in a set or is a key; the message says where.
     """
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # by id; it keeps the values, so that no id is used again
     stack = list(reversed(parts))
     while stack:
         part = stack.pop()
         if id(part.value) in seen:
             continue
-        seen.add(id(part.value))
+        seen[id(part.value)] = part.value
         _refuse_in(part, what)
-        inside = _inside(part.value)
-        stack.extend(Part(part.label + one.label, one.value) for one in reversed(inside))
+        inside = [*culprit.parts_of(part.value, lambda module: False)]
+        stack.extend(
+            Part(culprit.joined(part.label, one.label), one.value) for one in reversed(inside)
+        )
 
 
 def _refuse_in(part: Part, what: str) -> None:
@@ -177,22 +180,6 @@ def _refuse_in(part: Part, what: str) -> None:
             )
 
 
-def _inside(value: Any) -> list[Part]:
-    if isa(value, dict):
-        inside = [Part(f"[{key!r}]", item) for key, item in value.items()]
-        return inside + [Part(" (a key)", key) for key in value if isa(key, tuple)]
-    if isa(value, list, tuple, set, frozenset, collections.deque):
-        return [Part(f"[{place}]", item) for place, item in enumerate(value)]
-    if isa(value, types.FunctionType):
-        return [Part(f", {one.label}", one.value) for one in culprit.captured(value)]
-    if isa(value, functools.partial):
-        return list(culprit.parts_of_partial(value))
-    if isa(value, type, types.ModuleType):
-        return []
-    attributes: dict[str, Any] = getattr(value, "__dict__", None) or {}
-    return [Part(f".{name}", item) for name, item in attributes.items()]
-
-
 # Attributes of a module that its copy in the job doesn't get.
 _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 
@@ -210,7 +197,6 @@ class CallPickler(pickles.Pickler):
         leave_out: Collection[int] = (),
     ) -> None:
         super().__init__(sink)
-        self.met_data = False
         self._project = project
         self._leave_out = leave_out  # ids of objects to replace by None in a search for the culprit
         self._fates = fates
@@ -236,7 +222,6 @@ class CallPickler(pickles.Pickler):
         if kind is types.ModuleType:
             return self._module(obj)
         if self._data is not None and isinstance(obj, self._data):
-            self.met_data = True
             return stand_ins.data_path, (self._table.index(typing.cast("Data", obj)),)
         if self._remote is not None and issubclass(kind, self._remote):
             return stand_ins.Decorated, (obj.__wrapped__,)
