@@ -6,13 +6,11 @@ zlib. The archive has permissions and empty directories, but neither times nor o
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import functools
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -26,13 +24,13 @@ from typing import BinaryIO
 from absl import logging
 
 from kinetic import configuration
+from kinetic._messages import amount
 from kinetic._packing import ignore
 from kinetic._packing.tree import (
     Entry,
     Tree,
     about,
     about_credentials,
-    amount,
     listed,
     scan,
     stamp_of,
@@ -108,7 +106,7 @@ class ArchiveCache:
                 self.directory,
                 exc.strerror,
             )
-            self.directory = _temporary_folder(os.getpid())
+            self.directory = Path(_temporary_folder(os.getpid()).name)
             return _new_file(self.directory)
 
     def put(self, draft: Path, digest: str, files: int, fingerprint: str) -> Archive:
@@ -144,16 +142,9 @@ def _new_file(directory: Path) -> Path:
 
 
 @functools.cache
-def _temporary_folder(process: int) -> Path:
+def _temporary_folder(process: int) -> tempfile.TemporaryDirectory[str]:
     """Make a folder for the archives of *process*, which removes the folder when it ends."""
-    folder = tempfile.mkdtemp(prefix="kinetic-")
-
-    def remove() -> None:
-        if os.getpid() == process:  # a forked process ends with a copy of this callback
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return Path(folder)
+    return tempfile.TemporaryDirectory(prefix="kinetic-")
 
 
 FRESH_NS = 50_000_000
@@ -264,7 +255,7 @@ def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Wri
                 archive.writestr(_described(zipfile.ZipInfo(entry.name), entry), b"")
                 continue
             try:
-                file = _opened(entry.path)
+                file = open(entry.path, "rb")  # noqa: SIM115 - closed by the next block
             except OSError as exc:
                 written.refused.append(f"{entry.name} ({exc.strerror or exc})")
                 # The scan notices a new permission by its time of change.
@@ -308,16 +299,4 @@ def _described(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
     """Add the permissions to *info*; `zipfile` writes them with the table of contents."""
     kind = stat.S_IFDIR if entry.is_directory else stat.S_IFREG
     info.external_attr = (kind | entry.stamp.mode & PERMISSIONS) << 16
-    if entry.is_directory:
-        info.external_attr |= 0x10  # the mark of a directory on Windows
     return info
-
-
-def _opened(path: str) -> BinaryIO:
-    """Open a file; follow no link and wait for no pipe that may have replaced it."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    file = open(os.open(path, flags), "rb")  # noqa: SIM115 - the caller closes it
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(0, "it is no longer a file")

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from absl import logging
 
+from kinetic._messages import amount
 from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
@@ -246,7 +247,7 @@ def dump_function(
         logging.warning(
             "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
             name,
-            tree.amount(pickled.size),
+            amount(pickled.size),
             pickling.largest(parts(), " It captures"),
         )
     return pickled
@@ -289,7 +290,7 @@ def dump_arguments(
                 "The arguments of %s are %s, more than %s=%g.%s Files travel better as Data: "
                 "they are uploaded once.",
                 what,
-                tree.amount(pickled.size),
+                amount(pickled.size),
                 SIZE_VARIABLE,
                 limit,
                 pickling.largest(parts(), " Largest:"),
@@ -389,7 +390,7 @@ class _Pickling:
                 continue
             if sink.size >= NOTABLE_BYTES:
                 sizes.append((sink.size, part.label))
-        named = [f"{label} ({tree.amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
+        named = [f"{label} ({amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
         return f"{words} {', '.join(named)}." if named else ""
 
     def _write(self, value: Any, sink: _Spool | Counter, leave_out: Collection[int] = ()) -> None:
@@ -448,6 +449,6 @@ def _described(found: culprit.Culprit) -> str:
 def _no_space(cause: OSError, what: str, size: int) -> PackError:
     return PackError(
         f"{what} cannot be shipped: writing its pickle to {cause.filename or 'a temporary file'} "
-        f"failed after {tree.amount(size)}: {cause.strerror}. Free some space, or point TMPDIR "
+        f"failed after {amount(size)}: {cause.strerror}. Free some space, or point TMPDIR "
         "to another disk."
     )

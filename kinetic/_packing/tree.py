@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from kinetic._messages import amount
 from kinetic._packing import discover, ignore
 from kinetic.errors import ConfigurationError, PackError
 
@@ -353,12 +354,3 @@ def megabytes(environ: Mapping[str, str], name: str, default: float) -> float:
         return float(value)
     except ValueError:
         raise ConfigurationError(f"{name}={value} is not a number of megabytes") from None
-
-
-def amount(size: float) -> str:
-    """Return a number of bytes as text, with a unit."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit != "MB" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
