@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import re
@@ -53,7 +54,8 @@ class Fault:
     of them the connection is cut. ``late``: the same after the effect is there.
     ``at``: the connection is cut after so many bytes of a body, either way;
     that of an answer once ``among`` requests have been under way together.
-    ``stall``: no answer, ever; with ``at``, none after those bytes.
+    ``stall``: no answer, ever, or until the connection is cut after ``stall_s``; with ``at``, none
+    after those bytes.
     ``body``: makes another content of what is sent; ``crc32c``: a wrong checksum is told.
     """
 
@@ -66,6 +68,7 @@ class Fault:
     at: int | None = None
     among: int = 0
     stall: bool = False
+    stall_s: float | None = None
     body: Callable[[bytes], bytes] | None = None
     crc32c: str = ""
     seen: int = 0
@@ -171,8 +174,12 @@ class GcsServer:
         if fault.at is not None or fault.body is not None or fault.crc32c:
             return False
         if fault.stall:
-            await self._ended.wait()
+            await self._stall(fault)
         return True
+
+    async def _stall(self, fault: Fault) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), fault.stall_s)
 
     def _answer(self, fault: Fault) -> web.StreamResponse:
         if not fault.status:
@@ -322,7 +329,7 @@ class GcsServer:
                 if fault.status == 308:  # it takes some of it and says so
                     break
                 if fault.stall:
-                    await self._ended.wait()
+                    await self._stall(fault)
                 raise Cut
         return self._state(upload, size, fault)
 
@@ -339,9 +346,7 @@ class GcsServer:
         if stored is None or (pinned is not None and pinned != str(stored.generation)):
             return error(404, f"No such object: kn-test/{name}", "notFound")
         body, size, status = memoryview(stored.body), len(stored.body), 200
-        headers = {
-            "X-Goog-Generation": str(stored.generation),
-        }
+        headers = {"X-Goog-Generation": str(stored.generation)}
         if size < 1 << 20:  # the service doesn't know the checksum of every object
             headers["X-Goog-Hash"] = f"crc32c={crc32c(stored.body)}"
         if wanted := request.headers.get("Range", ""):
@@ -372,7 +377,7 @@ class GcsServer:
                     break
                 await asyncio.sleep(0.01)
             if fault.stall:
-                await self._ended.wait()
+                await self._stall(fault)
             raise Cut
 
     async def _on_list(self, request: web.Request, fault: Fault) -> web.Response:
@@ -397,11 +402,11 @@ class GcsServer:
         if name not in self.objects:
             return error(404, f"No such object: kn-test/{name}", "notFound")
         there = self.objects[name]
-        wanted = query.get("ifGenerationMatch"), query.get("ifMetagenerationMatch")
-        if wanted[0] not in (None, str(there.generation)) or wanted[1] not in (
-            None,
-            str(there.metageneration),
-        ):
+        known = {
+            "ifGenerationMatch": there.generation,
+            "ifMetagenerationMatch": there.metageneration,
+        }
+        if any(query.get(which, str(number)) != str(number) for which, number in known.items()):
             return error(412, "At least one of the pre-conditions did not hold.")
         del self.objects[name]
         return web.Response(status=204)
