@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -45,7 +45,6 @@ __all__ = [
     "resolve",
     "sources",
     "submit_patience_s",
-    "with_store",
 ]
 
 T = TypeVar("T", int, float)
@@ -184,6 +183,7 @@ def resolve(
     zone: str | None = None,
     cluster: str | None = None,
     namespace: str | None = None,
+    store: str | None = None,
     base_image_repo: str | None = None,
     output_dir: str | None = None,
     accelerator: Accelerator | None = None,
@@ -206,6 +206,7 @@ def resolve(
             "zone": zone,
             "cluster": cluster,
             "namespace": namespace,
+            "store": store,
             "base_image_repo": base_image_repo,
             "output_dir": output_dir,
         },
@@ -338,13 +339,6 @@ def number(name: str, default: T, environ: Mapping[str, str] = os.environ) -> T:
     _check_numbers(environ)
     text = environ.get(name)
     return type(default)(text) if text else default
-
-
-def with_store(target: Target, store: str) -> Target:
-    """Return *target* with its objects in *store*: a directory, or ``gs://bucket``."""
-    if not store:
-        raise ConfigurationError("store is empty; leave it out for the configured one")
-    return replace(target, store=store)
 
 
 def _backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:

@@ -159,9 +159,8 @@ def load(path: Path, *, required: bool = False) -> Profiles:
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise ProfileError(f"can't read the profiles in {path}: {error}") from error
     try:
-        # Thousands of nested brackets raise a RecursionError.
         content: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _malformed(path, f"it is not JSON ({error})") from error
     return _profiles(content, path)
 

@@ -567,10 +567,9 @@ class Client:
             zone=where["zone"],
             cluster=where["cluster"],
             namespace=where["namespace"],
+            store=self._store,
             accelerator=accelerator,
         )
-        if self._store is not None:
-            target = dataclasses.replace(target, store=self._store)
         place = (configuration.home(os.environ), target)
         opening = self._sessions.get(place)
         if opening is None or (opening.done() and opening.exception() is not None):

@@ -58,10 +58,9 @@ async def examine(
             zone=zone,
             cluster=cluster,
             namespace=namespace,
+            store=store,
             environ=environ,
         )
-        if store is not None:
-            target = configuration.with_store(target, store)
     except ConfigurationError as exc:
         checks.append(_settled("configuration", "configuration", failed_by(exc)))
         return await run_checks(checks)

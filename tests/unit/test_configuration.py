@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import accelerators, configuration, profiles
-from kinetic.configuration import Target, home, log_level, profiles_file, resolve, with_store
+from kinetic.configuration import Target, home, log_level, profiles_file, resolve
 from kinetic.errors import ConfigurationError, ProfileError
 from kinetic.profiles import Profile, Profiles
 
@@ -244,9 +244,9 @@ def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:
 
 
 def test_another_store(machine: Machine) -> None:
-    assert with_store(machine.resolve(), "gs://mine").store == "gs://mine"
+    assert machine.resolve(store="gs://mine").store == "gs://mine"
     with pytest.raises(ConfigurationError, match="store is empty"):
-        with_store(machine.resolve(), "")
+        machine.resolve(store="")
 
 
 def test_the_home_is_the_users_or_the_one_named(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import json
 import math
 import socket
 import ssl
-import time
 import urllib.parse
 import urllib.request
 import weakref
@@ -117,18 +115,12 @@ def proxy_for(server: str) -> str | None:
     return urllib.request.getproxies().get(parts.scheme)
 
 
-def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Return the pause in a Retry-After header, seconds or a date; None if it has none."""
-    if not value:
-        return None
+def retry_after(value: str | None) -> float | None:
+    """Return the seconds in a Retry-After header; None if it has none, or a date."""
     try:
-        wait_s = float(value)
+        wait_s = float(value or "")
     except ValueError:
-        try:
-            until = email.utils.parsedate_to_datetime(value).timestamp()
-        except ValueError:
-            return None
-        wait_s = until - (time.time() if now is None else now)
+        return None
     return max(0.0, wait_s) if math.isfinite(wait_s) else None
 
 
