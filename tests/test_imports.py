@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import cloudpickle
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 CLOUD = {"aiohttp", "google", "grpc", "kubernetes", "kubernetes_asyncio", "requests", "urllib3"}
@@ -27,15 +28,8 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 def loaded_by(code: str, *path: Path) -> set[str]:
     """The modules that *code* adds in a fresh interpreter with *path* and the libraries only."""
     setup = f"import sys; sys.path[:0] = {[str(one) for one in path]}"
-    answer = subprocess.run(
-        [sys.executable, "-I", "-W", "error", "-c", f"{setup}\n{LOADED.format(code=code)}"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    return set(json.loads(answer.stdout))
+    program = f"{setup}\n{LOADED.format(code=code)}"
+    return set(json.loads(programs.python("-I", "-W", "error", "-c", program)))
 
 
 def top_level(modules: set[str]) -> set[str]:
@@ -111,8 +105,8 @@ def site(tmp_path: Path) -> Path:
 def said_by(code: str, site: Path) -> list[str]:
     """The lines on standard error of a program in an interpreter that has *site*."""
     setup = f"import sys; sys.path.insert(0, {str(site)!r})"
-    command = [sys.executable, "-I", "-c", f"{setup}\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    done = programs.run(sys.executable, "-I", "-c", f"{setup}\n{code}")
+    assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,22 +30,8 @@ if __name__ == "__main__":
 """
 
 
-def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def build(kind: str, project: Path, into: Path) -> Path:
-    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into, cwd=project)
+    programs.python("-m", "hatchling", "build", "-t", kind, "-d", into, cwd=project)
     (built,) = into.iterdir()
     return built
 
@@ -103,10 +89,10 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
 def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
     """Installed in a fresh environment that shares nothing with this one but the dependencies."""
     venv = tmp_path / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    programs.python("-m", "venv", "--without-pip", venv, cwd=tmp_path)
     python = venv / "bin" / "python"
-    run(
-        *(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"),
+    programs.python(
+        *("-m", "pip", "--python", python, "--disable-pip-version-check"),
         *("install", "--no-deps", "--no-index", wheel),
         cwd=tmp_path,
     )
@@ -115,7 +101,7 @@ def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "job.py").write_text(SCRIPT)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    out = run(python, "job.py", cwd=tmp_path / "project", env=env).splitlines()
+    out = programs.output(python, "job.py", cwd=tmp_path / "project", env=env).splitlines()
     assert out[0] == "42"
     assert Path(out[1]).is_relative_to(site)
     assert Path(out[2]).is_relative_to(site), "the job ran a runner from elsewhere"

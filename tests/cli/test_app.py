@@ -14,6 +14,7 @@ import pytest
 
 from kinetic import errors
 from kinetic.cli.app import cli, exit_code
+from tests import programs
 from tests.cli.conftest import Kinetic
 
 
@@ -39,11 +40,8 @@ def test_the_exit_code_says_what_kind_of_failure_it_was(error: Exception, code: 
 
 def test_python_m_is_the_same(kinetic: Kinetic) -> None:
     said = kinetic("--version")
-    done = subprocess.run(
-        [sys.executable, "-m", "kinetic", "--version"], capture_output=True, text=True
-    )
-    assert said.code == done.returncode == 0
-    assert said.out == done.stdout != ""
+    assert said.code == 0
+    assert said.out == programs.python("-m", "kinetic", "--version") != ""
 
 
 def test_a_reader_that_leaves_ends_it_quietly() -> None:

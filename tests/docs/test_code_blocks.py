@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from kinetic import configuration
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,28 +37,17 @@ def blocks() -> Iterator[Any]:
             yield pytest.param(block[1], id=name, marks=tier)
 
 
-def run(script: Path, *, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("block", [*blocks()])
 def test_the_block_runs(block: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()  # where the reader's project would begin
     script = tmp_path / "block.py"
     script.write_text(block)
-    run(script, cwd=tmp_path)
+    done = programs.run(
+        *(sys.executable, "-W", "error", script),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
 
 
 def checked() -> dict[Path, str]:
@@ -82,17 +71,12 @@ def test_the_types_of_the_blocks_that_do_not_run_are_right(tmp_path: Path) -> No
         (tmp_path / f"{page.stem}.py").write_text(program)
     options = ["--strict", "--ignore-missing-imports", "--no-warn-return-any"]
     lenient = ["--follow-imports=silent", "--disable-error-code=empty-body"]  # `...` is a body
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, *lenient, tmp_path],
+    said = programs.python(
+        *("-m", "mypy", *options, *lenient, tmp_path),
         cwd=tmp_path,
         env={**os.environ, "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"no issues found in {len(checked())} source files" in done.stdout
+    assert f"no issues found in {len(checked())} source files" in said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ import click
 import pytest
 
 from kinetic.cli.app import cli
+from tests import programs
 from tests.cli.changing import CHANGING
 from tests.docs.prose import PAGES, ROOT
 
@@ -192,15 +192,8 @@ def test_the_commands_of_a_page_print_what_it_shows(
 
 
 def output(command: str, ids: Mapping[str, str], *, cwd: Path) -> str:
-    done = subprocess.run(
-        ["bash", "-c", JOB.sub(lambda one: ids[one[0]], command)],
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
+    done = programs.run(
+        "bash", "-c", f"exec 2>&1; {JOB.sub(lambda one: ids[one[0]], command)}", cwd=cwd, timeout=60
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

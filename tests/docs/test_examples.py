@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.face.child import listener
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
@@ -82,16 +83,9 @@ def test_an_excerpt_on_a_page_is_in_an_example() -> None:
 def test_the_types_of_the_examples_are_right() -> None:
     """Also of those whose libraries are not installed: kinetic's part is checked."""
     options = ["--strict", "--ignore-missing-imports", "--allow-untyped-decorators"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "--follow-imports=silent", *NAMES],
-        cwd=EXAMPLES,
-        env={**os.environ, "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    cache = {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")}
+    words = ("-m", "mypy", *options, "--follow-imports=silent", *NAMES)
+    programs.python(*words, cwd=EXAMPLES, env={**os.environ, **cache})
 
 
 @pytest.mark.full
@@ -246,10 +240,8 @@ def test_the_application_cancels_its_sweeps_when_it_stops(server: Server) -> Non
     status, err = server.stop()
     assert status == 0 and "Traceback" not in err, err
     code = f"import kinetic; print(kinetic.attach_batch({sweep_id!r}).status_counts())"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    counts = json.loads(found.stdout.replace("'", '"'))
+    found = programs.python("-c", code)
+    counts = json.loads(found.replace("'", '"'))
     assert counts["NOT_FOUND"] > 0 and sum(counts.values()) == 2000
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import record
-from tests.docs.prose import ROOT
+from tests import programs
 
 
 def test_the_page_has_the_tables_of_the_recorded_run() -> None:
@@ -37,8 +35,7 @@ def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
 @pytest.mark.full
 def test_a_run_is_recorded(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "benchmarks", "imports", "--quick", "--record", str(file)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    programs.python("-m", "benchmarks", "imports", "--quick", "--record", file)
     text = record.rendered(file.read_text().splitlines())
     assert text.startswith("### `imports`\n\nVersion ")
     assert "| import asyncio |" in text

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "docs" / "_static" / "sweep.svg"
@@ -29,8 +28,7 @@ def last_lines(recording: Path) -> list[str]:
 @pytest.mark.full
 def test_the_recording_shows_what_the_example_prints(tmp_path: Path) -> None:
     made = tmp_path / "sweep.svg"
-    script = [sys.executable, "-W", "error", str(ROOT / "docs" / "record_sweep.py"), str(made)]
-    subprocess.run(script, check=True, timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    programs.python("-W", "error", "docs/record_sweep.py", made)
     assert last_lines(RECORDING) == last_lines(made)
     assert last_lines(made)[-1].startswith("best of 12: accuracy 0.9")
 

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from tests import programs
 from tests.docs.prose import PAGES
 from tests.report.browser import CHROMIUM, MISSING, Browser
 
@@ -25,17 +25,7 @@ NO_NETWORK = "http://127.0.0.1:9"
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    programs.output(*command, env={**os.environ, **environment}, timeout=380)
 
 
 @pytest.fixture(scope="module")

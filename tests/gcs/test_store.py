@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from kinetic.aio import _lease
 from kinetic.aio.gcs.http import EMULATOR, Location
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import BackendError, ConfigurationError
+from tests import programs
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer, Stored
 
@@ -253,11 +253,6 @@ gc.collect()
 
 
 def test_it_is_closed_without_a_word() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", QUIET.format(root=str(ROOT))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    code = QUIET.format(root=str(ROOT))
+    done = programs.run(sys.executable, *("-W", "error", "-X", "dev", "-c", code))
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, BackendError, Unavailable
+from tests import programs
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer
 
@@ -153,14 +153,7 @@ asyncio.run(main())
 
 
 def test_a_machine_without_credentials_is_told_how_to_get_them(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", NOWHERE],
-        env={"HOME": str(tmp_path), "GCE_METADATA_HOST": "127.0.0.1:9"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    environ = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "127.0.0.1:9"}
+    done = programs.run(sys.executable, *("-W", "error", "-X", "dev", "-c", NOWHERE), env=environ)
     assert done.stderr == ""
     assert "gcloud auth application-default login" in done.stdout

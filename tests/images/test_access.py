@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images.cloud_build import Builder, explained_build
 from kinetic.aio.images.registry import Places, Registry
 from kinetic.errors import AuthError, BackendError
+from tests import programs
 from tests.images.conftest import Cloud
 from tests.kubernetes import faults
 
@@ -83,10 +82,7 @@ def test_choosing_images_loads_nothing_of_google() -> None:
         "import sys, kinetic.aio.images.container, kinetic.aio.images.cloud_build;"
         "print([one for one in sys.modules if one.split('.')[0] in ('google', 'grpc', 'aiohttp')])"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "[]"
+    assert programs.python("-c", code).strip() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from kinetic.aio.images.current import CurrentInterpreter
 from kinetic.aio.ports import Image, ImageRequest
 from kinetic.errors import BuildError, ConfigurationError
+from tests import programs
 from tests.images.conftest import small_wheel
 from tests.images.packages import needs_uv
 
@@ -33,11 +33,7 @@ def images(environ: dict[str, str], home: Path) -> Images:
 
 
 def said_by(image: Image, code: str) -> str:
-    done = subprocess.run(
-        [*image.command, "-I", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return programs.output(*image.command, "-I", "-c", code).strip()
 
 
 @needs_uv
@@ -158,15 +154,7 @@ def test_a_job_runs_in_it(project: Path, environ: dict[str, str], index: Path) -
         "    print(*job())\n"
     )
     online = {**environ, "UV_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, "job.py"],
-        cwd=project,
-        env=online,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = programs.run(sys.executable, "job.py", cwd=project, env=online)
     if "Failed to fetch" in done.stderr or "Could not connect" in done.stderr:
         pytest.skip("no package index can be reached for what kinetic depends on")
     assert done.returncode == 0, done.stderr

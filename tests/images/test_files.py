@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -20,6 +19,7 @@ from kinetic.aio.images.recipe import installed_wheel, package_files, wheel
 from kinetic.aio.images.registry import manifest_url, places, registry_of
 from kinetic.errors import ConfigurationError
 from kinetic.options import checked_image
+from tests import programs
 from tests.images.conftest import ABOUT, OWN
 
 ROOT = Path(__file__).parents[2]
@@ -32,25 +32,12 @@ def test_the_wheel_of_the_running_kinetic_installs_and_runs(tmp_path: Path) -> N
     own = installed_wheel()
     (tmp_path / own.name).write_bytes(own.content)
     site = tmp_path / "site"
-    done = subprocess.run(
-        [
-            *(find_uv(), "pip", "install", "--no-deps", "--offline", "--no-cache", "--quiet"),
-            *("--python", sys.executable, "--target", str(site), str(tmp_path / own.name)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    programs.output(
+        *(find_uv(), "pip", "install", "--no-deps", "--offline", "--no-cache", "--quiet"),
+        *("--python", sys.executable, "--target", site, tmp_path / own.name),
     )
-    assert done.returncode == 0, done.stderr
     code = "import kinetic, kinetic._runner as runner; print(kinetic.__file__, runner.__file__)"
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    said = programs.python("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(site)}).split()
     assert [Path(one).is_relative_to(site) for one in said] == [True, True]
 
 
@@ -130,10 +117,8 @@ def test_an_image_for_gpus_finds_the_driver_that_the_node_has(
     # A Dockerfile's words are put in as a shell puts them in.
     command = f"export {line.removeprefix('ENV ')}; echo $LD_LIBRARY_PATH; echo $PATH"
     environ = {"PATH": "/usr/bin"} | ({"LD_LIBRARY_PATH": before} if before else {})
-    shell = subprocess.run(
-        ["/bin/sh", "-c", command], env=environ, capture_output=True, text=True, check=True
-    )
-    assert shell.stdout.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
+    said = programs.output("/bin/sh", "-c", command, env=environ)
+    assert said.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
 
 
 def test_a_base_image_has_no_dependencies_of_a_project() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 from kinetic._devices import cpus_here, gpus_here
 from kinetic._supervisor.journal import SPARE_LINES, Journal, read
 from kinetic._supervisor.protocol import Decoder, encode
+from tests import programs
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
@@ -66,8 +65,7 @@ journal.write_kept()
 
 def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", FILL, str(path)], check=True, cwd=root)
+    programs.python("-c", FILL, path)
     lines = read(path)
     assert lines[0] == {"was": "supervisor"} and lines[-1] == {"was": "owed"}
     assert all(line.get("pad", "x" * 100) == "x" * 100 for line in lines)

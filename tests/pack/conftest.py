@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import time
 import zipfile
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic._packing import archive
+from tests import programs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,18 +46,9 @@ def make() -> Make:
 def python(home: Path) -> Python:
     """Run a script in a fresh interpreter that can import kinetic, and return what it prints."""
 
-    def run(*command: str, cwd: Path, stdin: str | None = None, **environ: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=cwd,
-            input=stdin,
-            text=True,
-            capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(*command: str, cwd: Path, stdin: str = "", **environ: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environ}
+        return programs.python(*command, cwd=cwd, env=environ, stdin=stdin)
 
     return run
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import operator
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -243,13 +242,13 @@ def test_code_without_a_file_is_in_the_project_of_the_working_directory(
 ) -> None:
     make(tmp_path, {"project/setup.py": "", "project/notes/": ""})
     commands = {
-        "command": (("-c", REPORT), None),
+        "command": (("-c", REPORT), ""),
         "stdin": (("-",), REPORT),
         "interactive": (("-i", "-q"), REPORT.replace(": pass", ": pass\n") + "\n"),
         # A kernel compiles cells under names of files that are not there.
         "notebook": (
             ("-c", f"exec(compile({REPORT!r}, '/tmp/ipykernel_1/2.py', 'exec'), globals())"),
-            None,
+            "",
         ),
     }
     command, stdin = commands[way]
@@ -263,9 +262,7 @@ def test_the_code_in_a_zip_file_is_in_the_project_around_it(
 ) -> None:
     make(tmp_path, {"project/setup.py": "", "app/__main__.py": REPORT})
     target = tmp_path / "project/app.pyz"
-    subprocess.run(
-        [sys.executable, "-m", "zipapp", str(tmp_path / "app"), "-o", str(target)], check=True
-    )
+    python("-m", "zipapp", str(tmp_path / "app"), "-o", str(target), cwd=tmp_path)
     assert last_line(python(str(target), cwd=tmp_path))[0] == str(tmp_path / "project")
 
 

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -461,7 +460,9 @@ def test_what_the_user_registered_stays_registered(
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="fork is not safe there")
-def test_a_process_forked_in_the_middle_of_a_dump_can_dump(tmp_path: Path, make: Make) -> None:
+def test_a_process_forked_in_the_middle_of_a_dump_can_dump(
+    tmp_path: Path, make: Make, python: Python
+) -> None:
     make(
         tmp_path / "project",
         {
@@ -487,12 +488,7 @@ def test_a_process_forked_in_the_middle_of_a_dump_can_dump(tmp_path: Path, make:
             """,
         },
     )
-    subprocess.run(
-        [sys.executable, "run.py"],
-        cwd=tmp_path / "project",
-        env={**os.environ, "PYTHONPATH": str(HERE)},
-        check=True,
-    )
+    python("run.py", cwd=tmp_path / "project")
 
 
 CASES: dict[str, Callable[[], Any]] = {

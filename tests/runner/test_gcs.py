@@ -25,6 +25,7 @@ from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, St
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
+from tests import programs
 from tests.contract.names import HOSTILE
 from tests.gcs.server import GcsServer, Stored
 
@@ -394,15 +395,9 @@ except OSError as exc:
 def test_missing_credentials_are_told_with_what_to_do(
     tmp_path: Path, where: dict[str, str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))],
-        env={"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **where},
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=True,
-    )
-    assert "workload identity" in done.stdout
+    code = NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))
+    environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **where}
+    assert "workload identity" in programs.python("-c", code, env=environ, timeout=40)
 
 
 FLAT = """
@@ -433,9 +428,6 @@ def test_large_contents_take_little_memory(fake_gcs: str, tmp_path: Path) -> Non
     GcsObjects(f"gs://kn-test/{folder}", {EMULATOR: fake_gcs}).create("small", b"")
     root = str(Path(__file__).parents[2])
     code = FLAT.format(root=root, url=fake_gcs, source=str(source), folder=folder)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 56 * 1024, "KiB, of 72 MiB sent and fetched"
+    grown = int(programs.python("-c", code, timeout=50))
+    assert grown < 56 * 1024, "KiB, of 72 MiB sent and fetched"
     assert (tmp_path / "source.copy").stat().st_size == source.stat().st_size

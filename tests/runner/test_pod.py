@@ -24,6 +24,7 @@ import pytest
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
+from tests import programs
 from tests.gcs.server import GcsServer
 from tests.runner.calls import KEY, RUNNER, SCOPE
 from tests.runner.pods import Pod, Pods, environment_of, until
@@ -395,9 +396,7 @@ print(ended.reported, ended.status, ended.out_of_time)
     ids=["ended", "said its outcome"],
 )
 def test_the_time_of_a_job_that_has_done_its_work_is_nobody_s(script: str, words: str) -> None:
-    command = [sys.executable, "-c", script]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert told.stdout == f"{words}\n"
+    assert programs.python("-c", script, timeout=60) == f"{words}\n"
 
 
 def test_a_budget_of_disruptions_that_is_used_up_makes_a_preemption_final(pods: Pods) -> None:
@@ -494,7 +493,6 @@ def test_a_job_dies_with_its_pod(pods: Pods) -> None:
 
 def test_a_process_that_is_left_behind_does_not_hold_the_pod(pods: Pods) -> None:
     def leave_behind() -> str:
-        import subprocess
 
         subprocess.Popen(["sleep", "600"])
         return "done"
@@ -636,11 +634,9 @@ def test_what_is_printed_and_what_is_logged_keep_their_order(pods: Pods) -> None
             print(number)
             print(number + 1, file=sys.stderr)
 
-    command, folder = pods.command, pods.folder / "pod-both"
+    folder = pods.folder / "pod-both"
     environment = environment_of(pods, pods.order(both), "uid", folder, {})
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60
-    )
+    done = programs.run(*pods.command, env=environment, cwd=folder, timeout=60)
     assert done.stdout.splitlines() == [str(number) for number in range(2000)]
 
 

@@ -12,6 +12,7 @@ import pytest
 from kinetic._runner.job import namespace
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.gcs import EMULATOR
+from tests import programs
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 
@@ -138,8 +139,6 @@ print(stand_ins.data_path(0), open({point!r} + "/a").read())
 def test_in_a_container_that_may_not_mount_a_volume_is_moved_to_its_path(
     pods: Pods, server: GcsServer, tmp_path: Path, there: str
 ) -> None:
-    import subprocess
-
     plant(server, set__a=b"1")
     point, work = tmp_path / "point", tmp_path / "work"
     work.mkdir()
@@ -148,14 +147,8 @@ def test_in_a_container_that_may_not_mount_a_volume_is_moved_to_its_path(
     if there == "full":
         (point / "of the image").touch()
     root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE.format(root=root, work=str(work), point=str(point))],
-        env={**os.environ, **pods.environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    code = ALONE.format(root=root, work=str(work), point=str(point))
+    done = programs.run(sys.executable, "-c", code, env={**os.environ, **pods.environ})
     if there == "full":
         assert "a volume cannot be at" in done.stderr
         assert (point / "of the image").exists()

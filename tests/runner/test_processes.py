@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from kinetic._runner.job import processes
+from tests import programs
 
 MOTHER = """
 import os, signal, sys
@@ -73,6 +74,4 @@ remote_runner.leave(0)
 def test_only_an_exit_with_callbacks_starts_a_thread_to_bound_it(
     before: str, bounded: bool
 ) -> None:
-    command = [sys.executable, "-c", EXIT.format(before)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert ("start_new_thread" in ended.stdout) is bounded
+    assert ("start_new_thread" in programs.python("-c", EXIT.format(before))) is bounded

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import programs
 
 JOB = """
 import os, signal, time
@@ -34,9 +35,7 @@ except Stopped:
 
 def test_a_worker_of_the_users_dies_of_the_signal_without_a_word() -> None:
     """As `multiprocessing.Pool.terminate` ends those it has forked."""
-    done = subprocess.run(
-        [sys.executable, "-c", JOB], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = programs.run(sys.executable, "-c", JOB, timeout=60)
     assert (done.stdout.split(), done.stderr) == (["-15", "stopped"], "")
 
 
@@ -61,7 +60,5 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 @pytest.mark.skipif(sys.platform != "linux", reason="pins its processes to one processor")
 def test_a_worker_that_is_killed_before_it_runs_dies_as_well() -> None:
     """`multiprocessing.Pool` waits forever for one that does not."""
-    done = subprocess.run(
-        [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=110, check=False
-    )
+    done = programs.run(sys.executable, "-c", AT_ONCE)
     assert ({*done.stdout.split()}, done.stderr) == ({"-15"}, "")

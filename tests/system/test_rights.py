@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kinetic import aio, errors
+from tests import programs
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NOBODY = 65534
@@ -48,7 +47,7 @@ def test_whatever_the_umask_nobody_else_may_look_into_what_is_kept(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environ = {**os.environ, "KINETIC_HOME": str(fresh), "KINETIC_PACKAGE_ROOT": str(tmp_path)}
-    subprocess.run([sys.executable, script], env=environ, check=True, timeout=100)
+    programs.python(script, env=environ)
     for one in (fresh.parent.parent, fresh.parent, fresh):
         assert not one.stat().st_mode & OTHERS
     for kept in ("key", "store", "local"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from kinetic import accelerators, configuration, profiles
 from kinetic.configuration import Target, home, log_level, profiles_file, resolve
 from kinetic.errors import ConfigurationError, ProfileError
 from kinetic.profiles import Profile, Profiles
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
@@ -308,19 +307,8 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 print(sorted(loaded - set(sys.stdlib_module_names) - {"kinetic", "__main__"}))
 print("difflib" in sys.modules)
 """
-    answer = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer.stdout.split("\n")[:2] == ["[]", "False"]
+    setup = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    assert programs.python("-I", "-S", "-c", setup + code).split("\n")[:2] == ["[]", "False"]
 
 
 @pytest.mark.parametrize(
