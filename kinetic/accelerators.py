@@ -45,7 +45,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, TypeAlias
 
-from kinetic._messages import nearest, suggest
+from kinetic._messages import suggest
 from kinetic.errors import ConfigurationError
 
 __all__ = [
@@ -579,20 +579,11 @@ def _unknown(text: str, body: str, options: str) -> NoReturn:
     if body in _ANY_GPU:
         hint = "for a GPU write its model, such as 'gpu-l4', 'gpu-a100' or 'gpu-h100'"
     else:
-        body, options = _nearly(body, options)
         hint = suggest(body + options, sorted(one + options for one in known), otherwise=otherwise)
     raise ConfigurationError(f"there is no accelerator {shown!r}; {hint}")
 
 
 _ANY_GPU = frozenset({"cuda", "nvidia", "cuda:0", "gpu:cuda", "gpu-cuda"})
-
-
-def _nearly(body: str, options: str) -> tuple[str, str]:
-    """Move a misspelled last option from *body* to *options*."""
-    head, colon, last = body.rpartition(":")
-    if colon and nearest(last, ["spot"]):
-        return head, f"{options}:spot"
-    return body, options
 
 
 def markdown() -> str:

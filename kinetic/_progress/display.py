@@ -181,8 +181,7 @@ def _surface(manner: Manner) -> Surface:
 DISPLAY = Display()
 """The display of this process."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=DISPLAY.forget)
+os.register_at_fork(after_in_child=DISPLAY.forget)
 
 
 def shower() -> Show | None:

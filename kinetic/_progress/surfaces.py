@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.5
 """How long text of another thread may wait while kinetic draws its lines."""
 
-_PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": '"', "”": '"'})
-
-
 class Screen:
     """Keep lines at the bottom of the terminal that all of *streams* write to.
 
@@ -141,15 +138,7 @@ class Screen:
     def _send(self, text: str) -> None:
         if not text:
             return
-        if sys.platform == "win32":
-            type(self._stream).write(self._stream, text)
-            self._stream.flush()
-            return
-        encoding = self._stream.encoding or "utf-8"
-        try:
-            left = memoryview(text.encode(encoding))
-        except UnicodeEncodeError:
-            left = memoryview(text.translate(_PLAINER).encode(encoding, "replace"))
+        left = memoryview(text.encode(self._stream.encoding or "utf-8", "replace"))
         # Don't use the stream's buffer: the interpreter can't end if it stops this daemon thread
         # while the thread holds the buffer's lock.
         descriptor = self._stream.fileno()

