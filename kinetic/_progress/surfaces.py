@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.5
 """How long text of another thread may wait while kinetic draws its lines."""
 
+
 class Screen:
     """Keep lines at the bottom of the terminal that all of *streams* write to.
 

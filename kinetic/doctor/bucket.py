@@ -13,29 +13,19 @@ GROUP = "store"
 LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
 
-class Bucket:
-    """Check *store*; *name* is the name of its checks."""
+def checks(name: str, store: Store, *, after: tuple[str, ...]) -> list[Check]:
+    """Return the checks of *store*, which begin with *name*; they need the checks *after*."""
 
-    def __init__(self, name: str, store: Store) -> None:
-        self._name = name
-        self._store = store
+    async def exists() -> Finding:
+        await check_listing(store)
+        return ok(f"{store.url} exists and can be listed")
 
-    def checks(self, *, after: tuple[str, ...]) -> list[Check]:
-        """Return the checks; they need the checks *after*."""
-        return [
-            Check(name=self._name, group=GROUP, look=self._exists, needs=after),
-            Check(name=f"{self._name}: use", group=GROUP, look=self._use, needs=(self._name,)),
-        ]
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._store.aclose()
-
-    async def _exists(self) -> Finding:
-        await check_listing(self._store)
-        return ok(f"{self._store.url} exists and can be listed")
-
-    async def _use(self) -> Finding:
-        if not await check_use(self._store):
+    async def use() -> Finding:
+        if not await check_use(store):
             return failed("an object had other content when it was read")
         return ok("objects can be written, read, and removed")
+
+    return [
+        Check(name=name, group=GROUP, look=exists, needs=after),
+        Check(name=f"{name}: use", group=GROUP, look=use, needs=(name,)),
+    ]

@@ -110,7 +110,7 @@ async def _of_cluster(
         store_url,
     )
     from kinetic.aio.gcs.http import EMULATOR
-    from kinetic.doctor.bucket import GROUP, LIMITS, Bucket
+    from kinetic.doctor import bucket
     from kinetic.doctor.cluster import Cluster
     from kinetic.doctor.google import Google
 
@@ -132,17 +132,16 @@ async def _of_cluster(
         kind = "bucket" if store_directory(target) is None else "directory"
         buckets[kind] = store_url(target)
     except ConfigurationError as exc:
-        checks.append(_settled("bucket", GROUP, failed_by(exc)))
+        checks.append(_settled("bucket", bucket.GROUP, failed_by(exc)))
     if on_gke and (builds := builds_url(target)):
         buckets["bucket of builds"] = builds
     for name, url in buckets.items():
         try:
-            store = await anyio.to_thread.run_sync(open_store, url, environ, LIMITS)
+            store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
         except KineticError as exc:  # a directory that isn't there
-            checks.append(_settled(name, GROUP, failed_by(exc)))
+            checks.append(_settled(name, bucket.GROUP, failed_by(exc)))
             continue
-        bucket = Bucket(name, store)
-        closing.push_async_callback(bucket.aclose)
+        closing.push_async_callback(store.aclose)
         is_local = emulated or not url.startswith("gs://")
-        checks += bucket.checks(after=() if is_local else credentials)
+        checks += bucket.checks(name, store, after=() if is_local else credentials)
     return checks

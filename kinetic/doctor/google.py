@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
@@ -46,10 +46,7 @@ class Google:
             "quotas": self._quotas,
         }
         if project:
-            found += [
-                Check(name=name, group=GROUP, look=look, needs=("credentials",))
-                for name, look in looks.items()
-            ]
+            found += [_check(name, look) for name, look in looks.items()]
         return found
 
     async def aclose(self) -> None:
@@ -79,10 +76,7 @@ class Google:
 
     async def _billing(self) -> Finding:
         project = self._target.project
-        try:
-            found = await self._get("cloudbilling", f"/v1/projects/{self._name}/billingInfo")
-        except HttpError as refusal:
-            return _refused(refusal)
+        found = await self._get("cloudbilling", f"/v1/projects/{self._name}/billingInfo")
         if not found.get("billingEnabled"):
             return failed(
                 f"{project} has no billing account",
@@ -94,10 +88,7 @@ class Google:
         project = self._target.project
         names = [("names", f"projects/{project}/services/{one}") for one in APIS]
         path = f"/v1/projects/{self._name}/services:batchGet"
-        try:
-            found = await self._get("serviceusage", path, *names)
-        except HttpError as refusal:
-            return _refused(refusal)
+        found = await self._get("serviceusage", path, *names)
         services: list[dict[str, Any]] = found.get("services") or []
         on = {one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"}
         if off := [one for one in APIS if one not in on]:
@@ -117,7 +108,7 @@ class Google:
             await self._get("artifactregistry", path)
         except HttpError as refusal:
             if refusal.status != 404:
-                return _refused(refusal)
+                raise
             return warning(
                 f"there is no repository {repository!r} in {location}; bundled images need it",
                 f"gcloud artifacts repositories create {repository} --repository-format=docker "
@@ -128,10 +119,7 @@ class Google:
     async def _quotas(self) -> Finding:
         region = self._target.zone.rpartition("-")[0] or self._target.zone
         path = f"/compute/v1/projects/{self._name}/regions/{region}"
-        try:
-            found = await self._get("compute", path)
-        except HttpError as refusal:
-            return _refused(refusal)
+        found = await self._get("compute", path)
         quotas: list[dict[str, Any]] = found.get("quotas") or []
         some = [
             f"{one['metric']} {one.get('usage', 0):g} of {one['limit']:g}"
@@ -156,5 +144,13 @@ class Google:
         return await self._client.call(GoogleRequest(api, path, query))
 
 
-def _refused(refusal: HttpError) -> Finding:
-    return skipped(f"no permission to look ({refusal.status}: {refusal.said})")
+def _check(name: str, look: Callable[[], Awaitable[Finding]]) -> Check:
+    """Return a check that is skipped if Google refuses what it asks for."""
+
+    async def permitted() -> Finding:
+        try:
+            return await look()
+        except HttpError as refusal:
+            return skipped(f"no permission to look ({refusal.status}: {refusal.said})")
+
+    return Check(name=name, group=GROUP, look=permitted, needs=("credentials",))

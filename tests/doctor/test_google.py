@@ -9,8 +9,8 @@ import pytest
 
 from kinetic import configuration
 from kinetic.aio.gcs.store import GcsStore
+from kinetic.doctor import bucket
 from kinetic.doctor import google as subject
-from kinetic.doctor.bucket import LIMITS, Bucket
 from kinetic.doctor.checks import Report, State, run_checks
 from kinetic.doctor.examination import examine
 from tests.doctor.conftest import Google
@@ -133,14 +133,15 @@ async def test_a_cluster_that_is_not_there_fails_and_the_buckets_are_looked_at_a
 
 async def test_who_cannot_remove_what_was_written_is_told_so() -> None:
     async with GcsServer() as server:
-        store = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": server.url}, limits=LIMITS)
-        subject = Bucket("bucket", store)
+        store = GcsStore(
+            "gs://kn-test", {"STORAGE_EMULATOR_HOST": server.url}, limits=bucket.LIMITS
+        )
         removing = server.fail("delete", times=1, stall=True)
-        checks = [replace(one, limit_s=2.0) for one in subject.checks(after=())]
+        checks = [replace(one, limit_s=2.0) for one in bucket.checks("bucket", store, after=())]
         try:
             report = await run_checks(checks)
         finally:
-            await subject.aclose()
+            await store.aclose()
         assert removing.seen
         assert report["bucket: use"].state is State.FAILED
         assert "no answer" in report["bucket: use"].evidence
