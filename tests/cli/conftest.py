@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from kinetic.cli.app import main
+from tests.terminals import terminal
+
+__all__ = ["terminal"]
 
 FILE = str(Path(__file__).parent / "functions.py")
 

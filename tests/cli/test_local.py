@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from kinetic.cli.batches import status_of
 from kinetic.jobs import load_result
 from tests.cli.conftest import FILE, Kinetic
+from tests.terminals import Terminal
 
 pytestmark = pytest.mark.usefixtures("small_project")
 
@@ -312,26 +312,23 @@ def test_how_to_debug_it_is_told(small_project: object) -> None:
     assert told and running.returncode == 130
 
 
-def test_a_removal_is_asked_for_with_the_whole_id(kinetic: Kinetic, tmp_path: Path) -> None:
+def test_a_removal_is_asked_for_with_the_whole_id(
+    kinetic: Kinetic, tmp_path: Path, terminal: Callable[..., Terminal]
+) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text('{"x": 1}\n')
     kinetic("run", f"{FILE}:double", "--map", str(inputs))
     (batch,) = kinetic("batches", "list", "--json").json["items"]
     group = batch["group_id"]
-    command = [sys.executable, "-m", "kinetic", "batches", "cleanup", group[:-2]]
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
-        ours, theirs = pty.openpty()
-        asking = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-        seen = b""
-        while b"[y/N]" not in seen:
-            seen += os.read(ours, 4096)
-        assert f"Remove {group} with all its results?".encode() in seen
-        os.write(ours, answer)
+        screen = terminal(columns=200)
+        asking = screen.start("-m", "kinetic", "batches", "cleanup", group[:-2])
+        screen.shows(b"[y/N]")
+        assert f"Remove {group} with all its results?".encode() in screen.raw
+        screen.type(answer)
+        screen.rest()
         assert asking.wait(60) == code
-        seen = os.read(ours, 4096)
-        os.close(theirs)
-        os.close(ours)
-        assert (b"nothing was done" in seen) is (code == 1)
+        assert (b"nothing was done" in screen.raw) is (code == 1)
         assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 

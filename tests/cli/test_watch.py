@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,9 @@ import pytest
 from kinetic.cli.watch import View, screen
 from kinetic.progress import Progress
 from tests.cli.conftest import FILE, Kinetic
+from tests.terminals import Terminal
+
+Terminals = Callable[..., Terminal]
 
 BUSY = View(
     title="a sweep with a very long name, longer than any terminal has columns for it",
@@ -34,14 +36,6 @@ BUSY = View(
     slowest=[(index, 4000.0 - index) for index in range(5)],
     failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
 )
-
-
-ON_A_TERMINAL = """
-import fcntl, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that its keys send signals
-from kinetic.cli.app import main
-main()
-"""
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (40, 6), (20, 3)])
@@ -94,26 +88,16 @@ def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
 
 
 def test_one_leaves_it_and_the_batch_goes_on(
-    kinetic: Kinetic, home: Path, small_project: object
+    kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:
     with submitted(home) as (group, _):
         for key, code in ((b"q", 0), (b"\x03", 130)):
-            ours, theirs = pty.openpty()
-            watching = subprocess.Popen(
-                [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
-                stdin=theirs,
-                stdout=theirs,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            os.close(theirs)
-            seen = b""
-            while b"q leaves" not in seen:
-                seen += os.read(ours, 4096)
-            os.write(ours, key)
-            _, err = watching.communicate(timeout=60)
-            assert watching.returncode == code and b"Traceback" not in err
-            os.close(ours)
+            screen = terminal()
+            watching = screen.start("-m", "kinetic", "batches", "watch", group)
+            screen.shows(b"q leaves")
+            screen.type(key)
+            screen.rest()
+            assert watching.wait(60) == code and b"Traceback" not in screen.raw
             status = kinetic("batches", "status", group, "--json").json
             assert status["status"] in ("RUNNING", "PENDING")
         cancelled = kinetic("batches", "cancel", group, "-y")
@@ -140,17 +124,12 @@ asyncio.run(follow(Silent(), as_json=False))
 """
 
 
-def test_a_warning_is_shown_although_nothing_changes() -> None:
-    ours, theirs = pty.openpty()
-    watching = subprocess.Popen([sys.executable, "-c", SILENT], stdin=theirs, stdout=theirs)
-    os.close(theirs)
-    seen = b""
-    while b"does not answer" not in seen:
-        assert select.select([ours], [], [], 30)[0], seen
-        seen += os.read(ours, 4096)
-    os.write(ours, b"q")
+def test_a_warning_is_shown_although_nothing_changes(terminal: Terminals) -> None:
+    screen = terminal()
+    watching = screen.start("-c", SILENT)
+    screen.shows(b"does not answer")
+    screen.type(b"q")
     assert watching.wait(60) == 0
-    os.close(ours)
 
 
 def test_a_terminal_that_goes_away_ends_it() -> None:
@@ -177,38 +156,27 @@ def test_it_says_so_when_the_submitter_has_died(
     assert kinetic("batches", "cancel", group).code == 0
 
 
-def interrupted_once_it_shows(words: bytes, *command: str) -> bytes:
+def interrupted_once_it_shows(screen: Terminal, words: bytes, *command: str) -> bytes:
     """What the command says on a terminal, where Ctrl-C follows *words*."""
-    ours, theirs = pty.openpty()
-    started = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, *command],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen = b""
-    while words not in seen:
-        seen += os.read(ours, 4096)
-    os.write(ours, b"\x03")
-    while b"interrupted\r\n" not in seen.partition(words)[2]:
-        seen += os.read(ours, 4096)
+    started = screen.start("-m", "kinetic", *command)
+    screen.shows(words)
+    before = len(screen.raw)
+    screen.type(b"\x03")
+    screen.until(lambda: b"interrupted\r\n" in screen.raw[before:])
     assert started.wait(60) == 130
-    os.close(ours)
-    return seen
+    return screen.raw
 
 
 def test_a_command_that_waits_for_a_batch_shows_how_far_it_is(
-    kinetic: Kinetic, home: Path, small_project: object
+    kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    seen = interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
+    command = ("run", f"{FILE}:waits", "--map", str(inputs))
+    seen = interrupted_once_it_shows(terminal(), b"0/2", *command)
     assert b"kinetic batches retry grp-local-" in seen
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    for command in ("retry", "resume", "results"):
-        assert b"running" in interrupted_once_it_shows(
-            b"0/2", "batches", command, batch["group_id"]
-        )
+    for word in ("retry", "resume", "results"):
+        command = ("batches", word, batch["group_id"])
+        assert b"running" in interrupted_once_it_shows(terminal(), b"0/2", *command)
     assert kinetic("batches", "cancel", batch["group_id"]).code == 0

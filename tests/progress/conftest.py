@@ -1,119 +1,20 @@
-"""A terminal for tests: a real pty, and what a person would see on it."""
+"""A user's script on a terminal, or on pipes."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
-import pyte
 import pytest
 
-DEADLINE_S = 60.0
-ROOT = Path(__file__).parents[2]
-DRAWN = re.compile(rb"(?<=\n)|(?<=\x1b\[J)")
-"""Where something is drawn; one read may have that, and that it is taken away again."""
+from tests.programs import ROOT
+from tests.terminals import DEADLINE_S, Terminal, terminal
 
-
-class Terminal:
-    """A pty of *columns* by *rows*; ``raw`` is all that was sent to it, ``history`` its screens."""
-
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        self.raw = b""
-        self.history: list[list[str]] = []
-        self._controller, self.line = os.openpty()
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self.line, termios.TIOCSWINSZ, size)
-        self.screen = pyte.HistoryScreen(columns, rows, history=1000)
-        self._stream = pyte.ByteStream(self.screen)
-        self._marks = 0
-
-    def open(self) -> TextIO:
-        """A stream that writes to it."""
-        return open(os.dup(self.line), "w", encoding="utf-8")
-
-    def read(self, seconds: float = 0.0) -> bool:
-        """Take what there is, and wait up to *seconds* for something; False: there is nothing."""
-        ready, _, _ = select.select([self._controller], [], [], seconds)
-        if not ready:
-            return False
-        try:
-            sent = os.read(self._controller, 65536)
-        except OSError:  # nobody has it open any more
-            return False
-        self.raw += sent
-        for part in filter(None, DRAWN.split(sent)):
-            self._stream.feed(part)
-            self.history.append(self.lines)
-        return bool(sent)
-
-    @property
-    def lines(self) -> list[str]:
-        """What is on the screen, without what is empty at its end."""
-        above = [_text(row, self.screen.columns) for row in self.screen.history.top]
-        lines = above + [line.rstrip() for line in self.screen.display]
-        while lines and not lines[-1]:
-            lines.pop()
-        return lines
-
-    def until(self, what: Callable[[], object]) -> None:
-        """Read until *what* is true."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not what():
-            assert time.monotonic() < deadline, f"it never came to that; seen: {self.lines}"
-            self.read(0.05)
-
-    def all(self) -> None:
-        """Read all that was written so far, which a pty may take its time to pass on."""
-        self._marks += 1
-        title = f"mark {self._marks}"
-        os.write(self.line, f"\x1b]2;{title}\x07".encode())
-        self.until(lambda: self.screen.title == title)
-
-    def rest(self) -> None:
-        """Read all that is there, once nobody writes to it any more."""
-        began = time.monotonic()
-        while self.read(DEADLINE_S):
-            pass
-        assert time.monotonic() - began < DEADLINE_S, "somebody still has the terminal"
-
-    def type(self, keys: bytes) -> None:
-        """As a person would."""
-        os.write(self._controller, keys)
-
-    def close(self) -> None:
-        """Hang up."""
-        os.close(self._controller)
-
-
-def _text(row: dict[int, pyte.screens.Char], columns: int) -> str:
-    return "".join(row[column].data for column in range(columns)).rstrip()
-
-
-@pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Makes terminals."""
-    made: list[Terminal] = []
-
-    def make(columns: int = 80, rows: int = 24) -> Terminal:
-        made.append(Terminal(columns, rows))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
+__all__ = ["terminal"]
 
 HEAD = """
 import kinetic, os, sys, threading, time
@@ -150,18 +51,18 @@ class Script:
         self._folder = folder
         if not held:
             self.let("some", "all")
-        line = terminal.line if terminal is not None else None
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", path],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environ},
-            stdin=line if line is not None else subprocess.DEVNULL,
-            stdout=line if line is not None else subprocess.PIPE,
-            stderr=line if line is not None else subprocess.PIPE,
-            preexec_fn=_own_terminal if line is not None else None,
-        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environ}
         if terminal is not None:
-            os.close(terminal.line)
+            self.process = terminal.start("-W", "error", path, cwd=folder, env=environ)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", path],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
 
     def let(self, *which: str) -> None:
         """Let "some" of its items go on, the first five, or "all" the others."""
@@ -174,13 +75,6 @@ class Script:
             self.terminal.until(lambda: self.process.poll() is not None)
             self.terminal.rest()
         return self.process.wait(DEADLINE_S)
-
-
-def _own_terminal() -> None:
-    """What is typed is for this process, Ctrl-C included."""
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.progress.conftest import DEADLINE_S
+from tests.terminals import DEADLINE_S
 
 RESULTS = """
 batch = work.run_async_map(range(12), max_concurrent=4, name="demo")
