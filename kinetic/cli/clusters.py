@@ -364,7 +364,7 @@ def _add(
 @yes_option
 @json_option
 def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> None:
-    """Remove a node pool or a ComputeClass.
+    """Remove a node pool or a ComputeClass that kinetic made.
 
     Jobs that run on a node pool are lost, or retried elsewhere. GKE removes the nodes of a
     ComputeClass when they are idle.

@@ -152,8 +152,9 @@ async def test_a_class_of_somebody_else_stays(
     assert [one.action for one in planned.plan.changes] == [Action.FOREIGN]
     with pytest.raises(Refused, match="gpu-l4"):
         await there.apply(planned)
-    with pytest.raises(NotFound):
+    with pytest.raises(Refused, match="kinetic=true"):
         await there.plan_pool_removal("gpu-l4")
+    assert control_plane.call("GET", f"{CLASSES}/gpu-l4")
 
 
 async def test_a_cluster_without_classes_gets_a_node_pool(there: Infrastructure) -> None:

@@ -12,7 +12,7 @@ from kinetic.aio.infra.pools import body
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import ConfigurationError, NotFound, Refused
 from tests.infra.google import Google
-from tests.infra.sites import opened, up
+from tests.infra.sites import down, opened, public_package, up
 
 POOLS = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools"
 
@@ -148,6 +148,42 @@ async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, googl
         await infra.plan_pool_removal("nosuch")
     await infra.apply(await infra.plan_pool_removal(pool.name))
     assert [one["name"] for one in await infra.list_pools()] == ["system"]
+
+
+async def test_a_pool_of_somebody_else_stays_as_it_is(
+    infra: Infrastructure, google: Google
+) -> None:
+    await up(infra)
+    config = {"machineType": "g2-standard-4", "labels": {"team": "others"}}
+    google.documents[f"{POOLS}/gpu-l4"] = {"name": "gpu-l4", "config": config, "status": "ERROR"}
+    automatic = {"name": "nap-1", "config": {}, "autoscaling": {"autoprovisioned": True}}
+    google.documents[f"{POOLS}/nap-1"] = automatic
+    before, writes = dict(google.documents), google.writes
+    for name, reason in (
+        ("gpu-l4", "g2-standard-4.*kinetic=true"),
+        ("nap-1", "when its nodes are idle"),
+        ("system", "kinetic down"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            await infra.plan_pool_removal(name)
+    with pytest.raises(Refused, match="gpu-l4"):
+        await add(infra, "gpu-l4", min_nodes=1)
+    assert (google.documents, google.writes) == (before, writes)
+    (note,) = (await infra.plan_down()).notes
+    assert note.endswith("go with the cluster: gpu-l4")
+    await down(infra)
+    assert not google.documents
+
+
+async def test_a_pool_of_the_public_package_is_removed(
+    infra: Infrastructure, google: Google
+) -> None:
+    public_package(google)
+    labels = {"kinetic": "true", "goog-packaged-solution": "kinetic"}
+    pool = {"name": "tpu-v6e-8-1a2b", "config": {"labels": labels}, "status": "RUNNING"}
+    google.documents[f"{POOLS}/tpu-v6e-8-1a2b"] = pool
+    await infra.apply(await infra.plan_pool_removal("tpu-v6e-8-1a2b"))
+    assert f"{POOLS}/tpu-v6e-8-1a2b" not in google.documents
 
 
 async def test_a_pool_of_no_cluster_says_how_to_make_one(infra: Infrastructure) -> None:

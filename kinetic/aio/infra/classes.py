@@ -14,14 +14,11 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.infra.namespace import Manifest, compare
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Action, Change, Document
-from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.site import MARK, Site
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import COLLECTION, GROUP, KIND, class_name
 from kinetic.errors import NotFound
 from kinetic.prices import price_of
-
-MARK = "kinetic"
-"""The label of classes that kinetic made; its value is ``true``."""
 
 
 def carries(pool: Pool) -> bool:
@@ -68,12 +65,23 @@ async def served(api: Api) -> bool:
     return any(one.get("kind") == KIND for one in found.get("resources") or ())
 
 
-async def found(api: Api) -> dict[str, Document]:
-    """Return kinetic's classes by name."""
+async def every(api: Api) -> dict[str, Document]:
+    """Return the cluster's classes by name."""
     if not await served(api):
         return {}
-    listed = await api.call("GET", COLLECTION, query={"labelSelector": f"{MARK}=true"})
+    listed = await api.call("GET", COLLECTION)
     return {str(one["metadata"]["name"]): one for one in listed.get("items") or ()}
+
+
+async def found(api: Api) -> dict[str, Document]:
+    """Return kinetic's classes by name."""
+    return {name: one for name, one in (await every(api)).items() if is_ours(one)}
+
+
+def is_ours(document: Document) -> bool:
+    """Return whether kinetic made a class."""
+    labels: Document = document["metadata"].get("labels") or {}
+    return bool(labels.get(MARK) == "true")
 
 
 async def planned(api: Api, one: Manifest, about: str) -> Change:
@@ -82,7 +90,7 @@ async def planned(api: Api, one: Manifest, about: str) -> Change:
     if change.action is Action.CREATE:
         return replace(change, reason=about)
     there = await api.call("GET", one.path)
-    if MARK not in (there["metadata"].get("labels") or {}):
+    if not is_ours(there):
         reason = "one of this name exists, and kinetic didn't make it; rename or remove it"
         return replace(change, action=Action.FOREIGN, reason=reason)
     return change

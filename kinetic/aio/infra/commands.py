@@ -145,6 +145,7 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
+        Refused: kinetic didn't make it, or the cluster needs it.
 
     Cancelled: the removal may continue; run it again to wait for its end.
     """

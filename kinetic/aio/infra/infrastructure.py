@@ -41,6 +41,16 @@ def _without_sets(controllers: Sequence[Controller]) -> list[str]:
     return [] if brought.intersection(in_cluster.SETS) else [in_cluster.NO_SETS]
 
 
+def _lost_pools(changes: Sequence[Change], seen: Mapping[str, Seen]) -> list[str]:
+    """Return the note about pools that kinetic didn't make, if *changes* remove their cluster."""
+    for one in changes:
+        if one.kind == "cluster" and one.action is Action.REMOVE:
+            document = seen[f"cluster {one.name}"].document or {}
+            if names := ", ".join(node_pools.foreign(document)):
+                return [f"node pools that kinetic didn't make go with the cluster: {names}"]
+    return []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A plan with what carries it out; pass it to `Infrastructure.apply`.
@@ -255,25 +265,34 @@ class Infrastructure:
 
         Raises:
             NotFound: The cluster has no such pool; the message lists those that it has.
+            Refused: kinetic didn't make it, or the cluster needs it.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        there = {str(one["name"]) for one in cluster.get("nodePools") or ()}
+        there = {str(one["name"]): one for one in cluster.get("nodePools") or ()}
         if name not in there:
-            async with self._opened() as api:
-                known = await classes.found(api)
-            if name not in known:
-                every = ", ".join(sorted({*there, *known}))
-                raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {every}")
-            one = classes.named(name)
-            reason = "GKE removes its nodes when they are idle"
-            change = replace(one.change, action=Action.REMOVE, reason=reason)
-            plan = Plan(site=self.site, changes=(change,))
-            return Planned(plan=plan, wanted=(), manifests=(one,), removes=True)
-        wanted = (node_pools.named(self.site, name),)
-        seen = await self._cloud.observe(wanted)
-        seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
-        changes = removals(self.site, wanted, seen, keep={})
-        return Planned(plan=Plan(site=self.site, changes=changes), wanted=wanted, removes=True)
+            return await self._plan_class_removal(name, [*there])
+        if reason := node_pools.kept(there[name]):
+            raise Refused(reason)
+        pool = node_pools.named(self.site, name)
+        changes = removals(self.site, (pool,), {pool.key: Seen(document=there[name])}, keep={})
+        return Planned(plan=Plan(site=self.site, changes=changes), wanted=(pool,), removes=True)
+
+    async def _plan_class_removal(self, name: str, pools: Sequence[str]) -> Planned:
+        async with self._opened() as api:
+            known = await classes.every(api)
+        if name not in known:
+            names = ", ".join(sorted({*pools, *known}))
+            raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
+        if not classes.is_ours(known[name]):
+            raise Refused(
+                f"kinetic didn't make the ComputeClass {name}: it lacks the label kinetic=true; "
+                "remove it with the tool that made it"
+            )
+        one = classes.named(name)
+        reason = "GKE removes its nodes when they are idle"
+        change = replace(one.change, action=Action.REMOVE, reason=reason)
+        plan = Plan(site=self.site, changes=(change,))
+        return Planned(plan=plan, wanted=(), manifests=(one,), removes=True)
 
     async def plan_down(self, *, force_destroy: bool = True) -> Planned:
         """Plan what `down` removes, and what it keeps. Nothing is written.
@@ -296,7 +315,7 @@ class Infrastructure:
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             wanted=marked_last(self.site, present, seen),
-            notes=await self._outliving(),
+            notes=(*_lost_pools(changes, seen), *await self._outliving()),
             removes=True,
         )
 

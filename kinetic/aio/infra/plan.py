@@ -15,12 +15,12 @@ from kinetic.aio.infra.resources import (
     Seen,
     differences,
 )
-from kinetic.aio.infra.site import OF, SOLUTION, Site
+from kinetic.aio.infra.site import OF, SOLUTION, Site, is_our_pool
 
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
-UNOWNED = ("node pool", "project", "billing", "secret")
-"""Kinds without kinetic's mark: a pool is its cluster's, and clusters share the others."""
+UNOWNED = ("project", "billing", "secret")
+"""Kinds without kinetic's mark: clusters share them."""
 
 UNMARKED = ("network", "subnetwork", "router")
 """Kinds of resources that keras-kinetic doesn't label."""
@@ -122,8 +122,8 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
     if not is_ours(site, one, document, adopted):
         return change(
             Action.FOREIGN,
-            f"one of this name exists, and it isn't marked as part of {site.cluster}; "
-            "choose another cluster name, or remove it",
+            f"one of this name exists, and it isn't marked as part of {site.cluster}; remove it"
+            + ("" if one.kind == "node pool" else ", or choose another cluster name"),
         )
     status = str(document.get("status") or "")
     if status in UNDER_WAY:
@@ -143,6 +143,8 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
     """Return whether *document* has kinetic's mark, or is of a kind that needs none."""
+    if one.kind == "node pool":
+        return is_our_pool(document)
     if one.kind in UNOWNED or site.owns(document):
         return True
     marked = document.get("description") or document.get("labels")

@@ -10,8 +10,8 @@ from typing import Any
 
 from kinetic.accelerators import GPUS, Accelerator, catalogue, parse
 from kinetic.aio.infra.resources import Resource, call
-from kinetic.aio.infra.setup import MACHINE_USD, node_body, pool_body
-from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.setup import MACHINE_USD, SYSTEM_POOL, node_body, pool_body
+from kinetic.aio.infra.site import Site, is_gkes_pool, is_our_pool
 from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
@@ -32,6 +32,9 @@ LONGEST_NAME = 39
 
 SHARED = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
 """How the reservation of another project, or a block of one, is named."""
+
+SYSTEM_POOLS = (SYSTEM_POOL, "default-pool")
+"""The pools for the cluster's own pods: kinetic's, and keras-kinetic's."""
 
 RESERVATION = "compute.googleapis.com/reservation-name"
 
@@ -249,6 +252,34 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
     node = node_body(site, accelerator.machine, **config)
     more["locations"] = [pool.zone or site.zone]
     return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
+
+
+def kept(document: Mapping[str, Any]) -> str:
+    """Return why `remove_pool` keeps this pool, and what to do; empty if it may go."""
+    name = str(document["name"])
+    if is_gkes_pool(document):
+        return f"GKE made the node pool {name} for pods, and removes it when its nodes are idle"
+    if not is_our_pool(document):
+        config: Mapping[str, Any] = document.get("config") or {}
+        return (
+            f"kinetic didn't make the node pool {name} of {config.get('machineType')}: its "
+            "nodes lack the label kinetic=true; remove it with the tool that made it"
+        )
+    if name in SYSTEM_POOLS:
+        return f"the node pool {name} runs the cluster's own pods; only `kinetic down` removes it"
+    return ""
+
+
+def foreign(cluster: Mapping[str, Any]) -> list[str]:
+    """Return the names of the node pools that neither kinetic nor GKE made."""
+    autopilot: Mapping[str, Any] = cluster.get("autopilot") or {}
+    if autopilot.get("enabled"):
+        return []
+    return [
+        str(one["name"])
+        for one in cluster.get("nodePools") or ()
+        if not (is_our_pool(one) or is_gkes_pool(one))
+    ]
 
 
 def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kinetic.accelerators import GPUS, TPUS
 from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
-from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.site import MARK, Site
 from kinetic.errors import ConfigurationError
 
 SERVICES = tuple(
@@ -30,6 +30,7 @@ SERVICES = tuple(
 SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-standard-4")
 """Machine types for the cluster's own pods, the preferred one first; TPU-only zones have no e2."""
 
+SYSTEM_POOL = "system"
 SYSTEM_NODES = 10
 """How many nodes for the cluster's own pods there may be."""
 
@@ -388,7 +389,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
         "nodePools": [
             pool_body(
                 site,
-                "system",
+                SYSTEM_POOL,
                 node_body(site, setup.machine, diskSizeGb=50, diskType="pd-balanced"),
                 min_nodes=1,
                 max_nodes=SYSTEM_NODES,
@@ -437,7 +438,7 @@ def node_body(site: Site, machine: str, **more: Any) -> dict[str, Any]:
         "machineType": machine,
         "serviceAccount": site.account("nodes"),
         "oauthScopes": SCOPES,
-        "labels": {"kinetic": "true"},
+        "labels": {MARK: "true"},
         "resourceLabels": site.labels,
         "workloadMetadataConfig": {"mode": "GKE_METADATA"},
         "shieldedInstanceConfig": {"enableIntegrityMonitoring": True, "enableSecureBoot": True},

@@ -24,6 +24,9 @@ ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
 PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION = "goog-packaged-solution"
 OF = "kinetic-cluster"
+MARK = "kinetic"
+"""The label of nodes and ComputeClasses of kinetic; its value is ``true``."""
+
 ACCOUNT = "kinetic"
 """The Kubernetes service account of jobs."""
 
@@ -118,7 +121,7 @@ class Site:
     @property
     def labels(self) -> dict[str, str]:
         """Return the labels that mark kinetic's resources."""
-        return {"kinetic": "true", SOLUTION: "kinetic", OF: self.cluster}
+        return {MARK: "true", SOLUTION: "kinetic", OF: self.cluster}
 
     @property
     def description(self) -> str:
@@ -139,3 +142,16 @@ class Site:
         said = str(document.get("description") or "")
         shown = str(document.get("displayName") or "")
         return said == self.description or shown.startswith(f"kinetic {self.cluster} ")
+
+
+def is_our_pool(document: Mapping[str, Any]) -> bool:
+    """Return whether a node pool is kinetic's or keras-kinetic's: both label its nodes."""
+    config: Mapping[str, Any] = document.get("config") or {}
+    labels: Mapping[str, Any] = config.get("labels") or {}
+    return bool(labels.get(MARK) == "true")
+
+
+def is_gkes_pool(document: Mapping[str, Any]) -> bool:
+    """Return whether GKE made a node pool for pods, and removes it when its nodes are idle."""
+    scaling: Mapping[str, Any] = document.get("autoscaling") or {}
+    return bool(scaling.get("autoprovisioned"))
