@@ -241,20 +241,17 @@ class Builder:
         Cancelled: the build is cancelled, and its context is deleted.
         """
         # Each build has its own name, so two builds of one image never share a context.
-        mark = f"kinetic-{uuid.uuid4().hex}"
-        source = f"contexts/{mark}.tar.gz"
+        source = f"contexts/kinetic-{uuid.uuid4().hex}.tar.gz"
         try:
             content = await in_thread(recipe.packed, context)
             await self._store.create(source, content, shared=True)
-            await self._carried_out(uri, source, mark, show)
+            await self._carried_out(uri, source, show)
         finally:
             await release(self._store.delete([source]), what=f"deleting {source}")
 
-    async def _carried_out(
-        self, uri: str, source: str, mark: str, show: Callable[[str], None]
-    ) -> None:
+    async def _carried_out(self, uri: str, source: str, show: Callable[[str], None]) -> None:
         # If a reply is lost, a retry orders a second build of the same image. That is harmless.
-        build = self._described(uri, source, mark)
+        build = self._described(uri, source)
         if self._hub is not None and await self._hub():
             first, build["available_secrets"] = login(self._places.project, DOCKER)
             build["steps"] = [first, *build["steps"]]
@@ -267,23 +264,20 @@ class Builder:
         except BaseException:
             # It may take a call that is in progress, and one with retries for each step.
             grace = 2 * (CALL_S + self._policy.total_s)
-            cancelling = self._cancel(ordering, mark)
-            await release(cancelling, what=f"cancelling the build {mark}", grace=grace)
+            cancelling = self._cancel(ordering)
+            await release(cancelling, what=f"cancelling the build of {uri}", grace=grace)
             raise
 
-    async def _cancel(self, ordering: asyncio.Task[Any], mark: str) -> None:
-        """Cancel the build of *ordering*, and those with the tag *mark* whose replies were lost."""
+    async def _cancel(self, ordering: asyncio.Task[Any]) -> None:
+        """Cancel the build that *ordering* orders, if it does."""
         await asyncio.wait({ordering})
-        ids: set[str] = (
-            set() if ordering.exception() else {str(ordering.result().metadata.build.id)}
-        )
-        request = {"filter": f'tags="{mark}"', "page_size": 10}
-        page = await self._call("list_builds", request)
-        for build_id in {*ids, *(str(one.id) for one in page.builds if not _is_over(one))}:
-            try:
-                await self._call("cancel_build", {"id": build_id})
-            except BuildError as exc:
-                logging.info("build %s ended before it was cancelled: %s", build_id, exc)
+        if ordering.exception() is not None:
+            return
+        build_id = str(ordering.result().metadata.build.id)
+        try:
+            await self._call("cancel_build", {"id": build_id})
+        except BuildError as exc:
+            logging.info("build %s ended before it was cancelled: %s", build_id, exc)
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
@@ -346,7 +340,7 @@ class Builder:
         if self._client is not None:
             await self._client.transport.close()
 
-    def _described(self, uri: str, source: str, mark: str) -> dict[str, Any]:
+    def _described(self, uri: str, source: str) -> dict[str, Any]:
         """Return the build as Cloud Build takes it."""
         bucket, _, folder = self._store.url.partition("://")[2].partition("/")
         folder = f"{folder.rstrip('/')}/" if folder else ""
@@ -358,7 +352,7 @@ class Builder:
             "service_account": self._places.service_account,
             "options": {"logging": "GCS_ONLY"},
             "logs_bucket": f"gs://{bucket}/{folder}logs",
-            "tags": ["kinetic", uri.rpartition(":")[2], mark],
+            "tags": ["kinetic", uri.rpartition(":")[2]],
         }
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import importlib
 import os
 import platform
 import shutil
@@ -15,7 +14,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -157,17 +156,13 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 
 def find_uv(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of uv: on the PATH, beside this interpreter, or as an installed package.
+    """Return the path of uv: on the PATH, or beside this interpreter.
 
     Raises:
         ConfigurationError: uv isn't installed.
     """
     beside = os.path.dirname(sys.executable)
     found = shutil.which("uv", path=environ.get("PATH")) or shutil.which("uv", path=beside)
-    if found is None:
-        with contextlib.suppress(ImportError, FileNotFoundError):
-            package: Any = importlib.import_module("uv")
-            found = package.find_uv_bin()
     if found is None:
         raise ConfigurationError(
             'container_image="prebuilt" on the local platform needs uv, which is not on the PATH: '
