@@ -70,9 +70,6 @@ def names(namespace: Namespace, kind: str) -> list[str]:
     return [one["metadata"]["name"] for one in namespace.call("GET", kind)["items"]]
 
 
-DEADLINE_S = 120.0
-
-
 @kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, capture_env_vars=["SWEEP_RATE"])
 def environment() -> dict[str, str]:
     return dict(os.environ)
@@ -107,9 +104,6 @@ async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
         sorted(one["data"]) for one in secrets["items"] if job.job_id in str(one["metadata"])
     ]
     assert content == [["env.0", "key"]]
-
-
-DEADLINE_S = 120.0
 
 
 async def test_a_job_whose_storage_driver_is_not_in_the_cluster_fails(client: aio.Client) -> None:

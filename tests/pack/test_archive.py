@@ -43,6 +43,15 @@ def pack(cache):
 """
 
 
+SAID = """
+import json, logging, os, pathlib
+seen = []
+class Keep(logging.Handler):
+    def emit(self, record): seen.append(record.getMessage())
+logging.getLogger().addHandler(Keep())
+"""
+
+
 def never(done: int, total: int) -> None:
     raise AssertionError("it was packed again")
 
@@ -183,12 +192,7 @@ def test_a_cache_that_cannot_be_used_costs_only_time(
 ) -> None:
     root = make(tmp_path / "project", {"m.py": "x"})
     make(tmp_path, {"file": "", "tmp/": ""})
-    script = f"""{PACK}
-import logging
-seen = []
-logging.getLogger().addHandler(type("Keep", (logging.Handler,), {{
-    "emit": lambda self, record: seen.append(record.getMessage())
-}})())
+    script = f"""{PACK}{SAID}
 packed = pack({cache!r})
 assert packed.path.exists()
 print(json.dumps([packed.digest, seen]))
@@ -218,20 +222,16 @@ def test_no_space_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python:
     assert left == []
 
 
-UNREADABLE = """
-import json, logging, os, pathlib, sys, zipfile
+UNREADABLE = f"""{SAID}
+import sys, zipfile
 from kinetic._packing import archive
 root, cache = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-seen = []
-class Keep(logging.Handler):
-    def emit(self, record): seen.append(record.getMessage())
-logging.getLogger().addHandler(Keep())
 def never(done, total): raise AssertionError("it was packed again")
 for progress in (None, never):
     packed = archive.pack(
-        root, exclude=(), cache=cache, environ={"HOME": "/x"}, progress=progress
+        root, exclude=(), cache=cache, environ={{"HOME": "/x"}}, progress=progress
     )
 print(json.dumps([str(packed.path), seen]))
 """

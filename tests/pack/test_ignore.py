@@ -46,16 +46,20 @@ def test_a_virtual_environment_never_ships_whatever_its_name(
         assert shipped(tmp_path, KINETIC_NO_DEFAULT_EXCLUDES=plain) == [".kineticignore", "a/m.py"]
 
 
-def test_an_environment_made_in_the_project_itself_is_left_out(tmp_path: Path, make: Make) -> None:
-    files = ["pyvenv.cfg", "bin/python", "lib/python3.11/site-packages/x.py", "include/x.h"]
-    make(tmp_path, dict.fromkeys([*files, "m.py", "src/lib/y.py"], ""))
+@pytest.mark.parametrize(
+    ("files", "ships"),
+    [
+        ("bin/python lib/python3.11/site-packages/x.py include/x.h m.py src/lib/y.py",
+         ["m.py", "src/lib/y.py"]),
+        ("Lib/site-packages/x.py lib/mine.py", ["lib/mine.py"]),  # a lib of the project's own
+    ],
+)  # fmt: skip
+def test_an_environment_made_in_the_project_itself_is_left_out(
+    files: str, ships: list[str], tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, dict.fromkeys(["pyvenv.cfg", *files.split()], ""))
     (tmp_path / "lib64").symlink_to("lib")
-    assert shipped(tmp_path) == ["m.py", "src/lib/y.py"]
-
-
-def test_a_projects_own_lib_ships_beside_an_environment(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, dict.fromkeys(["pyvenv.cfg", "Lib/site-packages/x.py", "lib/mine.py"], ""))
-    assert shipped(tmp_path) == ["lib/mine.py"]
+    assert shipped(tmp_path) == ships
 
 
 def test_the_file_has_the_last_word_over_the_defaults(tmp_path: Path, make: Make) -> None:
@@ -71,26 +75,27 @@ def test_the_file_has_the_last_word_over_the_defaults(tmp_path: Path, make: Make
     ]
 
 
-def test_everything_but_some_files_can_stay(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, {".kineticignore": "*\n!*/\n!*.py\n"})
-    make(tmp_path, dict.fromkeys(["a.c", "a.py", "deep/er/b.py", "deep/er/b.c"], ""))
-    assert shipped(tmp_path) == ["a.py", "deep/er/b.py"]
-
-
-def test_what_comes_back_brings_nothing_else_back(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, {".kineticignore": "!vendor\n*.c\n!vendor\n"})
-    make(tmp_path, dict.fromkeys(["vendor/venv/x", "vendor/y.c", "vendor/y.py"], ""))
-    assert shipped(tmp_path) == [".kineticignore", "vendor/y.py"]
+@pytest.mark.parametrize(
+    ("rules", "files", "ships"),
+    [
+        ("*\n!*/\n!*.py\n", "a.c a.py deep/er/b.py deep/er/b.c", ["a.py", "deep/er/b.py"]),
+        # what comes back brings nothing else back
+        ("!vendor\n*.c\n!vendor\n", "vendor/venv/x vendor/y.c vendor/y.py",
+         [".kineticignore", "vendor/y.py"]),
+        # line ends and marks of other systems
+        ("\ufeffa\r\nb \r\n# c\r\n\r\n", "a b c", [".kineticignore", "c"]),
+    ],
+)  # fmt: skip
+def test_what_a_file_of_rules_lets_through(
+    rules: str, files: str, ships: list[str], tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, {".kineticignore": rules, **dict.fromkeys(files.split(), "")})
+    assert shipped(tmp_path) == ships
 
 
 def test_only_the_file_at_the_root_counts(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"a/.kineticignore": "*\n", "a/x": ""})
     assert shipped(tmp_path) == ["a/.kineticignore", "a/x"]
-
-
-def test_line_ends_and_marks_of_other_systems_are_read(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, {".kineticignore": "\ufeffa\r\nb \r\n# c\r\n\r\n", "a": "", "b": "", "c": ""})
-    assert shipped(tmp_path) == [".kineticignore", "c"]
 
 
 def test_a_bad_pattern_is_named_with_its_line(tmp_path: Path, make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import dataclasses
 import functools
@@ -55,6 +54,10 @@ def dump(project: Project, tmp_path: Path) -> Dump:
 
 def f(x: Any, y: Any = None, *rest: Any, **more: Any) -> Any:
     return x
+
+
+def project_of(function: Any) -> Project:
+    return find_project(function, environ=dict(os.environ), cwd=Path.cwd())
 
 
 @pytest.fixture
@@ -331,7 +334,7 @@ def test_a_module_that_submits_jobs_is_not_imported_there(
             def safe(): return lock
             """,
     )
-    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    project = project_of(module.train)
     with pytest.raises(PackError) as caught:
         payload.dump_function(module.train, project, payload.DataTable())
     assert caught.value.culprit == "global 'safe', global 'lock'"
@@ -351,7 +354,7 @@ def test_a_replaced_module_is_said_once_for_all_dumps(
                 def get(self): return lock
             """,
     )
-    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    project = project_of(module.train)
     table = payload.DataTable()
     payload.dump_function(module.train, project, table)
     for _ in range(3):
@@ -423,7 +426,7 @@ def test_threads_do_not_take_modules_from_each_other(
         threads_main="import threads_helper\ndef train(): return threads_helper.value()\n",
         threads_helper="def value(): return 7\nclass Config:\n    def x(self): return 1\n",
     )
-    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    project = project_of(module.train)
     wrong: list[object] = []
 
     def submit() -> None:
@@ -450,7 +453,7 @@ def test_what_the_user_registered_stays_registered(
     imported: Callable[..., ModuleType],
 ) -> None:
     module = imported("registered_main", registered_main="def train(): return 1\n")
-    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    project = project_of(module.train)
     cloudpickle.register_pickle_by_value(module)
     try:
         payload.dump_function(module.train, project, payload.DataTable())
@@ -489,25 +492,6 @@ def test_a_process_forked_in_the_middle_of_a_dump_can_dump(
         },
     )
     python("run.py", cwd=tmp_path / "project")
-
-
-CASES: dict[str, Callable[[], Any]] = {
-    "an array of 50 MB": lambda: np.ones(50_000_000 // 8),
-    "every second element of an array": lambda: np.ones(12_000_000)[::2],
-    "two million integers": lambda: list(range(2_000_000)),
-    "bytes of 100 MB": lambda: b"x" * 100_000_000,
-    "many small objects": lambda: [Holder(n=n) for n in range(30_000)],
-    "half a million strings": lambda: [str(n) for n in range(500_000)],
-    "many arrays": lambda: [np.ones(20_000) for _ in range(300)],
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-async def test_the_event_loop_is_never_held_up(case: str, dump: Dump, loop_guard: Any) -> None:
-    """Pickling goes on in a thread that lets others run."""
-    value = CASES[case]()
-    with loop_guard():
-        await asyncio.to_thread(dump, value)
 
 
 @dataclasses.dataclass

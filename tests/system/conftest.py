@@ -273,5 +273,13 @@ def project(small_project: Path) -> Path:
 
 
 @pytest.fixture
+def empty_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An almost empty project: submitting a builtin packs it."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def scene(home: Path, tmp_path: Path) -> Scene:
     return Scene(home, tmp_path)

@@ -24,10 +24,8 @@ from .conftest import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builtins that are submitted are part of next to nothing."""
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
+def project(empty_project: Path) -> Path:
+    return empty_project
 
 
 @pytest.fixture

@@ -29,11 +29,8 @@ async def client() -> AsyncIterator[aio.Client]:
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an almost empty project: submitting a builtin packs it."""
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def project(empty_project: Path) -> Path:
+    return empty_project
 
 
 def array() -> Any:
@@ -64,8 +61,13 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("what", LARGE)
+EVERYDAY = ("an array of 50 MB", "100 MB of bytes", "a dict of 200,000 words")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=() if what in EVERYDAY else pytest.mark.full) for what in LARGE],
+)
 async def test_while_large_arguments_are_submitted(
     client: aio.Client, loop_guard: Any, what: str
 ) -> None:

@@ -31,6 +31,11 @@ MANY_S = 200.0
 """Seconds after which a thousand of something hang."""
 
 
+@pytest.fixture(autouse=True)
+def project(empty_project: Path) -> Path:
+    return empty_project
+
+
 # --- the disk is full ---------------------------------------------------------------------------
 
 
@@ -334,13 +339,6 @@ def test_a_place_that_cannot_be_written_to_is_named(what: str) -> None:
 # --- much at once -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builtins that are submitted are part of next to nothing."""
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
-
-
 async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
     with contextlib.ExitStack() as stack:
         clients = []
@@ -369,7 +367,7 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
 
 @pytest.mark.timeout(2 * MANY_S)
 async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
-    scene: Scene, small_project: None, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
     many = 1000
@@ -400,9 +398,7 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
 
 @pytest.mark.timeout(2 * MANY_S)
 @pytest.mark.full
-async def test_a_thousand_single_jobs_run_and_are_found_again(
-    scene: Scene, small_project: None
-) -> None:
+async def test_a_thousand_single_jobs_run_and_are_found_again(scene: Scene) -> None:
     many = 1000
     async with aio.Client(backend="local") as client, asyncio.timeout(MANY_S):
         jobs = await asyncio.gather(*(client.submit(abs, -n) for n in range(many)))

@@ -456,19 +456,6 @@ async def test_a_shared_object_of_another_size_is_written_again(
 # --- what is no object of a batch ---
 
 
-def test_a_receipt_is_verified_as_the_outcome_it_copies() -> None:
-    scope, header = (
-        "batches/g/",
-        wire.Outcome(wire.Kind.VALUE).signed(b"x" * 32, "batches/g/", 0, 1),
-    )
-    text = wire.Receipt(index=0, attempt=1, metadata=header).to_text()
-    for said in (text, text[:50], text.replace("value", "error"), '{"kinetic":' + "[" * 4000):
-        receipt = wire.parse(said)
-        if receipt is not None:
-            with pytest.raises(ValueError, match="forged"):
-                wire.Outcome.verified(receipt.metadata, b"key", scope, 0, 1)
-
-
 @pytest.mark.parametrize("damage", FEW)
 async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
     home: Path, tmp_path: Path, damage: Callable[[Case], None]
@@ -496,14 +483,8 @@ async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
     assert not (tmp_path / "mark").exists()
 
 
-def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
-    assert made.home.joinpath("key").stat().st_mode & 0o077 == 0
-    for place in (made.home, made.home / "store"):
-        assert place.stat().st_mode & 0o077 == 0
-
-
 ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "caches"}
-"""Kinds that a separate test above covers."""
+"""Kinds that other tests cover: receipts tests/unit/test_wire.py, caches test_rights.py."""
 
 
 def test_the_guide_names_every_kind_and_each_is_walked() -> None:
