@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic._tasks import bounded
-from kinetic.aio._net.google import (
-    GoogleClient,
-    GoogleRequest,
-    OperationFailed,
-    is_disabled,
-    reasons,
-)
+from kinetic.aio._net.google import GoogleClient, GoogleRequest, OperationFailed, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.retry import growing
-from kinetic.aio.infra.plan import BROKEN, UNDER_WAY, is_ours, problem_of
+from kinetic.aio.infra.plan import BROKEN, is_ours, problem_of
 from kinetic.aio.infra.resources import Action, Change, Document, Policy, Resource, Seen, Tell, call
 from kinetic.aio.infra.site import Site
+from kinetic.aio.infra.waiting import (
+    SETTLED_S,
+    Patience,
+    Wait,
+    in_use,
+    leaving,
+    present,
+    unready,
+    waits,
+)
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
 AT_ONCE = 16
@@ -32,59 +35,11 @@ AT_ONCE = 16
 READ_S = 30.0
 """Timeout of reading one resource."""
 
-SETTLED_S = 120.0
-"""How long a new service account may stay unknown to other services."""
-
-ENABLED_S = 900.0
-"""How long a service may refuse requests after it was enabled."""
-
-BUSY_S = 3600.0
-"""How long another operation may keep a cluster busy; an upgrade takes up to an hour."""
-
-RELEASED_S = 600.0
-"""How long GKE may take to remove what it created in a network."""
-
-UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
-"""Phrases in Google's errors about a new service account; the status is 400, 403, or 404."""
-
 STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
 
 ZONES = "zonesAvailable"
 """The field of a stock-out's error with the zones that have capacity."""
-
-STILL_IN_USE = "something in it is still in use"
-
-
-def waits(request: GoogleRequest, refusal: HttpError) -> tuple[str, float] | None:
-    """Return why Google refuses *request* for now, and for how long at most.
-
-    None means that the refusal is final.
-    """
-    why = reasons(refusal)
-    said = refusal.said.lower()
-    if is_disabled(refusal):
-        return f"{request.api} is still being enabled", ENABLED_S
-    busy = "FAILED_PRECONDITION" in why and ("operation" in said or "currently" in said)
-    if request.api == "container" and refusal.status == 400 and busy:
-        return f"another operation runs on the cluster ({refusal.said})", BUSY_S
-    if request.api == "serviceusage" and refusal.status == 400 and "billing" in said:
-        return "the project's billing account isn't known everywhere", SETTLED_S
-    if "resourceNotReady" in why:
-        return "a resource that it needs isn't ready", SETTLED_S
-    if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
-        return STILL_IN_USE, RELEASED_S
-    if "IamPolicy" in request.path or request.path.endswith("/iam"):
-        new = refusal.status in (400, 403, 404) and any(one in said for one in UNKNOWN_ACCOUNT)
-        if new:
-            return "a new account isn't known everywhere", SETTLED_S
-    return None
-
-
-def in_use(request: GoogleRequest, failure: OperationFailed) -> tuple[str, float] | None:
-    """Return the same for a removal that Google accepted, and that failed later."""
-    used = any("RESOURCE_IN_USE" in one for one in failure.codes)
-    return (STILL_IN_USE, RELEASED_S) if used and request.method == "DELETE" else None
 
 
 def explained(what: str, refusal: HttpError) -> BackendError:
@@ -273,10 +228,11 @@ class Cloud:
         async with self._turn:
             return await self._followed(what, request)
 
+    def _patience(self, what: str) -> Patience:
+        return Patience(self._google.look_s, lambda why: self._tell(f"waiting to {what}: {why}"))
+
     async def _followed(self, what: str, request: GoogleRequest) -> Document:
-        loop = asyncio.get_running_loop()
-        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
-        since: dict[str, float] = {}
+        patience = self._patience(what)
         while True:
             try:
                 answer: Document = await self._google.call(request)
@@ -289,68 +245,51 @@ class Cloud:
             except HttpError as refusal:
                 cause = refusal
                 error, wait = explained(what, refusal), waits(request, refusal)
-            if wait is None:
+            if wait is None or not await patience.pause(*wait):
                 raise error from cause
-            why, limit = wait
-            if why not in since:
-                since[why] = loop.time()
-                self._tell(f"waiting to {what}: {why}")
-            if loop.time() - since[why] > limit:
-                raise error from cause
-            await asyncio.sleep(next(pauses))
 
     async def _stays(self, one: Resource) -> bool:
         """Wait until *one* is ready, or gone: an earlier `down` may be removing it."""
-        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
-        while (document := await self._document(one)) is not None:
-            if document.get("status") != "STOPPING":
-                await self._settled(one)
-                return True
-            await asyncio.sleep(next(pauses))
-        return False
+        if await self._awaited(one, leaving) is None:
+            return False
+        await self._settled(one)
+        return True
 
     async def _settled(self, one: Resource) -> Document:
         """Wait until *one* exists and is ready, and return it.
 
         Raises:
             Refused: It is broken.
-            Unavailable: It didn't appear.
+            Unavailable: It didn't appear, or doesn't get ready.
         """
-        loop = asyncio.get_running_loop()
-        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
-        began = loop.time()
-        while True:
-            document = await self._document(one)
-            if document is not None:
-                status = str(document.get("status") or "")
-                if status in BROKEN:
-                    raise Refused(
-                        f"{one.key} is {status}: {problem_of(document)}; remove it and run the "
-                        "command again"
-                    )
-                if status not in UNDER_WAY:
-                    return document
-            elif loop.time() - began > SETTLED_S:
-                raise Unavailable(
-                    f"{one.key} was created, but Google doesn't show it; run the command again",
-                    retryable=True,
-                )
-            await asyncio.sleep(next(pauses))
+        document = await self._awaited(one, unready)
+        assert document is not None  # `unready` waits for it
+        if (status := str(document.get("status") or "")) in BROKEN:
+            raise Refused(
+                f"{one.key} is {status}: {problem_of(document)}; remove it and run the command "
+                "again"
+            )
+        return document
 
-    async def _document(self, one: Resource) -> Document | None:
-        """Return *one*, or None if it doesn't exist; a failed read proves neither, so read again.
+    async def _awaited(
+        self, one: Resource, waiting: Callable[[Document | None], Wait | None]
+    ) -> Document | None:
+        """Read *one* until *waiting* names nothing to wait for; None if *one* doesn't exist.
+
+        A failed read doesn't show whether *one* exists.
 
         Raises:
-            Unavailable: Every read failed for `SETTLED_S` seconds.
+            Unavailable: A reason to wait lasted too long.
         """
-        loop = asyncio.get_running_loop()
-        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
-        began = loop.time()
-        while (seen := await self._seen(one)).problem:
-            if loop.time() - began > SETTLED_S:
-                raise Unavailable(f"{one.key}: {seen.problem}; run it again", retryable=True)
-            await asyncio.sleep(next(pauses))
-        return seen.document
+        patience = self._patience(f"go on with {one.key}")
+        while True:
+            seen = await self._seen(one)
+            wait = ("it can't be read", SETTLED_S) if seen.problem else waiting(seen.document)
+            if wait is None:
+                return seen.document
+            if not await patience.pause(*wait):
+                why = seen.problem or wait[0]
+                raise Unavailable(f"{one.key}: {why}; run the command again", retryable=True)
 
     async def _grant(self, one: Policy) -> None:
         self._tell(f"granting {one.name} its roles")
@@ -368,7 +307,7 @@ class Cloud:
         Repeat that if another administrator was faster.
         """
         what = f"change who may use {one.name}"
-        pauses = growing(self._google.look_s, 10 * self._google.look_s, 1.5)
+        patience = self._patience(what)
         while True:
             policy = await self._sent(what, one.read)
             if (edited := edit(policy)) is None:
@@ -378,9 +317,9 @@ class Cloud:
             try:
                 await self._sent(what, write)
             except Refused as exc:
-                if _status(exc) not in (409, 412):
+                raced = _status(exc) in (409, 412)
+                if not (raced and await patience.pause("others change it", SETTLED_S)):
                     raise
-                await asyncio.sleep(next(pauses))
             else:
                 return
 
@@ -392,11 +331,7 @@ class Cloud:
         if one.kind == "network":
             await self._without_rules(one)
         await self._dropped(one.key, one.remove)
-        # A cluster or pool that an earlier run began to remove is STOPPING: wait for its end.
-        for pause in growing(self._google.look_s, 10 * self._google.look_s, 1.5):
-            if await self._document(one) is None:
-                return
-            await asyncio.sleep(pause)
+        await self._awaited(one, present)
 
     async def _dropped(self, what: str, request: GoogleRequest) -> None:
         """Delete something that may be gone already."""
