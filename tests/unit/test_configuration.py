@@ -94,36 +94,49 @@ def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine)
             machine.resolve()
 
 
-def test_google_cloud_project_is_the_last_word_about_the_project(machine: Machine) -> None:
-    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
-    assert machine.resolve(backend="gke").project == "shared"
-    machine.profile(project="ours")
-    assert machine.resolve(backend="gke").project == "ours"
+SHARED = {"GOOGLE_CLOUD_PROJECT": "shared"}
 
 
-def test_a_project_of_ours_chooses_gke_and_says_whose_it_was(machine: Machine) -> None:
-    target = machine.resolve()
-    assert (target.backend, target.why) == ("local", "no project is configured")
-    target = machine.resolve(project="p")
-    assert (target.backend, target.why) == ("gke", "project 'p' comes from the argument project")
-    machine.environ["KINETIC_PROJECT"] = "v"
-    assert machine.resolve().why == "project 'v' comes from KINETIC_PROJECT"
-    del machine.environ["KINETIC_PROJECT"]
-    machine.profile(project="w")
-    assert machine.resolve().why == "project 'w' comes from the profile 'work'"
-
-
-def test_a_context_chooses_gke_without_a_project(machine: Machine) -> None:
-    machine.environ["KINETIC_KUBE_CONTEXT"] = "kind-kind"
-    target = machine.resolve()
-    assert (target.backend, target.project, target.kube_context) == ("gke", None, "kind-kind")
-
-
-def test_google_cloud_project_alone_chooses_no_cloud(machine: Machine) -> None:
-    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
-    target = machine.resolve()
-    assert target.backend == "local"
-    assert "KINETIC_PROJECT" in target.why  # what to do about it
+@pytest.mark.parametrize(
+    ("environ", "profile", "arguments", "found", "why"),
+    [
+        ({}, {}, {}, ("local", None), "^no project is configured$"),
+        ({}, {}, {"project": "p"}, ("gke", "p"), "'p' comes from the argument project"),
+        ({"KINETIC_PROJECT": "v"}, {}, {}, ("gke", "v"), "'v' comes from KINETIC_PROJECT"),
+        ({}, {"project": "w"}, {}, ("gke", "w"), "'w' comes from the profile 'work'"),
+        ({"KINETIC_KUBE_CONTEXT": "kind-kind"}, {}, {}, ("gke", None), ""),
+        # Google's own variable comes last, chooses no cloud alone, and counts beside a cluster.
+        (SHARED, {}, {}, ("local", "shared"), "KINETIC_PROJECT"),
+        (SHARED, {}, {"backend": "gke"}, ("gke", "shared"), ""),
+        (SHARED, {"project": "ours"}, {"backend": "gke"}, ("gke", "ours"), ""),
+        (SHARED, {}, {"cluster": "c"}, ("gke", "shared"), ""),
+        (SHARED, {"cluster": "c"}, {}, ("gke", "shared"), ""),
+        ({}, {}, {"cluster": "c"}, ("local", None), "'c'.*no project is configured"),
+        # A named backend wins over a project.
+        (
+            {"KINETIC_PROJECT": "p"}, {}, {"backend": "local"},
+            ("local", "p"), "^chosen by the argument backend$",
+        ),
+        (
+            {"KINETIC_PROJECT": "p", "KINETIC_BACKEND": "LOCAL"}, {}, {},
+            ("local", "p"), "^chosen by KINETIC_BACKEND$",
+        ),
+    ],
+)  # fmt: skip
+def test_what_backend_follows_from_the_settings_and_why(
+    machine: Machine,
+    environ: dict[str, str],
+    profile: dict[str, str],
+    arguments: dict[str, str],
+    found: tuple[str, str | None],
+    why: str,
+) -> None:
+    machine.environ |= environ
+    if profile:
+        machine.profile(**profile)
+    target = machine.resolve(**arguments)
+    assert (target.backend, target.project) == found
+    assert re.search(why, target.why)
 
 
 def test_google_cloud_project_chooses_gke_for_an_accelerator_that_is_not_here(
@@ -143,30 +156,6 @@ def test_google_cloud_project_chooses_gke_for_an_accelerator_that_is_not_here(
     assert chosen("l4x4") == "local"
     del machine.environ["GOOGLE_CLOUD_PROJECT"], machine.environ["KINETIC_BACKEND"]
     assert chosen("l4x4") == "local", "no project is configured at all"
-
-
-def test_google_cloud_project_counts_beside_a_named_cluster(machine: Machine) -> None:
-    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
-    target = machine.resolve(cluster="c")
-    assert (target.backend, target.project) == ("gke", "shared")
-    machine.profile(cluster="c")
-    assert machine.resolve().backend == "gke"
-
-
-def test_a_cluster_without_a_project_is_said_to_be_unused(machine: Machine) -> None:
-    target = machine.resolve(cluster="c")
-    assert target.backend == "local"
-    assert "no project is configured" in target.why
-    assert "'c'" in target.why
-
-
-def test_a_named_backend_wins_over_a_configured_project(machine: Machine) -> None:
-    machine.environ["KINETIC_PROJECT"] = "p"
-    target = machine.resolve(backend="local")
-    assert (target.backend, target.why) == ("local", "chosen by the argument backend")
-    machine.environ["KINETIC_BACKEND"] = "LOCAL"
-    target = machine.resolve()
-    assert (target.backend, target.why) == ("local", "chosen by KINETIC_BACKEND")
 
 
 @pytest.mark.parametrize("arguments", [{"project": "p"}, {"project": "p", "backend": "gke"}])
