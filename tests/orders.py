@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol import wire
 
+RUNNER = Path(__file__).parents[1] / "runner"
 NOTHING = wire.Input(name="", start=0, stop=0, digest="")
 
 
@@ -21,6 +24,14 @@ def order_of(facts: dict[str, Any], **fields: Any) -> wire.Order:
         client={"facts": json.dumps(facts)},
         **usual | fields,
     )
+
+
+def runner_with(attempt: str, folder: Path) -> Path:
+    """Return the runner's folder with another `kinetic._runner.job.attempt`."""
+    runner = folder / "runner"
+    shutil.copytree(RUNNER, runner, ignore=shutil.ignore_patterns("__pycache__"))
+    (runner / "job" / "attempt.py").write_text(attempt)
+    return runner
 
 
 def facts_of(order: wire.Order) -> Any:

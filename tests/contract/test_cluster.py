@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from kinetic.aio.ports import Cluster
 from kinetic.testing import MemoryCluster, MemoryStore
 from tests.contract.cluster import *
 from tests.contract.cluster import Place
-
-RUNNER = Path(__file__).parents[2] / "runner"
+from tests.orders import runner_with
 
 STAND_IN = """
 import json
@@ -37,11 +35,7 @@ def main(order, key, executor, site):
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runner's folder, with the attempt replaced."""
-    folder = tmp_path_factory.mktemp("stand-in") / "runner"
-    shutil.copytree(RUNNER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "job" / "attempt.py").write_text(STAND_IN)
-    return folder
+    return runner_with(STAND_IN, tmp_path_factory.mktemp("stand-in"))
 
 
 @pytest.fixture(params=["memory", "local"])

@@ -248,13 +248,6 @@ def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path:
         assert not objects.create("a/b/c", b"content")
 
 
-async def test_the_directory_is_private(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "s")
-    await store.create("a/b", b"secret", {"k": "v"})
-    modes = {path.stat().st_mode & 0o077 for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]}
-    assert modes == {0}
-
-
 async def test_a_place_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendError, match=r"KINETIC_STORE|check it"):

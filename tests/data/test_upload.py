@@ -288,11 +288,3 @@ async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> N
             await asyncio.sleep(0.005)
     data._lock.release()
     assert watched.created == []
-
-
-async def test_any_store_will_do(plant: Plant) -> None:
-    store = MemoryStore()
-    root = plant("tree", {"a": b"1", "big": BIG})
-    first = await data_upload.upload(store, Data(str(root)))
-    assert await data_upload.upload(store, Data(str(root))) == first
-    assert len(await names(store)) == 3

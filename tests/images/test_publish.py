@@ -9,7 +9,6 @@ import platform
 import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
 import kinetic
@@ -125,14 +124,6 @@ async def test_what_cannot_be_built_anywhere_is_a_wrong_setting(
     code, _, err = await ran(cloud, tmp_path, *order)
     assert code == 2 and "base-tpu" in err
     assert not cloud.builds.calls
-
-
-async def test_a_right_that_is_missing_has_its_own_exit_code(cloud: Cloud, tmp_path: Path) -> None:
-    cloud.builds.faults["create"] = [grpc.StatusCode.PERMISSION_DENIED]
-    order = ("build-image", "--repo", f"{cloud.registry.host}/me", "--project", "kn")
-    order += ("--cluster", "c1", "--category", "cpu")
-    code, _, err = await ran(cloud, tmp_path, *order)
-    assert code == 4 and "kinetic doctor" in err
 
 
 async def test_to_plan_and_to_build_an_image_are_coroutines_of_aio(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,9 +18,8 @@ import pytest
 from kinetic._supervisor.protocol import Places
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
-from tests.orders import order_of
+from tests.orders import order_of, runner_with
 
-RUNNER = Path(__file__).parents[2] / "runner"
 DEADLINE_S = 40.0
 """How many seconds a step may take on a busy machine."""
 
@@ -46,11 +44,7 @@ def project(small_project: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the runner's folder and replace the attempt."""
-    folder = tmp_path_factory.mktemp("stand-in") / "runner"
-    shutil.copytree(RUNNER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "job" / "attempt.py").write_text(STAND_IN)
-    return folder
+    return runner_with(STAND_IN, tmp_path_factory.mktemp("stand-in"))
 
 
 @pytest.fixture

@@ -255,14 +255,6 @@ async def test_a_bad_order_is_refused(cluster: LocalCluster) -> None:
     assert await cluster.find() == []
 
 
-async def test_root_key_is_made_once_for_all(home: Path, environ: dict[str, str]) -> None:
-    clusters = [LocalCluster(home, environ) for _ in range(8)]
-    keys = await asyncio.gather(*(one.root_key() for one in clusters))
-    assert len(set(keys)) == 1 and len(keys[0]) == 32
-    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
-    assert [path.name for path in home.iterdir()] == ["key"]
-
-
 async def test_each_job_has_the_environment_and_key_of_its_batch(cluster: LocalCluster) -> None:
     """Many batches take turns in one warm parent."""
     source = (

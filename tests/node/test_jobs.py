@@ -125,13 +125,6 @@ async def test_a_job_whose_node_is_drained_is_started_again(
         await gone(configured)
 
 
-async def test_a_job_that_is_out_of_time_is_told_so(client: aio.Client) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(last_long.options(timeout=2.0), 600.0)
-        with pytest.raises(errors.JobError, match="longer than its timeout of 2 s"):
-            await job
-
-
 async def test_what_a_job_has_written_outlives_its_pod(
     client: aio.Client, configured: Namespace
 ) -> None:

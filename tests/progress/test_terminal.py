@@ -127,20 +127,6 @@ def test_a_pipe_gets_no_live_line_and_nothing_of_what_is_soon_over(script) -> No
     assert (out, err) == (b"got 12\n", b"")
 
 
-@pytest.mark.slow
-def test_a_pipe_gets_plain_lines_of_what_takes_long(script) -> None:
-    body = """
-    batch = work.run_async_map(range(180), max_concurrent=2, name="demo")
-    print("got", len(batch.results(return_exceptions=True)))
-    """
-    out, err = script(body).process.communicate(timeout=50)
-    lines = err.decode().splitlines()
-    assert out == b"got 180\n" and len(lines) >= 2
-    assert "\x1b" not in err.decode() and "\r" not in err.decode()
-    assert all(re.match(r"demo: \d+ of 180 ended", line) for line in lines)
-    assert re.search(r"180 of 180 ended: 179 succeeded, 1 failed; took \d+ s", lines[-1])
-
-
 def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) -> None:
     out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=DEADLINE_S)
     assert out == b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -255,41 +254,6 @@ def test_the_output_directory_is_there(bench, tmp_path: Path) -> None:
     out = tmp_path / "out" / "0"
     bench.run(bench.order(lambda: os.path.isdir(str(out)), output_dir=str(out)))
     assert bench.value() is True
-
-
-def test_a_result_that_takes_all_memory_is_an_error(bench) -> None:
-    def much() -> Any:
-        class Swelling:
-            def __reduce__(self):
-                return (bytes, (bytearray(1 << 34),))
-
-        return Swelling()
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-
-    bench.run(bench.order(much), preexec_fn=limit)
-    assert bench.outcome().reason == "out of memory"
-    assert "cannot be pickled" in bench.error()["message"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_is_told(bench, tmp_path: Path) -> None:
-    import subprocess
-
-    bench.objects.root.mkdir(exist_ok=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(bench.objects.root)], check=True
-    )
-    try:
-        order = bench.order(lambda: os.urandom(700_000))
-        code, output = bench.run(order)
-        assert "No space left" in output, output
-        assert bench.outcome().kind is Kind.ERROR, output
-        assert "be stored" in bench.error()["message"]
-        assert code == wire.EXIT_FINAL
-    finally:
-        subprocess.run(["umount", str(bench.objects.root)], check=True)
 
 
 def test_the_runner_hides_no_module_of_the_users(bench) -> None:

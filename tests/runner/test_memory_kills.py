@@ -12,12 +12,14 @@ VERSION_2 = "low 0\nhigh 0\nmax 31\noom 1\noom_kill 2\noom_group_kill 0\n"
 VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 
 
-@pytest.mark.parametrize(("second", "count"), [(VERSION_2, 2), (VERSION_1, 3), ("", 0)])
-def test_the_first_place_that_counts_is_believed(tmp_path: Path, second: str, count: int) -> None:
-    path = tmp_path / "events"
-    path.write_text(second)
-    assert oom_kills([str(tmp_path / "absent"), str(path)]) == count
-
-
-def test_where_nothing_counts_there_are_none(tmp_path: Path) -> None:
-    assert oom_kills([str(tmp_path / "absent")]) == 0
+@pytest.mark.parametrize(
+    ("found", "count"), [([VERSION_2, ""], 2), ([VERSION_1], 3), ([""], 0), ([], 0)]
+)
+def test_the_first_place_that_counts_is_believed(
+    tmp_path: Path, found: list[str], count: int
+) -> None:
+    places = [tmp_path / "absent"]
+    for number, text in enumerate(found):
+        places.append(tmp_path / str(number))
+        places[-1].write_text(text)
+    assert oom_kills([str(place) for place in places]) == count

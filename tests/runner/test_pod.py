@@ -81,15 +81,6 @@ def test_of_two_pods_of_an_attempt_one_runs(in_any_bucket: Pods) -> None:
     assert [int(name) for name in os.listdir(ran)] == [in_any_bucket.value()]
 
 
-@pytest.mark.full
-def test_a_storm_at_the_service_is_sat_out(in_bucket: Pods, server: GcsServer) -> None:
-    order = in_bucket.order(add, 1)
-    storm = server.fail("*", times=3, status=503)
-    server.fail("create", times=2, late=True)
-    assert in_bucket.run(order).code == 0
-    assert (in_bucket.value(), storm.seen) == (1, 3)
-
-
 def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
     order = in_bucket.order(add, 1)
     server.requests.clear()

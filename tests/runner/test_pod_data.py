@@ -97,15 +97,6 @@ def test_what_cannot_come_is_told(
     assert said.startswith("kinetic data resolve failed") and words in said
 
 
-def test_what_is_cut_or_refused_for_a_while_comes_all_the_same(
-    pods: Pods, server: GcsServer
-) -> None:
-    plant(server, set__a=b"1", set__b=b"2")
-    server.fail("media", times=1, at=0)
-    server.fail("list", times=1, status=503)
-    assert run(pods, wire.DataRef(uri="gs://kn-test/set/")) == {"a": "1", "b": "2"}
-
-
 def test_a_volume_is_at_its_path(pods: Pods, server: GcsServer, tmp_path: Path) -> None:
     plant(server, set__a=b"1")
     point = tmp_path / "not" / "there" / "yet"

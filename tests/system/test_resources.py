@@ -396,22 +396,6 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
     scene.nobody_else()
 
 
-@pytest.mark.timeout(2 * MANY_S)
-@pytest.mark.full
-async def test_a_thousand_single_jobs_run_and_are_found_again(scene: Scene) -> None:
-    many = 1000
-    async with aio.Client(backend="local") as client, asyncio.timeout(MANY_S):
-        jobs = await asyncio.gather(*(client.submit(abs, -n) for n in range(many)))
-        assert len({job.job_id for job in jobs}) == many
-        async with aio.Client() as other:
-            listed = await other.list_jobs()
-            assert {job.job_id for job in listed} == {job.job_id for job in jobs}
-            values = await asyncio.gather(*(job.result(cleanup=False) for job in listed))
-            assert sorted(values) == [*range(many)]
-        assert sorted(await asyncio.gather(*jobs)) == [*range(many)]
-        assert await client.list_jobs() == []
-
-
 # --- memory -------------------------------------------------------------------------------------
 
 MEMORY = "256Mi"
