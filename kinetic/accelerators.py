@@ -48,21 +48,7 @@ from typing import Literal, NoReturn, TypeAlias
 from kinetic._messages import suggest
 from kinetic.errors import ConfigurationError
 
-__all__ = [
-    "BARE_GPUS",
-    "BARE_TPUS",
-    "CPU",
-    "GPUS",
-    "TPUS",
-    "Accelerator",
-    "Gpu",
-    "Kind",
-    "Slice",
-    "Tpu",
-    "catalogue",
-    "markdown",
-    "parse",
-]
+__all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,21 +31,7 @@ from kinetic.errors import ConfigurationError
 if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
 
-__all__ = [
-    "BACKENDS",
-    "VARIABLES",
-    "Target",
-    "checked_zone",
-    "debug_port",
-    "debug_wait_s",
-    "home",
-    "log_level",
-    "number",
-    "profiles_file",
-    "resolve",
-    "sources",
-    "submit_patience_s",
-]
+__all__ = ["VARIABLES", "Target", "home", "profiles_file", "resolve"]
 
 T = TypeVar("T", int, float)
 

@@ -26,21 +26,7 @@ from kinetic.errors import ConfigurationError
 if TYPE_CHECKING:
     from kinetic.data import Data
 
-__all__ = [
-    "DEFAULT_ACCELERATOR",
-    "MapOptions",
-    "MapSettings",
-    "Options",
-    "Rule",
-    "RunOptions",
-    "check",
-    "check_indices",
-    "checked_image",
-    "place_of",
-    "refuse_unknown",
-    "settings_of",
-    "shows",
-]
+__all__ = ["MapOptions", "Options", "RunOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,19 +12,7 @@ import anyio
 
 from kinetic.errors import KineticError
 
-__all__ = [
-    "Check",
-    "Finding",
-    "Report",
-    "Result",
-    "State",
-    "failed",
-    "failed_by",
-    "ok",
-    "run_checks",
-    "skipped",
-    "warning",
-]
+__all__ = ["Report", "Result", "State"]
 
 LIMIT_S = 30.0
 """Maximum time of one check, not counting the checks that it needs."""
