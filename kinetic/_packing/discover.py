@@ -145,11 +145,11 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     file = getattr(module, "__file__", None)
     if file is None and module is None:  # the module isn't in sys.modules
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
-    if not file or (directory := _existing(os.path.dirname(real(file)))) is None:
+    if not file or is_installed(real(file)):
         return None
-    if is_installed(real(file)):
-        return None
-    return directory
+    folder = Path(real(file)).parent
+    # A module may lie in a zip file.
+    return str(next(one for one in (folder, *folder.parents) if one.is_dir()))
 
 
 def innermost(function: Any) -> Any:
@@ -166,15 +166,6 @@ def innermost(function: Any) -> Any:
     if inspect.isclass(function) or inspect.isroutine(function):
         return function
     return type(cast("object", function))
-
-
-def _existing(directory: str) -> str | None:
-    """Return *directory*, or its nearest parent that exists: modules may lie in a zip file."""
-    if not os.path.isabs(directory):
-        return None
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    return directory
 
 
 def _chosen_root(entry: str, environ: Mapping[str, str], here: str) -> str | None:

@@ -136,10 +136,6 @@ def _is_small(number: object) -> bool:
     return type(number) is not int or -(1 << 63) <= number < 1 << 63
 
 
-KNOWN_SIGNATURES = 1000
-"""How many shapes of calls `Binding` remembers."""
-
-
 class Binding:
     """The parameters of a function; one without a readable signature accepts any arguments."""
 
@@ -173,8 +169,6 @@ class Binding:
         """
         shape = (len(args), *kwargs)
         if (found := self._known.get(shape)) is None:
-            if len(self._known) >= KNOWN_SIGNATURES:
-                self._known.clear()
             found = self._known[shape] = self._bound(args, kwargs)
         return found
 

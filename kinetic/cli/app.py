@@ -41,26 +41,11 @@ HELPS = {
 """Commands to suggest after an exit code."""
 
 
-def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        from kinetic._version import __version__
-
-        click.echo(f"kinetic-aio {__version__}")
-        context.exit()
-
-
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_version,
-    help="Show the version and exit.",
-)
+@click.version_option(package_name="kinetic-aio", message="%(package)s %(version)s")
 @click.pass_context
 def cli(context: click.Context, profile: str | None) -> None:
     """Run functions on TPUs, GPUs, or this machine, and manage their jobs."""
@@ -149,13 +134,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         code = cli.main(args=arguments, prog_name="kinetic", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else SUCCEEDED
-    except click.exceptions.Abort:
-        note("interrupted")
-        return INTERRUPTED
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:

@@ -19,7 +19,7 @@ from kinetic.cli.client import (
     with_client,
     with_where,
 )
-from kinetic.cli.jobs import SHOWN, print_log, rows_of, timeout_option, yes_option
+from kinetic.cli.jobs import SHOWN, print_log, row_of, rows_of, timeout_option, yes_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kinetic.job_status import JobStatus
 
 AT_ONCE = 64
-"""Maximum number of items whose results are read at once."""
+"""Maximum number of items that are read at once."""
 
 AT_ONCE_BATCHES = 8
 """Maximum number of batches whose status is read at once."""
@@ -99,20 +99,12 @@ async def _list(
     client: aio.Client, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
     """List batches with their status, newest first."""
-    from kinetic._tasks import bounded
-
     limit = None if everything else SHOWN + 1
     found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
     some = found if everything else found[:SHOWN]
-    rows: dict[str, dict[str, Any]] = {}
-
-    async def look(batch: aio.BatchHandle[Any]) -> None:
-        rows[batch.group_id] = await _row(batch)
-
-    await bounded(look, some, at_once=AT_ONCE_BATCHES)
-    ordered = [rows[one.group_id] for one in some]
+    rows = await rows_of(some, _row, AT_ONCE_BATCHES)
     empty = "no matching batches found" if name or tags else "no batches found"
-    output.table("batches.list", COLUMNS, ordered, as_json=as_json, empty=empty)
+    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
     if len(found) > len(some):
         output.note("older batches are not shown; --all shows them")
 
@@ -133,7 +125,7 @@ async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) 
     known = await _row(batch)
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
-        known["each"] = await rows_of(handles)
+        known["each"] = await rows_of(handles, row_of, AT_ONCE)
     shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
     output.facts("batches.status", shown, as_json=as_json)
     if known.get("each") and not as_json:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
+
+Handle = TypeVar("Handle")
 
 SHOWN = 50
 """Rows in a list without ``--all``."""
@@ -41,20 +43,22 @@ def jobs() -> None:
     """List jobs, and manage one of them."""
 
 
-async def rows_of(handles: Sequence[aio.JobHandle[Any]]) -> list[dict[str, Any]]:
-    """Return a row for each handle, in their order, read now."""
+async def rows_of(
+    handles: Sequence[Handle], row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
+) -> list[dict[str, Any]]:
+    """Return the *row* of each handle, in their order; reads some *at_once*."""
     from kinetic._tasks import bounded
 
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
 
-    async def look(handle: aio.JobHandle[Any]) -> None:
-        rows[handle.job_id] = await _row(handle)
+    async def look(place: int) -> None:
+        rows[place] = await row(handles[place])
 
-    await bounded(look, handles, at_once=AT_ONCE)
-    return [rows[handle.job_id] for handle in handles]
+    await bounded(look, range(len(handles)), at_once=at_once)
+    return [rows[place] for place in range(len(handles))]
 
 
-async def _row(job: aio.JobHandle[Any]) -> dict[str, Any]:
+async def row_of(job: aio.JobHandle[Any]) -> dict[str, Any]:
     from kinetic.errors import KineticError
 
     known = {
@@ -94,7 +98,7 @@ async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
     """List the newest jobs with their status."""
     found = await client.list_jobs(limit=None if everything else SHOWN + 1)
     some = _by_number(found if everything else found[:SHOWN])
-    rows = await rows_of(some)
+    rows = await rows_of(some, row_of, AT_ONCE)
     output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
     if len(found) > len(some):
         output.note("older jobs are not shown; --all shows them")
@@ -105,7 +109,7 @@ async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
 @with_job
 async def _status(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Show what is known about a job."""
-    known = {**await _row(job), "output_dir": job.output_dir}
+    known = {**await row_of(job), "output_dir": job.output_dir}
     output.facts("jobs.status", known if as_json else _for_people(known), as_json=as_json)
 
 

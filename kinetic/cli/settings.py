@@ -40,13 +40,10 @@ def _show_config(where: Where = Where(), as_json: bool = False) -> None:  # noqa
     file = configuration.profiles_file()
     active = os.environ.get("KINETIC_PROFILE") or _load().current
     rows.append({"setting": "profile", "value": active, "source": str(file)})
-    rows.append({"setting": "home", "value": str(configuration.home()), "source": _home_source()})
+    source = "KINETIC_HOME" if os.environ.get("KINETIC_HOME") else "default"
+    rows.append({"setting": "home", "value": str(configuration.home()), "source": source})
     columns = ("setting", "value", "source")
     output.table("config", columns, rows, as_json=as_json)
-
-
-def _home_source() -> str:
-    return "KINETIC_HOME" if os.environ.get("KINETIC_HOME") else "default"
 
 
 def _load() -> Profiles:
