@@ -440,7 +440,8 @@ class Client:
         """List the jobs that the platform knows, the newest first.
 
         On a cluster that includes jobs on several hosts. On this machine it includes single jobs
-        that were not cleaned up. Jobs whose objects are in another store are left out.
+        that were neither cancelled nor cleaned up. Jobs whose objects are in another store are left
+        out.
 
         Args:
             project, zone, cluster, namespace: Where to look. None: by the client's settings.

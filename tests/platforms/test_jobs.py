@@ -143,6 +143,7 @@ async def test_cancel_ends_the_job_and_is_told_apart(place: Place) -> None:
             with pytest.raises(errors.JobCancelled, match=job.job_id):
                 await one
             assert "cancelled" in await one.reason()
+        assert job not in await other.list_jobs()
     await job.cancel()
 
 

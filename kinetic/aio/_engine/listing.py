@@ -81,10 +81,15 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 
 
 def _forgotten(store: Path) -> dict[str, str]:
-    """Return the single jobs in a directory, and when each was made; a look at one file each."""
+    """Return the single jobs in a directory that nobody stopped, and when each was made.
+
+    This looks at two files of each job.
+    """
     found: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
         for folder in os.listdir(store / "jobs"):
+            if os.path.exists(store / wire.control_key(f"jobs/{folder}/", 0)):
+                continue
             with contextlib.suppress(OSError):
                 made = os.stat(store / "jobs" / folder / "handle.json").st_mtime
                 found[folder] = datetime.fromtimestamp(made, UTC).isoformat()
