@@ -208,8 +208,8 @@ async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterC
         )
     reply: Reply | None = None
     if section := user.values.get("exec"):
-        told = await anyio.to_thread.run_sync(_told, context)
-        plugin = Plugin(section=section, folder=user.folder, cluster=told, environ=environ)
+        cluster = await anyio.to_thread.run_sync(_cluster_info, context)
+        plugin = Plugin(section=section, folder=user.folder, cluster=cluster, environ=environ)
         reply = await plugin.run()
     shown = await anyio.to_thread.run_sync(_shown, context, reply)
     if reply is not None and reply.until is not None:
@@ -254,21 +254,21 @@ def _certificates(context: Context, reply: Reply | None) -> Certificates:
     )
 
 
-def _told(context: Context) -> dict[str, Any]:
+def _cluster_info(context: Context) -> dict[str, Any]:
     """Return what a plugin with ``provideClusterInfo`` learns about the cluster."""
     values = context.cluster.values
     known = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    told: dict[str, Any] = {name: values[name] for name in known if name in values}
+    info: dict[str, Any] = {name: values[name] for name in known if name in values}
     try:
         ca = context.cluster.pem("certificate-authority")
     except ValueError:
         ca = None  # `_shown` reports it
     if ca:
-        told["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
+        info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in values.get("extensions") or ():
         if extension.get("name") == "client.authentication.k8s.io/exec":
-            told["config"] = extension.get("extension")
-    return told
+            info["config"] = extension.get("extension")
+    return info
 
 
 def _proxy(context: Context) -> str | None:
@@ -440,11 +440,11 @@ async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
 
 
 def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
-    said, what = answer.said, f"cannot look up {_name(target)}"
+    message, what = answer.said, f"cannot look up {_name(target)}"
     if answer.status != 403:
         return google_refusal(answer, what, "Google's container API")
     return AuthError(
-        f"{what}: {said}; the credentials need container.clusters.get there: grant it "
+        f"{what}: {message}; the credentials need container.clusters.get there: grant it "
         f"with `gcloud projects add-iam-policy-binding {target.project} "
         "--member=user:YOU --role=roles/container.developer`, and check that the API is "
         "enabled: `gcloud services enable container.googleapis.com --project "

@@ -293,8 +293,8 @@ class Api:
         except ValueError:
             decoded = None
         if not isinstance(decoded, dict):
-            said = HttpError(200, raw[:4096].decode(errors="replace"))
-            raise explained(said, ask, self.cluster)
+            error = HttpError(200, raw[:4096].decode(errors="replace"))
+            raise explained(error, ask, self.cluster)
         return cast("dict[str, Any]", decoded)
 
 

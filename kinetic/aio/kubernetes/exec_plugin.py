@@ -61,7 +61,7 @@ class Plugin:
         process = await self._started(command, interactive)
         try:
             async with asyncio.timeout(timeout_s):
-                out, said = await asyncio.gather(_read(process.stdout), self._hear(process.stderr))
+                out, errors = await asyncio.gather(_read(process.stdout), self._log(process.stderr))
                 code = await process.wait()
         except TimeoutError as exc:
             raise AuthError(
@@ -73,7 +73,7 @@ class Plugin:
                     process.kill() if interactive else os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if code != 0:
-            raise AuthError(f"{self} ended with code {code}: {said or 'it said nothing'}")
+            raise AuthError(f"{self} ended with code {code}: {errors or 'it said nothing'}")
         return self._reply(out)
 
     async def _started(self, command: str, interactive: bool) -> asyncio.subprocess.Process:
@@ -123,15 +123,15 @@ class Plugin:
     def _version(self) -> str:
         return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
 
-    async def _hear(self, stream: asyncio.StreamReader | None) -> str:
+    async def _log(self, stream: asyncio.StreamReader | None) -> str:
         """Log the plugin's messages to the user, such as where to log in; return the last ones."""
-        said = ""
+        last = ""
         while stream is not None and (piece := await stream.read(4096)):
             text = piece.decode(errors="replace")
-            said = (said + text)[-LAST_BYTES:]
+            last = (last + text)[-LAST_BYTES:]
             for line in filter(None, (one_line(line, 500) for line in text.splitlines())):
                 logging.warning("%s: %s", self.section.get("command"), line)
-        return one_line(said, 500)
+        return one_line(last, 500)
 
     def _reply(self, out: bytes) -> Reply:
         try:
@@ -156,5 +156,5 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def _until(status: Mapping[str, Any]) -> float | None:
-    said = status.get("expirationTimestamp")
-    return None if not said else datetime.datetime.fromisoformat(str(said)).timestamp()
+    expiry = status.get("expirationTimestamp")
+    return None if not expiry else datetime.datetime.fromisoformat(str(expiry)).timestamp()

@@ -56,8 +56,8 @@ def word(seen: Seen, verdict: Diagnosis) -> Observation:
     """Return the observation of the attempt."""
     none: Document = {}
     about = seen.any_job or next(iter((*seen.pods, *seen.gone)), none)
-    (said,) = observations(Seen(job=about, name=seen.job_name), verdict)
-    return said
+    (observation,) = observations(Seen(job=about, name=seen.job_name), verdict)
+    return observation
 
 
 def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
@@ -98,8 +98,8 @@ def _state(seen: Seen) -> State:
         state = cause or ended(gone, status=JobStatus.NOT_FOUND)
         return replace(state, phase=Phase.GONE)
     if (target := condition(seen.job, "Failed")) is not None:
-        said = str(target.get("message") or "the set failed")
-        return cause or ended(Cause(what=said, reason=Reason.LOST))
+        message = str(target.get("message") or "the set failed")
+        return cause or ended(Cause(what=message, reason=Reason.LOST))
     return waiting(why_no_pod(seen))
 
 
@@ -256,7 +256,7 @@ class GroupTable(Table):
             for who in sorted(ended - self._hinted.get(entry.name, frozenset())):
                 yield replace(now, phase=Phase.ENDED, executor=who)
             self._hinted[entry.name] = ended
-        before, entry.told[now.name] = entry.told.get(now.name), now
+        before, entry.reported[now.name] = entry.reported.get(now.name), now
         self._note_waiting(entry, now)
         if now.phase is Phase.GONE:
             del self.entries[entry.name]

@@ -205,13 +205,13 @@ def _labels(about: Document) -> Mapping[str, str]:
 
 
 def never_ran(
-    told: Mapping[str, Observation], now: Iterable[Observation], verdict: Diagnosis
+    reported: Mapping[str, Observation], now: Iterable[Observation], verdict: Diagnosis
 ) -> Iterator[Observation]:
     """Yield the end of attempts that were expected, and never came before their Job ended."""
-    for name in told.keys() - {one.name for one in now}:
-        if told[name].phase is not Phase.ENDED:
+    for name in reported.keys() - {one.name for one in now}:
+        if reported[name].phase is not Phase.ENDED:
             yield replace(
-                told[name],
+                reported[name],
                 phase=Phase.ENDED,
                 executor="",
                 reason=verdict.reason,

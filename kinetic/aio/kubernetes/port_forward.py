@@ -89,8 +89,8 @@ class _Tunnel(ByteStream):
                 self._begun.add(channel)
                 rest = rest[HEAD:]
             if rest and channel == ERROR:
-                said = rest.decode(errors="replace").strip()
-                raise Unavailable(f"{self._what} cannot be reached: {said}")
+                reason = rest.decode(errors="replace").strip()
+                raise Unavailable(f"{self._what} cannot be reached: {reason}")
             if rest and channel == DATA:
                 return rest
 

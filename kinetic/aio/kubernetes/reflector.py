@@ -196,8 +196,8 @@ async def _events(
                 )
             if event.get("type") == "ERROR":
                 status = part(event, "object")
-                said = status.get("message") or status.get("reason") or "no reason given"
-                raise Expired(f"watching {path}: {said}")
+                message = status.get("message") or status.get("reason") or "no reason given"
+                raise Expired(f"watching {path}: {message}")
             yield event
 
 

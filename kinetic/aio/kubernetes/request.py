@@ -82,44 +82,44 @@ class Forbidden(AuthError):
 def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next."""
     what = f"cannot {ask} of {cluster}"
-    said = answer.said
+    message = answer.said
     match answer.status:
         case 401:
             return AuthError(
-                f"{what}: the API server does not accept the credentials ({said}); log in again, "
-                "and check that they belong to this cluster"
+                f"{what}: the API server does not accept the credentials ({message}); log in "
+                "again, and check that they belong to this cluster"
             )
-        case 403 if "cannot" in said or not answer.body:  # an exceeded quota is also a 403
-            return Forbidden(f"{what}: {said}\n{how_to_grant(ask.right, said)}")
+        case 403 if "cannot" in message or not answer.body:  # an exceeded quota is also a 403
+            return Forbidden(f"{what}: {message}\n{how_to_grant(ask.right, message)}")
         case 403:
-            return Refused(f"{what}: {said}", answer=answer.body)
+            return Refused(f"{what}: {message}", answer=answer.body)
         case 404:
-            return NotFound(f"{what}: {said}; check whether it exists or was removed")
+            return NotFound(f"{what}: {message}; check whether it exists or was removed")
         case 409 if answer.body.get("reason") == "AlreadyExists":
-            return AlreadyThere(f"{what}: {said}; choose another name, or remove it")
+            return AlreadyThere(f"{what}: {message}; choose another name, or remove it")
         case 409:
-            return Conflict(f"{what}: {said}; read it again and repeat the change")
+            return Conflict(f"{what}: {message}; read it again and repeat the change")
         case 410:
-            return Expired(f"{what}: {said}; list again")
+            return Expired(f"{what}: {message}; list again")
         case 429:
             return Throttled(
-                f"{what}: the API server accepts no more requests now ({said}); try again later",
+                f"{what}: the API server accepts no more requests now ({message}); try again later",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status if status in MALFORMED:
-            return Refused(f"{what}: {said}", answer=answer.body)
+            return Refused(f"{what}: {message}", answer=answer.body)
         case status if answer.retryable:
             return Unavailable(
-                f"{what}: the API server answered {status} ({said}); try again "
+                f"{what}: the API server answered {status} ({message}); try again "
                 "later, or check the cluster's control plane",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status:
             return BackendError(
-                f"{what}: the answer {status} ({said}) isn't one of a Kubernetes API server; check "
-                "the server's address, and whether a proxy answers for it"
+                f"{what}: the answer {status} ({message}) isn't one of a Kubernetes API server; "
+                "check the server's address, and whether a proxy answers for it"
             )
 
 

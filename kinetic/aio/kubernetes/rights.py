@@ -70,9 +70,9 @@ def by_resource(missing: Iterable[Right]) -> list[str]:
     return [f"{', '.join(several)} {name}" for name, several in verbs.items()]
 
 
-def how_to_grant(right: Right, said: str) -> str:
-    """Explain how an administrator grants a missing *right*; the refusal *said* names the user."""
-    found = re.search(r'User "(?P<user>[^"]*)"', said)
+def how_to_grant(right: Right, message: str) -> str:
+    """Explain how an administrator grants a missing *right*; the *message* names the user."""
+    found = re.search(r'User "(?P<user>[^"]*)"', message)
     user = found["user"] if found else "YOU"
     login = "These credentials name no user: log in first. " if user == "system:anonymous" else ""
     where = ""

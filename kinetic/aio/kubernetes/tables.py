@@ -42,8 +42,8 @@ class Entry:
     """One name: the Job that has it now, and the pods of that Job.
 
     ``over`` is the uid of a Job of which only the removal still matters; its documents are
-    dropped. ``told`` has the last reported observation of each of its attempts, ``current`` is the
-    name of the last one. ``facts`` are the answers to inquiries about it.
+    dropped. ``reported`` has the last observation that clients got of each of its attempts,
+    ``current`` is the name of the last one. ``facts`` are the answers to inquiries about it.
     """
 
     __slots__ = (
@@ -53,8 +53,8 @@ class Entry:
         "name",
         "over",
         "pods",
+        "reported",
         "seen",
-        "told",
         "verdict",
         "waiting",
     )
@@ -63,7 +63,7 @@ class Entry:
         self.name = name
         self.job: Document | None = None
         self.pods: dict[str, Document] = {}
-        self.told: dict[str, Observation] = {}
+        self.reported: dict[str, Observation] = {}
         self.current = ""
         self.reset()
 
@@ -255,7 +255,7 @@ class Table:
             return
         verdict = entry.judge(orphans=self.orphans)
         if verdict is None:
-            if entry.told:  # nothing of it runs any more
+            if entry.reported:  # nothing of it runs any more
                 yield from self._gone(entry)
             elif not entry.pods:
                 del self.entries[entry.name]
@@ -265,14 +265,16 @@ class Table:
             verdict = replace(verdict, phase=Phase.GONE)
         words = observations(entry.seen, verdict)
         if gone:
-            entry.told.update((now.name, now) for now in words[-1:] if now.name in entry.told)
+            entry.reported.update(
+                (now.name, now) for now in words[-1:] if now.name in entry.reported
+            )
             yield from self._gone(entry)
             return
         self._note_waiting(entry, words[-1])
         over = settled(entry.seen, verdict)
-        for now in (*words, *(never_ran(entry.told, words, verdict) if over else ())):
-            before = entry.told.get(now.name)
-            entry.told[now.name] = replace(now, receipt=None)  # it may have the whole value
+        for now in (*words, *(never_ran(entry.reported, words, verdict) if over else ())):
+            before = entry.reported.get(now.name)
+            entry.reported[now.name] = replace(now, receipt=None)  # it may have the whole value
             if is_news(before, now):
                 yield now
         if over:
@@ -280,7 +282,7 @@ class Table:
 
     def _gone(self, entry: Entry) -> Iterator[Observation]:
         del self.entries[entry.name]
-        for now in entry.told.values():
+        for now in entry.reported.values():
             yield replace(now, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, now: Observation) -> None:

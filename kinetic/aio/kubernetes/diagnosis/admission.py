@@ -18,22 +18,22 @@ def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
 
     *unknown* is the outlook for a message that no rule matches.
     """
-    said = _WHAT.sub("", text)
-    if (quota := _QUOTA.search(said)) is not None:
+    message = _WHAT.sub("", text)
+    if (quota := _QUOTA.search(message)) is not None:
         return _exceeded(quota[0], quota["asked"], quota["limit"])
     what = "the API server refuses it"
-    return quoted(what, said, _RULES, reason=Reason.REFUSED, outlook=unknown)
+    return quoted(what, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
 
-def _exceeded(said: str, asked: str, limit: str) -> Cause:
+def _exceeded(message: str, asked: str, limit: str) -> Cause:
     most = dict(_amounts(limit))
     advice = "wait for other work to end, or have the quota raised"
     if "count/jobs.batch" in asked:
         advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
     if any(number(amount) > number(most.get(name, "inf")) for name, amount in _amounts(asked)):
-        what = f"it can never fit: {said}"
+        what = f"it can never fit: {message}"
         return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
-    return Cause(what=said, advice=advice, reason=Reason.QUOTA)
+    return Cause(what=message, advice=advice, reason=Reason.QUOTA)
 
 
 def _amounts(text: str) -> list[tuple[str, str]]:

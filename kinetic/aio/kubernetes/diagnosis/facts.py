@@ -182,8 +182,8 @@ class Pod:
         """All containers, init containers (such as GKE's sidecar for buckets) first."""
         found: list[Container] = []
         for init, kind in ((True, "initContainers"), (False, "containers")):
-            told = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
-            statuses = {one.get("name"): one for one in told}
+            reported = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
+            statuses = {one.get("name"): one for one in reported}
             named = {one.get("name"): one for one in parts(self.spec, kind)}
             found += [
                 Container(
@@ -325,7 +325,7 @@ class Pod:
         """Events on it with one of *reasons*, in order."""
         return self.seen.about(self.document, *reasons)
 
-    def last_said(self, *reasons: str) -> str:
+    def last_message(self, *reasons: str) -> str:
         """The message of the last such event, or an empty text."""
         found = self.events(*reasons)
         return str(found[-1].get("message") or "") if found else ""

@@ -71,5 +71,5 @@ def pull_failure(pod: Pod, one: Container, reason: str, message: str) -> Cause:
     bare = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
     found = known(_CAUSES, what, f"{reason}: {bare}", gist(message), arch=arch)
     found = found or quoted(what, message, reason=Reason.IMAGE_PULL)
-    lacks = gist(pod.last_said("FailedToRetrieveImagePullSecret"))
+    lacks = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
     return replace(found, more=[lacks])

@@ -242,7 +242,7 @@ def _succeeded(pods: _Pods) -> State:
 
 def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
     """Return the state of a Job that has failed, as its condition *target* says."""
-    why, said = str(target.get("reason")), one_line(str(target.get("message") or ""))
+    why, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     late, pod = why == "DeadlineExceeded", pods.latest
     last = [one for one in pods.failed if not one[0].deleted]
     if not late and (last or pods.failed):
@@ -253,7 +253,7 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
         state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
         reason = Reason.DEADLINE if late else Reason.LOST
-        state = ended(Cause(what=f"the Job failed ({why})", more=[said], reason=reason))
+        state = ended(Cause(what=f"the Job failed ({why})", more=[message], reason=reason))
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if last and last[-1][1].cause.what != state.cause.what:

@@ -34,37 +34,37 @@ def placing(pod: Pod) -> Cause:
     """Return why *pod* has no node."""
     if is_gated(pod.document):
         return queued(pod.seen)
-    told = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
-    last: Document = told[0] if told else {}
+    scheduled = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
+    last: Document = scheduled[0] if scheduled else {}
     refused = last.get("status") == "False"
-    said = str(last.get("message") or "") or pod.last_said("FailedScheduling")
-    if not (refused or said):
+    message = str(last.get("message") or "") or pod.last_message("FailedScheduling")
+    if not (refused or message):
         return Cause(what="no scheduler has looked at the pod yet")
     if refused and last.get("reason") != "Unschedulable":
         what = "the scheduler cannot place the pod"
-        return quoted(what, said, reason=Reason.UNSCHEDULABLE)
+        return quoted(what, message, reason=Reason.UNSCHEDULABLE)
     nodes = pod.seen.nodes
-    lack = _quoted(pod.spec, said) if nodes is None else _compared(pod.spec, nodes, said)
+    lack = _quoted(pod.spec, message) if nodes is None else _compared(pod.spec, nodes, message)
     return _scaled(pod, lack)
 
 
-def _quoted(spec: Document, said: str) -> Cause:
+def _quoted(spec: Document, message: str) -> Cause:
     """Return the cause by quoting the scheduler, because the nodes aren't known."""
-    said, _, preemption = said.partition(" preemption: ")
-    if said.startswith("no nodes available"):
+    message, _, preemption = message.partition(" preemption: ")
+    if message.startswith("no nodes available"):
         return _NO_NODE
     # The scheduler considers preemption only if stopping other pods would help.
-    if "No preemption victims" in preemption or ("Insufficient" in said and not preemption):
-        what = f"all nodes that fit are in use{_asks(spec)}: {gist(said)}"
+    if "No preemption victims" in preemption or ("Insufficient" in message and not preemption):
+        what = f"all nodes that fit are in use{_asks(spec)}: {gist(message)}"
         return _unplaced(what, _WAIT, Outlook.OPEN)
     advice = "compare its requests and tolerations with the cluster's node pools"
-    return _unplaced(f"no node takes the pod{_asks(spec)}: {gist(said)}", advice)
+    return _unplaced(f"no node takes the pod{_asks(spec)}: {gist(message)}", advice)
 
 
 def _asks(spec: Document) -> str:
-    told = [shown(name, amount) for name, amount in sorted(requests(spec).items())]
-    told += [_label(key, values) for key, values in selected(spec).items()]
-    return f" (it requests {', '.join(told)})" if told else ""
+    asked = [shown(name, amount) for name, amount in sorted(requests(spec).items())]
+    asked += [_label(key, values) for key, values in selected(spec).items()]
+    return f" (it requests {', '.join(asked)})" if asked else ""
 
 
 def _label(key: str, values: Collection[str]) -> str:
@@ -76,8 +76,8 @@ _NO_NODE = _unplaced(
 )
 
 
-def _compared(spec: Document, nodes: Sequence[Document], said: str) -> Cause:
-    """Return why none of *nodes* takes a pod of this *spec*; *said* is from the scheduler."""
+def _compared(spec: Document, nodes: Sequence[Document], message: str) -> Cause:
+    """Return why none of *nodes* takes a pod of this *spec*; *message* is from the scheduler."""
     if not nodes:
         return _NO_NODE
     matching = [node for node in nodes if matches(spec, node)]
@@ -87,12 +87,12 @@ def _compared(spec: Document, nodes: Sequence[Document], said: str) -> Cause:
     free = [name for name, refused in found if not refused]
     if not free:
         return _refused(spec, found)
-    lacking = [name for name in requests(spec) if f"Insufficient {name}" in said]
+    lacking = [name for name in requests(spec) if f"Insufficient {name}" in message]
     if lacking:
         needed = ", ".join(shown(name, requests(spec)[name]) for name in lacking)
         what = f"it requests {needed}, in use by other pods on {_listed(free)}"
         return _unplaced(what, _WAIT, Outlook.OPEN)
-    what = f"{_listed(free)} can hold it; the scheduler last said: {gist(said)}"
+    what = f"{_listed(free)} can hold it; the scheduler last said: {gist(message)}"
     return _unplaced(what, _WAIT, Outlook.OPEN)
 
 
@@ -164,16 +164,16 @@ def _scaled(pod: Pod, lack: Cause) -> Cause:
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
         return lack
-    last, said = str(events[-1].get("reason")), str(events[-1].get("message") or "")
+    last, message = str(events[-1].get("reason")), str(events[-1].get("message") or "")
     if last == "TriggeredScaleUp":
-        groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", said)
+        groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", message)
         which = f" ({', '.join(groups[:3])})" if groups else ""
         what = f"a node is being added for this pod, which takes minutes{which}"
         return _unplaced(what, "", Outlook.OPEN)
-    failure = pod.last_said("FailedScaleUp")
-    if last == "FailedScaleUp" or (failure and "backoff" in said):
+    failure = pod.last_message("FailedScaleUp")
+    if last == "FailedScaleUp" or (failure and "backoff" in message):
         return _not_added(pod.spec, failure)
-    words = both_ends(said.partition(": ")[2] or said, 400)
+    words = both_ends(message.partition(": ")[2] or message, 400)
     if _PASSES.search(words):
         advice = "wait for other work to end, or let the node pool grow"
         lack = replace(lack, advice=advice, outlook=Outlook.OPEN)

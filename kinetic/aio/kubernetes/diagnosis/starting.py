@@ -57,12 +57,12 @@ def _unprepared(pod: Pod) -> Cause | None:
     for event in pod.events():
         left = [] if event.get("reason") in _PROGRESS else left
         left.append((str(event.get("reason")), str(event.get("message") or "")))
-    if volumes := [said for reason, said in left if reason in _OF_VOLUMES]:
+    if volumes := [message for reason, message in left if reason in _OF_VOLUMES]:
         return _unmounted(pod, volumes)
-    for reason, said in reversed(left):
+    for reason, message in reversed(left):
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync", "NetworkNot")):
-            return quoted(f"the node cannot prepare the pod ({reason})", said, _SURROUNDINGS)
-        found = known(_CONFIGURATION, "its container cannot be created", said)
+            return quoted(f"the node cannot prepare the pod ({reason})", message, _SURROUNDINGS)
+        found = known(_CONFIGURATION, "its container cannot be created", message)
         if reason == "Failed" and found is not None:
             return found
     return _pulling(pod, left)
@@ -71,7 +71,9 @@ def _unprepared(pod: Pod) -> Cause | None:
 def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Cause | None:
     """Return the state of a pull that its container's state doesn't show yet."""
     pulls = [one for one in left if one[0] in ("Pulling", "Failed") and "pull" in one[1].lower()]
-    images = re.findall(r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(said for _, said in pulls))
+    images = re.findall(
+        r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(message for _, message in pulls)
+    )
     if not images:
         return None
     if pulls[-1][0] == "Pulling":
@@ -110,15 +112,15 @@ _SURROUNDINGS = (
 )
 
 
-def _unmounted(pod: Pod, told: Sequence[str]) -> Cause:
+def _unmounted(pod: Pod, messages: Sequence[str]) -> Cause:
     """Return why volumes aren't mounted: one event has the cause, a later one may not."""
-    told = [said for said in told if "unmounted volumes=" not in said] or told
-    absent = [name for said in told for name in LACKS_DRIVER.findall(said)]
+    messages = [message for message in messages if "unmounted volumes=" not in message] or messages
+    absent = [name for message in messages for name in LACKS_DRIVER.findall(message)]
     if any(name in pod.seen.absent for name in absent):
         what = f"a volume cannot be mounted: the cluster has no storage driver {absent[0]}"
         advice = f"{_ENABLE}, or omit fuse=True"
         return Cause(what=what, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
-    causes = [quoted("a volume cannot be mounted", said, _SURROUNDINGS) for said in told]
+    causes = [quoted("a volume cannot be mounted", message, _SURROUNDINGS) for message in messages]
     return next((one for one in causes if one.secret), causes[-1])
 
 
