@@ -131,8 +131,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     try:
         item = await _end(submission, evidence)
     except Exception as exc:
-        if _may_pass(submission, evidence, exc):
-            submission.doubt(evidence)
+        _note_failure(submission, evidence, exc)
         return
     evidence.since = None
     submission.clear_error(index)
@@ -321,35 +320,49 @@ async def _log_tail(submission: Submission, index: int, number: int) -> str:
     return "\n".join(lines)[-8192:]
 
 
-def _may_pass(submission: Submission, evidence: Evidence, error: Exception) -> bool:
-    """Log why the end of an attempt can't be found out; return whether to try again.
+# --- failing to find out ---
 
-    A lasting failure reaches those who wait at once, any other after a minute.
-    """
-    index = evidence.index
-    name = submission.identity.attempt_name(index, evidence.number)
-    if isinstance(error, KineticError) and not is_passing(error):
-        logging.error("can't find out how %s ended: %s", name, error)
-        submission.set_error(index, error)
-        # A damaged or removed object stays so; a missing right may be granted.
-        return isinstance(error, BackendError) and not isinstance(error, NotFound)
-    if isinstance(error, KineticError):
-        logging.warning("can't find out yet how %s ended (%s); retrying", name, error)
-    else:  # a defect, or an exception that no adapter has translated
-        logging.error("can't find out yet how %s ended; retrying", name, exc_info=error)
+
+def _note_failure(submission: Submission, evidence: Evidence, error: Exception) -> None:
+    """Keep the attempt in doubt, unless reading again changes nothing."""
     now = asyncio.get_running_loop().time()
     evidence.since = now if evidence.since is None else evidence.since
-    if now - evidence.since >= PATIENCE_S:
-        submission.set_error(index, _unanswered(name, error))
-    return True
+    name = submission.identity.attempt_name(evidence.index, evidence.number)
+    shown = error_for_waiters(f"the end of {name}", error, now - evidence.since)
+    if shown is not None:
+        submission.set_error(evidence.index, shown)
+    if not _is_lasting(error):
+        submission.doubt(evidence)
 
 
-def _unanswered(name: str, error: Exception) -> Unavailable:
+def error_for_waiters(
+    what: str, error: Exception, silent_s: float, *, patient: bool = False
+) -> Exception | None:
+    """Log that *what* can't be read; return the error for waiters, or None if they wait on.
+
+    They get the error at once if the object is removed or damaged, or a right is missing, and
+    otherwise after a minute. The submitter of a job that runs, maybe for days, is *patient*: it
+    waits through any outage, and hears only that the object is removed or damaged.
+    """
+    known = isinstance(error, KineticError)
+    logging.warning("can't read %s: %s", what, described(error), exc_info=None if known else error)
+    refused = known and not is_passing(error)
+    if _is_lasting(error) or (refused and not patient):
+        return error
+    if patient or silent_s < PATIENCE_S:
+        return None
     return Unavailable(
-        f"{name} has ended, and for {PATIENCE_S:g} s its outcome could not be read: "
-        f"{described(error)}; kinetic keeps checking: wait again when the store answers",
+        f"{what} could not be read for {PATIENCE_S:g} s: {described(error)}; kinetic keeps "
+        "checking: wait again when the store answers",
         retryable=True,
     )
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Return whether an object is damaged or removed; a missing right may be granted."""
+    if isinstance(error, BackendError):
+        return isinstance(error, NotFound)
+    return isinstance(error, KineticError)
 
 
 # --- asking the platform ---

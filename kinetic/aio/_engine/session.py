@@ -25,11 +25,11 @@ from kinetic.aio._engine.submission import (
     Evidence,
     Submission,
 )
-from kinetic.aio._net.retry import PATIENCE_S, growing, is_passing
+from kinetic.aio._net.retry import growing
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
-from kinetic.errors import BackendError, ConfigurationError, KineticError, NotFound
+from kinetic.errors import ConfigurationError, KineticError, NotFound
 
 T = TypeVar("T")
 
@@ -205,26 +205,13 @@ class Session:
                 await ending.reread(submission)
             except Exception as exc:
                 failing = clock() if failing is None else failing
-                self._note_failure(submission, exc, clock() - failing)
+                shown = ending.error_for_waiters(
+                    submission.identity.id, exc, clock() - failing, patient=submission.ours
+                )
+                if shown is not None:
+                    submission.fail_waiters(shown)
             else:
                 failing = None
-
-    def _note_failure(self, submission: Submission, error: Exception, silent_s: float) -> None:
-        """Raise *error* for those who wait, if waiting longer is no use to them.
-
-        The submitter of a job, which may run for days, waits through any outage. It hears only
-        that the job is removed or damaged.
-        """
-        identity = submission.identity.id
-        if isinstance(error, KineticError):
-            logging.warning("cannot read %s: %s; retrying", identity, error)
-        else:
-            logging.exception("cannot read %s; retrying", identity)
-        damaged = isinstance(error, KineticError) and not isinstance(error, BackendError)
-        lasting = isinstance(error, KineticError) and not is_passing(error)
-        is_lasting = not submission.ours and (lasting or silent_s >= PATIENCE_S)
-        if damaged or is_lasting or isinstance(error, NotFound):
-            submission.fail_waiters(error)
 
     # --- watching ---
 
