@@ -78,6 +78,30 @@ def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
         read_controller(f"{path}@sha256:{digest}")
 
 
+@pytest.mark.parametrize(
+    ("configuration", "timeout"),
+    [
+        ("apiVersion: config.kueue.x-k8s.io/v1beta2\n#waitForPodsReady:\n#  timeout: 5m\n", "2h"),
+        ("apiVersion: config.kueue.x-k8s.io/v1beta2\nwaitForPodsReady: {timeout: 9h}", "9h"),
+        ("apiVersion: config.kueue.x-k8s.io/v1beta1\nkind: Configuration\n", None),
+    ],
+)
+def test_kueue_waits_for_slow_nodes(
+    tmp_path: Path, configuration: str, timeout: str | None
+) -> None:
+    path = tmp_path / "kueue.yaml"
+    metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
+    data = {"controller_manager_config.yaml": configuration}
+    shown = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    path.write_text(yaml.safe_dump_all([*manifests("n"), shown]))
+    made = read_controller(str(path))
+    assert made.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    installed = made.documents[-1]["data"]["controller_manager_config.yaml"]
+    assert installed.startswith(configuration)
+    found: dict[str, Any] = yaml.safe_load(installed)
+    assert found.get("waitForPodsReady") == (timeout and {"timeout": timeout})
+
+
 @pytest.mark.parametrize("content", ["", "a: [", "- 1", "kind: Pod", "apiVersion: v1\nkind: Pod"])
 def test_what_is_no_file_of_manifests_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.yaml"

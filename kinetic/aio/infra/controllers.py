@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,13 @@ DEFINITION = "CustomResourceDefinition"
 FIRST = (DEFINITION, "Namespace")
 LAST = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 """Kinds to apply after the server that they name: the API server asks it about other objects."""
+
+KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
+"""The ConfigMap with Kueue's configuration, and its key."""
+
+READY = "2h"
+"""How long pods that Kueue admitted may wait for nodes: GKE takes up to 35 minutes to find that a
+zone has no TPU slice, and then tries again. Kueue's default is 30 minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,26 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
             "a release"
         )
     whole: list[dict[str, Any]] = documents
-    return tuple({key: part for key, part in one.items() if key != "status"} for one in whole)
+    return tuple(
+        _patient({key: part for key, part in one.items() if key != "status"}) for one in whole
+    )
+
+
+def _patient(document: Document) -> Document:
+    """Let pods wait for slow nodes, if *document* has Kueue's configuration without a limit.
+
+    With an older configuration than v1beta2, Kueue has no limit of its own.
+    """
+    name, key = KUEUE_CONFIGURATION
+    if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
+        return document
+    data: Document = document.get("data") or {}
+    text = str(data.get(key) or "")
+    limits = re.search(r"^apiVersion: .*/v1beta2$", text, re.MULTILINE)
+    if not limits or re.search("^waitForPodsReady:", text, re.MULTILINE):
+        return document
+    patient = f"{text.rstrip()}\nwaitForPodsReady:\n  timeout: {READY}\n"
+    return {**document, "data": {**data, key: patient}}
 
 
 def _is_manifest(one: object) -> bool:
