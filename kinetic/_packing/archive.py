@@ -201,7 +201,7 @@ def pack(
         if draft is not None:
             draft.unlink(missing_ok=True)
         if isinstance(exc, OSError):
-            raise _refusal(exc, root, draft, tree) from exc
+            raise _pack_error(exc, root, draft, tree) from exc
         raise
 
 
@@ -211,7 +211,7 @@ def _own_places(environ: Mapping[str, str]) -> list[Path]:
     return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
 
 
-def _refusal(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:
+def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:
     where = "" if draft is None else f" in {draft.parent}"
     if exc.errno in FULL:
         return PackError(
@@ -252,7 +252,7 @@ def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Wri
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
         for entry in tree.entries:
             if entry.is_directory:
-                archive.writestr(_described(zipfile.ZipInfo(entry.name), entry), b"")
+                archive.writestr(_with_permissions(zipfile.ZipInfo(entry.name), entry), b"")
                 continue
             try:
                 file = open(entry.path, "rb")  # noqa: SIM115 - closed by the next block
@@ -292,10 +292,10 @@ def _add(archive: zipfile.ZipFile, entry: Entry, start: bytes, file: BinaryIO) -
             yield len(block)
             left -= len(block)
             block = file.read(min(BLOCK_BYTES, left))
-    _described(archive.getinfo(entry.name), entry)
+    _with_permissions(archive.getinfo(entry.name), entry)
 
 
-def _described(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
+def _with_permissions(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
     """Add the permissions to *info*; `zipfile` writes them with the table of contents."""
     kind = stat.S_IFDIR if entry.is_directory else stat.S_IFREG
     info.external_attr = (kind | entry.stamp.mode & PERMISSIONS) << 16

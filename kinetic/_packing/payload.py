@@ -169,19 +169,19 @@ class Binding:
         """
         shape = (len(args), *kwargs)
         if (found := self._known.get(shape)) is None:
-            found = self._known[shape] = self._bound(args, kwargs)
+            found = self._known[shape] = self._bind(args, kwargs)
         return found
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._signature is None:
             return ""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            return f"{self._shown()}: {exc}"
+            return f"{self._signature_text()}: {exc}"
         return ""
 
-    def _shown(self) -> str:
+    def _signature_text(self) -> str:
         name: str = getattr(self._function, "__name__", type(self._function).__name__)
         try:
             shown = str(self._signature)
@@ -362,13 +362,13 @@ class _Pickling:
         if found is None or module is None:
             # A traceback helps only if it has a line of user code.
             exc.__traceback__ = without_own_frames(exc.__traceback__)
-            raise self._refusal(found, exc) from exc if exc.__traceback__ else None
+            raise self._pack_error(found, exc) from exc if exc.__traceback__ else None
         logging.warning(
             "The job imports %s, which can't travel with %s: %s. Values of that module that were "
             "changed in memory don't travel.",
             module,
             self._what,
-            _described(found),
+            _description(found),
         )
         self._project.unpicklable.add(module)
         self._fates = Fates(self._project)
@@ -414,12 +414,12 @@ class _Pickling:
             return None
         return None if _uses_kinetic(module) else module
 
-    def _refusal(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
+    def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
         if found is None:
             return PackError(f"{exc}: {self._what} cannot be shipped")
         return PackError(
-            f"{_described(found)}. So {self._what} cannot be shipped: pass the data to create it, "
-            "and create it in the function.",
+            f"{_description(found)}. So {self._what} cannot be shipped: pass the data to create "
+            "it, and create it in the function.",
             culprit=found.where,
         )
 
@@ -433,7 +433,7 @@ def _uses_kinetic(module: str) -> bool:
     return False
 
 
-def _described(found: culprit.Culprit) -> str:
+def _description(found: culprit.Culprit) -> str:
     kind = type(cast("object", found.value))
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     named = f"{module}{kind.__qualname__}"

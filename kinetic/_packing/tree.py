@@ -192,7 +192,7 @@ class _Scan:
         except OSError as exc:
             self._left.append(f"{relative} cannot be read ({exc.strerror})")
             return None
-        return self._admitted(parent, found.path, relative, found.name, status, parent.links)
+        return self._admit(parent, found.path, relative, found.name, status, parent.links)
 
     def _nameable(self, relative: str) -> bool:
         try:
@@ -228,7 +228,7 @@ class _Scan:
         ):
             self._left.append(f"{relative} is a link that leads back to {target}")
             return None
-        return self._admitted(parent, target, relative, name, status, parent.links + 1)
+        return self._admit(parent, target, relative, name, status, parent.links + 1)
 
     def _is_left_out(self, target: str, is_directory: bool) -> bool:
         """Return whether the target of a link may not ship under any name."""
@@ -249,7 +249,7 @@ class _Scan:
             is not False
         )
 
-    def _admitted(
+    def _admit(
         self,
         parent: _Directory,
         path: str,

@@ -71,16 +71,16 @@ def render(report: BatchReport) -> str:
         "script": script,
     }
     page = _part("page.html")
-    room = limit(len(report.items)) - len(_filled(page, {**parts, "facts": ""}).encode())
+    room = limit(len(report.items)) - len(_fill(page, {**parts, "facts": ""}).encode())
     parts["facts"] = _json(_facts(report, digest(report), _Room(room)))
-    return _filled(page, parts)
+    return _fill(page, parts)
 
 
 def _part(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _filled(page: str, parts: dict[str, str]) -> str:
+def _fill(page: str, parts: dict[str, str]) -> str:
     """Fill the placeholders of *page* in one pass, which ignores placeholders in inserted text."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
 

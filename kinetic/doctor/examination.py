@@ -62,9 +62,9 @@ async def examine(
             environ=environ,
         )
     except ConfigurationError as exc:
-        checks.append(_settled("configuration", "configuration", failed_by(exc)))
+        checks.append(_known("configuration", "configuration", failed_by(exc)))
         return await run_checks(checks)
-    checks.append(_settled("configuration", "configuration", ok(_described(target))))
+    checks.append(_known("configuration", "configuration", ok(_described(target))))
     async with closing:
         if target.backend == "local":
             from kinetic.doctor.machine import Machine
@@ -79,7 +79,7 @@ async def examine(
         return await run_checks(checks)
 
 
-def _settled(name: str, group: str, finding: Finding) -> Check:
+def _known(name: str, group: str, finding: Finding) -> Check:
     """Return a check whose *finding* is known already."""
 
     async def look() -> Finding:
@@ -132,14 +132,14 @@ async def _of_cluster(
         kind = "bucket" if store_directory(target) is None else "directory"
         buckets[kind] = store_url(target)
     except ConfigurationError as exc:
-        checks.append(_settled("bucket", bucket.GROUP, failed_by(exc)))
+        checks.append(_known("bucket", bucket.GROUP, failed_by(exc)))
     if on_gke and (builds := builds_url(target)):
         buckets["bucket of builds"] = builds
     for name, url in buckets.items():
         try:
             store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
         except KineticError as exc:  # a directory that isn't there
-            checks.append(_settled(name, bucket.GROUP, failed_by(exc)))
+            checks.append(_known(name, bucket.GROUP, failed_by(exc)))
             continue
         closing.push_async_callback(store.aclose)
         is_local = emulated or not url.startswith("gs://")

@@ -91,7 +91,7 @@ class Content:
                 while block := await file.read(BLOCK):
                     size, value = size + len(block), await in_thread(extended, value, block)
         except OSError as exc:
-            raise _unreadable(body, exc) from exc
+            raise _read_error(body, exc) from exc
         return cls(size, encoded(value), path=body)
 
     def open(self) -> IO[bytes]:
@@ -105,7 +105,7 @@ class Content:
         try:
             file = self.path.open("rb")
         except OSError as exc:
-            raise _unreadable(self.path, exc) from exc
+            raise _read_error(self.path, exc) from exc
         if os.fstat(file.fileno()).st_size == self.size:
             return file
         file.close()
@@ -115,7 +115,7 @@ class Content:
         )
 
 
-def _unreadable(path: Path, exc: OSError) -> BackendError:
+def _read_error(path: Path, exc: OSError) -> BackendError:
     return BackendError(f"cannot read {path} to upload it: {exc.strerror or exc}; check it")
 
 
@@ -189,7 +189,7 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
 
     async def read() -> tuple[int, bytes | None]:
         pieces, size = list[bytes](), 0
-        async with _opened(http, name, start) as answer:
+        async with _open_content(http, name, start) as answer:
             async for piece in answer.content.iter_any():
                 pieces.append(piece)
                 size += len(piece)
@@ -209,9 +209,9 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
         generation, body = content
         info = about.info
         if generation not in (0, info.generation):
-            raise _replaced(http, name)
+            raise _replaced_error(http, name)
         if body and not start and about.crc32c not in ("", await checksum(body)):
-            raise _damaged(http, name)
+            raise _damage_error(http, name)
         return Object(
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
@@ -226,22 +226,24 @@ async def fetch(http: Http, name: str, path: Path) -> None:
     async def once() -> None:
         nonlocal furthest
         about, value, size = await http.look(name), 0, 0
-        async with _new_file(path) as file, _opened(http, name) as answer:
+        async with _new_file(path) as file, _open_content(http, name) as answer:
             if _generation(answer) not in (0, about.info.generation):
-                raise _replaced(http, name)
+                raise _replaced_error(http, name)
             async for piece in answer.content.iter_any():
-                with _writing(path):
+                with _translated_disk_errors(path):
                     await file.write(piece)
                 value, size = extended(value, piece), size + len(piece)
                 furthest = max(furthest, size)
             if about.crc32c not in ("", encoded(value)):
-                raise _damaged(http, name)
+                raise _damage_error(http, name)
 
     await http.do(Verb.GET, name, once, progress=lambda: furthest, large=True)
 
 
 @contextlib.asynccontextmanager
-async def _opened(http: Http, name: str, start: int = 0) -> AsyncGenerator[aiohttp.ClientResponse]:
+async def _open_content(
+    http: Http, name: str, start: int = 0
+) -> AsyncGenerator[aiohttp.ClientResponse]:
     """Open the content of an object from byte *start* on."""
     headers = {"Accept-Encoding": "identity"}
     if start:
@@ -264,7 +266,7 @@ def _generation(answer: aiohttp.ClientResponse) -> int:
 @contextlib.asynccontextmanager
 async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
     """Open a new, private file at *path*; a failure removes it."""
-    with _writing(path):
+    with _translated_disk_errors(path):
         opened = _create_private(path)
         file = wrap(opened)
         try:
@@ -282,7 +284,7 @@ def _create_private(path: Path) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Generator[None]:
+def _translated_disk_errors(path: Path) -> Generator[None]:
     """Turn failures of the disk into kinetic's error; `Http.do` would blame the network."""
     try:
         yield
@@ -294,12 +296,12 @@ def _writing(path: Path) -> Generator[None]:
         ) from exc
 
 
-def _damaged(http: Http, name: str) -> Damaged:
+def _damage_error(http: Http, name: str) -> Damaged:
     return Damaged(
         f"checksum mismatch on download of {name!r} from {http.place.url}; check the network, "
         "then try again"
     )
 
 
-def _replaced(http: Http, name: str) -> Replaced:
+def _replaced_error(http: Http, name: str) -> Replaced:
     return Replaced(f"{name!r} in {http.place.url} changed while it was read; try again later")

@@ -245,13 +245,13 @@ class Builder:
         try:
             content = await in_thread(recipe.packed, context)
             await self._store.create(source, content, shared=True)
-            await self._carried_out(uri, source, show)
+            await self._order_and_follow(uri, source, show)
         finally:
             await release(self._store.delete([source]), what=f"deleting {source}")
 
-    async def _carried_out(self, uri: str, source: str, show: Callable[[str], None]) -> None:
+    async def _order_and_follow(self, uri: str, source: str, show: Callable[[str], None]) -> None:
         # If a reply is lost, a retry orders a second build of the same image. That is harmless.
-        build = self._described(uri, source)
+        build = self._build_request(uri, source)
         if self._hub is not None and await self._hub():
             first, build["available_secrets"] = login(self._places.project, DOCKER)
             build["steps"] = [first, *build["steps"]]
@@ -308,7 +308,7 @@ class Builder:
         request = {"project_id": self._places.project, **request}
 
         async def attempt() -> Any:
-            return await self._authorized(method, request)
+            return await self._call_once(method, request)
 
         try:
             return await retry(attempt, self._policy, self._outage, is_passing=passing)
@@ -317,8 +317,8 @@ class Builder:
         except Exception as exc:
             raise explained_call(exc, self._places.project) from exc
 
-    async def _authorized(self, method: str, request: dict[str, Any]) -> Any:
-        call = getattr(await self._opened(), method)
+    async def _call_once(self, method: str, request: dict[str, Any]) -> Any:
+        call = getattr(await self._open_client(), method)
 
         async def once(token: str = "") -> Any:
             metadata = [("authorization", f"Bearer {token}")] if token else []
@@ -329,10 +329,10 @@ class Builder:
             return await once()
         return await with_token(self._credentials, once, refuses_token)
 
-    async def _opened(self) -> Any:
+    async def _open_client(self) -> Any:
         if self._client is None:
             library = await in_thread(_library)
-            self._client = self._client or _connected(library, self._emulator)
+            self._client = self._client or _new_client(library, self._emulator)
         return self._client
 
     async def aclose(self) -> None:
@@ -340,7 +340,7 @@ class Builder:
         if self._client is not None:
             await self._client.transport.close()
 
-    def _described(self, uri: str, source: str) -> dict[str, Any]:
+    def _build_request(self, uri: str, source: str) -> dict[str, Any]:
         """Return the build as Cloud Build takes it."""
         bucket, _, folder = self._store.url.partition("://")[2].partition("/")
         folder = f"{folder.rstrip('/')}/" if folder else ""
@@ -366,7 +366,7 @@ def _library() -> Any:
         ) from exc
 
 
-def _connected(library: Any, emulator: str) -> Any:
+def _new_client(library: Any, emulator: str) -> Any:
     """Return a client on its own channel; each call carries the token."""
     grpc: Any = importlib.import_module("grpc")
     if emulator:

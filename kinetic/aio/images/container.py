@@ -131,17 +131,17 @@ class ContainerImages:
 
     async def _bundled(self, request: ImageRequest) -> Image:
         place = places(self._target, self._registry_host).image
-        plan = await in_thread(self._planned, request, place)
-        await self._once(plan.image, lambda: self._joined(plan))
+        plan = await in_thread(self._plan, request, place)
+        await self._once(plan.image, lambda: self._share_build(plan))
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
-    def _planned(self, request: ImageRequest, place: str) -> Plan:
+    def _plan(self, request: ImageRequest, place: str) -> Plan:
         found = dependencies_of(request, self._said)
         return recipe.bundled_plan(
             request, found, place, wheel=self._wheel(), python_image=self._python_image
         )
 
-    async def _joined(self, plan: Plan) -> None:
+    async def _share_build(self, plan: Plan) -> None:
         """Wait for the build of *plan*, which all calls for one image share.
 
         If all of them are cancelled, the build is cancelled.
@@ -149,7 +149,9 @@ class ContainerImages:
         if self._closed:
             raise ClientClosed("the client that builds images is closed; open another")
         if (build := self._running.get(plan.image)) is None:
-            task = asyncio.create_task(self._ensured(plan), name=f"kinetic build {plan.image}")
+            task = asyncio.create_task(
+                self._build_if_missing(plan), name=f"kinetic build {plan.image}"
+            )
             build = self._running[plan.image] = _Build(task)
         build.waiting += 1
         try:
@@ -160,7 +162,7 @@ class ContainerImages:
                 del self._running[plan.image]
                 await release(build.end(), what=f"cancelling {plan.image}", grace=60.0)
 
-    async def _ensured(self, plan: Plan) -> None:
+    async def _build_if_missing(self, plan: Plan) -> None:
         if not await self._registry.has(plan.image):
             await self._build(plan.image, plan.context)
 
