@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from google.cloud.devtools import cloudbuild_v1
 
 HOST = "cloudbuild.googleapis.com"
+LIBRARY = "google.cloud.devtools.cloudbuild_v1"
 DOCKER = "gcr.io/cloud-builders/docker"
 TIMEOUT_S = 3600
 """How long Cloud Build lets a build run."""
@@ -331,7 +332,7 @@ class Builder:
 
     async def _open_client(self) -> Any:
         if self._client is None:
-            library = await in_thread(_library)
+            library = await in_thread(importlib.import_module, LIBRARY)
             self._client = self._client or _new_client(library, self._emulator)
         return self._client
 
@@ -354,16 +355,6 @@ class Builder:
             "logs_bucket": f"gs://{bucket}/{folder}logs",
             "tags": ["kinetic", uri.rpartition(":")[2]],
         }
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("google.cloud.devtools.cloudbuild_v1")
-    except ImportError as exc:
-        raise BuildError(
-            f"google-cloud-build, which builds images, can't be imported here ({exc}); install "
-            'it, or name an image with container_image="..."'
-        ) from exc
 
 
 def _new_client(library: Any, emulator: str) -> Any:
