@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic._runner.job import namespace
+from kinetic._runner.job import namespace, workspace
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
+from kinetic.data import Data
 
 # Asked before there are threads: it forks.
 NAMESPACE = namespace.available()
@@ -134,6 +137,13 @@ class Place:
         answer: dict[str, Any] = json.loads(output.splitlines()[-1])
         return answer
 
+    def site(self) -> workspace.Site:
+        """A job of this process: nothing here may mount."""
+        self.runs += 1
+        work = self.folder / f"work-{self.runs}"
+        work.mkdir()
+        return workspace.Site(work=work, cache=self.cache, mounts=False)
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -171,3 +181,21 @@ def plant(tmp_path: Path) -> Plant:
         return root
 
     return plant
+
+
+Ship = Callable[..., Awaitable[wire.DataRef]]
+
+
+@pytest.fixture
+def ship(store: DirectoryStore, plant: Plant) -> Ship:
+    """Upload a path, or a tree that is made for it, and refer to it; *mount* makes it a volume."""
+    count = itertools.count(1)
+
+    async def ship(
+        what: Path | Tree, mount: str | None = None, *, file: str = "", **options: Any
+    ) -> wire.DataRef:
+        root = what if isinstance(what, Path) else plant(f"tree-{next(count)}", what)
+        ref = await data_upload.upload(store, Data(str(root / file), **options))
+        return replace(ref, mount=mount)
+
+    return ship

@@ -11,19 +11,13 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kinetic._runner.job import namespace
-from kinetic._runner.protocol import wire
-from kinetic.aio._engine import data_upload
-from kinetic.aio.local.store import DirectoryStore
-from kinetic.data import Data
-from tests.data.conftest import NOBODY, ROOT, Place, Plant
+from tests.data.conftest import NOBODY, ROOT, Place, Ship
 
 pytestmark = pytest.mark.skipif(not namespace.available(), reason="the kernel gives no namespace")
 
@@ -65,24 +59,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def ship(place: Place, store: DirectoryStore, plant: Plant) -> Callable[..., Any]:
-    """Upload a tree and refer to it as a volume."""
-
-    async def ship(
-        tree: dict[str, bytes], mount: str | None = None, **options: Any
-    ) -> wire.DataRef:
-        ship.count += 1  # type: ignore[attr-defined]
-        root = plant(f"tree-{ship.count}", tree)  # type: ignore[attr-defined]
-        file = options.pop("file", "")
-        ref = await data_upload.upload(store, Data(str(root / file), **options))
-        return replace(ref, mount=mount)
-
-    ship.count = 0  # type: ignore[attr-defined]
-    return ship
-
-
-async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Any) -> None:
+async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Ship) -> None:
     ref = await ship({"a": b"1", "d/b": b"2"}, POINT)
     entries = os.listdir("/")
     answer = place.run(
@@ -112,7 +89,7 @@ async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Any) -
     assert again == {"a": "1"}
 
 
-async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Any) -> None:
+async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     marker = place.folder / "marker"
     process = place.start(
@@ -135,7 +112,7 @@ async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Any) ->
     assert process.communicate(timeout=60)[0] == '{"still": "1"}\n'
 
 
-async def test_the_rest_of_the_system_works_on(place: Place, ship: Any) -> None:
+async def test_the_rest_of_the_system_works_on(place: Place, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     links = {
         name: os.readlink(f"/{name}") for name in os.listdir("/") if os.path.islink(f"/{name}")
@@ -172,7 +149,7 @@ async def test_the_rest_of_the_system_works_on(place: Place, ship: Any) -> None:
     assert (place.folder / "result").read_text() == "durable"
 
 
-async def test_a_volume_hides_what_is_there_only_inside(place: Place, ship: Any) -> None:
+async def test_a_volume_hides_what_is_there_only_inside(place: Place, ship: Ship) -> None:
     there = place.folder / "there"
     there.mkdir()
     (there / "real").write_text("real")
@@ -190,7 +167,7 @@ async def test_a_volume_hides_what_is_there_only_inside(place: Place, ship: Any)
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-async def test_under_a_directory_that_exists(place: Place, ship: Any, sticky: bool) -> None:
+async def test_under_a_directory_that_exists(place: Place, ship: Ship, sticky: bool) -> None:
     """What was in there is still there, and can be written to; nothing new is lost unseen."""
     outer = place.folder / "outer"
     (outer / "sub").mkdir(parents=True)
@@ -222,7 +199,7 @@ async def test_under_a_directory_that_exists(place: Place, ship: Any, sticky: bo
     assert (outer / "file").read_text() == (outer / "sub" / "made").read_text() == "new"
 
 
-async def test_volumes_in_volumes(place: Place, ship: Any) -> None:
+async def test_volumes_in_volumes(place: Place, ship: Ship) -> None:
     refs = [
         await ship({"deep": b"4"}, f"{POINT}/made/for/it"),
         await ship({"in": b"2"}, f"{POINT}/sub"),
@@ -249,7 +226,7 @@ async def test_volumes_in_volumes(place: Place, ship: Any) -> None:
     }
 
 
-async def test_a_volume_in_a_read_only_one(place: Place, ship: Any) -> None:
+async def test_a_volume_in_a_read_only_one(place: Place, ship: Ship) -> None:
     refs = [
         await ship({"a": b"1", "d/b": b"2"}, POINT, fuse=True),
         await ship({"c": b"3"}, f"{POINT}/d/made"),
@@ -268,7 +245,7 @@ async def test_a_volume_in_a_read_only_one(place: Place, ship: Any) -> None:
     assert answer == {"seen": ["1", "2", "3"], "error": "EROFS"}
 
 
-async def test_a_file_as_a_volume(place: Place, ship: Any) -> None:
+async def test_a_file_as_a_volume(place: Place, ship: Ship) -> None:
     """In a directory, or as itself when the place has its name."""
     tree = {"config.json": b"{}"}
     refs = [
@@ -289,13 +266,13 @@ async def test_a_file_as_a_volume(place: Place, ship: Any) -> None:
     }
 
 
-async def test_a_volume_is_an_argument_at_its_place(place: Place, ship: Any) -> None:
+async def test_a_volume_is_an_argument_at_its_place(place: Place, ship: Ship) -> None:
     refs = [await ship({"a": b"1"}, f"{POINT}/"), await ship({"b": b"2"})]
     answer = place.run("answer['paths'] = paths", *refs)
     assert answer == {"paths": [POINT, str(place.folder / "work-1" / "data" / "1")]}
 
 
-async def test_large_volumes_do_not_reach_the_cache(place: Place, ship: Any) -> None:
+async def test_large_volumes_do_not_reach_the_cache(place: Place, ship: Ship) -> None:
     ref = await ship({f"{i}": b"x" for i in range(250)}, POINT)
     body = f"""
     answer["found"] = len(os.listdir("{POINT}"))
@@ -313,7 +290,7 @@ async def test_large_volumes_do_not_reach_the_cache(place: Place, ship: Any) -> 
     assert place.run(script) == {"removed": True}
 
 
-async def test_places_that_cannot_be(place: Place, ship: Any) -> None:
+async def test_places_that_cannot_be(place: Place, ship: Ship) -> None:
     stdlib = os.path.dirname(os.__file__)
     mounts = ["/", "//", "/proc/x", "/sys", "/dev/kinetic", "relative", "/usr/..", stdlib]
     mounts += [str(place.folder), str(place.store), f"{place.cache}/new", f"{place.store}/jobs/x"]
@@ -337,7 +314,7 @@ async def test_places_that_cannot_be(place: Place, ship: Any) -> None:
         assert os.path.normpath(mount) in error
 
 
-async def test_two_volumes_at_one_place(place: Place, ship: Any) -> None:
+async def test_two_volumes_at_one_place(place: Place, ship: Ship) -> None:
     refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, f"{POINT}/.")]
     assert "have the same place" in place.run("", *refs)["error"]
     link = place.folder / "link"
@@ -346,7 +323,7 @@ async def test_two_volumes_at_one_place(place: Place, ship: Any) -> None:
     assert "have the same place" in place.run("", *refs)["error"]
 
 
-async def test_a_file_in_the_way(place: Place, ship: Any) -> None:
+async def test_a_file_in_the_way(place: Place, ship: Ship) -> None:
     file = place.folder / "file"
     file.write_text("x")
     answer = place.run("", await ship({"a": b"1"}, f"{file}/below"))
@@ -355,21 +332,21 @@ async def test_a_file_in_the_way(place: Place, ship: Any) -> None:
     assert "is a directory, and there is something else" in answer["error"]
 
 
-async def test_without_mounts_the_error_names_the_way_out(place: Place, ship: Any) -> None:
+async def test_without_mounts_the_error_names_the_way_out(place: Place, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     answer = place.run("", ref, mounts=False)
     assert answer["error"].startswith("RuntimeError: volumes need a private mount namespace")
     assert "pass the Data as an argument instead" in answer["error"]
 
 
-async def test_a_process_with_threads_is_refused(place: Place, ship: Any) -> None:
+async def test_a_process_with_threads_is_refused(place: Place, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     before = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
     answer = place.run("", ref, before=before)
     assert "a process with threads cannot get a mount namespace" in answer["error"]
 
 
-async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Any) -> None:
+async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Ship) -> None:
     """A chroot into a plain directory, as some sandboxes have it."""
     if namespace.available() != "root" or place.uid is not None:
         pytest.skip("only root can make such a root")

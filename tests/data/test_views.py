@@ -22,7 +22,7 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
-from tests.data.conftest import Place, Plant
+from tests.data.conftest import Place, Plant, Ship
 
 PLAIN = st.sampled_from(["a", "b.txt", ".hidden", "with space", "per%cent", "-", "...", "~"])
 ANY = (
@@ -63,9 +63,7 @@ def harvest(root: Path) -> Any:
 
 def same_process(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) -> list[Path]:
     """Views without a process of their own: nothing here may mount."""
-    site = workspace.Site(work=folder / "work", cache=folder / "cache", mounts=False)
-    site.work.mkdir()
-    views.prepare(refs, store_objects(store), site)
+    views.prepare(refs, store_objects(store), Place(folder).site())
     return [Path(stand_ins.data_path(k)) for k in range(len(refs))]
 
 
@@ -132,16 +130,9 @@ def test_a_damaged_manifest_is_a_value_error(body: bytes) -> None:
         manifest.Manifest.from_bytes(body)
 
 
-async def shipped(store: DirectoryStore, path: Path, **options: Any) -> wire.DataRef:
-    """The reference of an uploaded path."""
-    return await data_upload.upload(store, Data(str(path), **options))
-
-
-async def test_each_job_writes_for_itself(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
-    root = plant("tree", {"a": b"1", "d/b": b"2", "empty/": None})
-    refs = [await shipped(store, root), await shipped(store, root / "a")]
+async def test_each_job_writes_for_itself(place: Place, ship: Ship) -> None:
+    tree = {"a": b"1", "d/b": b"2", "empty/": None}
+    refs = [await ship(tree), await ship(tree, file="a")]
     body = """
     answer["seen"] = [Path(paths[0], "a").read_text(), Path(paths[1]).read_text()]
     answer["names"] = sorted(os.listdir(paths[0])) + [os.path.basename(paths[1])]
@@ -153,13 +144,10 @@ async def test_each_job_writes_for_itself(
     for _ in range(2):
         answer = place.run(body, *refs)
         assert answer == {"seen": ["1", "1"], "names": ["a", "d", "empty", "a"]}
-    assert (root / "a").read_bytes() == b"1"
 
 
-async def test_the_same_data_twice_are_two_views(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
-    ref = await shipped(store, plant("tree", {"a": b"1"}))
+async def test_the_same_data_twice_are_two_views(place: Place, ship: Ship) -> None:
+    ref = await ship({"a": b"1"})
     answer = place.run(
         """
         Path(paths[0], "a").write_text("mine")
@@ -173,13 +161,12 @@ async def test_the_same_data_twice_are_two_views(
 
 @pytest.mark.parametrize("mounts", [True, False])
 async def test_large_content_is_shared_where_it_can_be(
-    place: Place, store: DirectoryStore, plant: Plant, mounts: bool
+    place: Place, ship: Ship, mounts: bool
 ) -> None:
     """And still nothing a job writes reaches the next, or the cache."""
     tree = {f"{i % 7}/{i}": b"%d" % i for i in range(300)} | {"gone/": None}
-    root = plant("tree", tree)
-    big = plant("single", {"big.bin": os.urandom(1 << 20) * 40}) / "big.bin"
-    refs = [await shipped(store, root), await shipped(store, big)]
+    big = os.urandom(1 << 20) * 40
+    refs = [await ship(tree), await ship({"big.bin": big}, file="big.bin")]
     body = """
     mounted = [line.split()[4] for line in open("/proc/self/mountinfo") if " overlay " in line]
     own = (one for one in mounted if one.startswith(f"{site.work}/"))
@@ -200,7 +187,7 @@ async def test_large_content_is_shared_where_it_can_be(
         assert answer.pop("mounted") == (["data/0", "data/1"] if overlays else [])
         assert answer == {
             "found": 300,
-            "byte": big.read_bytes()[:1].hex(),
+            "byte": big[:1].hex(),
             "name": "big.bin",
         }
     assert (place.cache / "data").exists() == overlays
@@ -211,8 +198,8 @@ async def test_odd_folders_can_be_layers(tmp_path: Path, plant: Plant) -> None:
     """Commas, colons and backslashes mean something in the options of an overlay."""
     place = Place(tmp_path / "a,b:c\\d e=f")
     place.folder.mkdir()
-    store = DirectoryStore(place.store)
-    ref = await shipped(store, plant("tree", {f"{i}": b"x" for i in range(201)}))
+    root = plant("tree", {f"{i}": b"x" for i in range(201)})
+    ref = await data_upload.upload(DirectoryStore(place.store), Data(str(root)))
     body = """
     answer["overlays"] = sum(" overlay " in line for line in open("/proc/self/mountinfo"))
     answer["found"] = len(os.listdir(paths[0]))
@@ -222,11 +209,9 @@ async def test_odd_folders_can_be_layers(tmp_path: Path, plant: Plant) -> None:
     assert place.run(body, ref) == {"overlays": overlays, "found": 201}
 
 
-async def test_fuse_is_read_only_where_it_can_be_mounted(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
-    root = plant("tree", {"a": b"1", "d/b": b"2"})
-    refs = [await shipped(store, root, fuse=True), await shipped(store, root / "a", fuse=True)]
+async def test_fuse_is_read_only_where_it_can_be_mounted(place: Place, ship: Ship) -> None:
+    tree = {"a": b"1", "d/b": b"2"}
+    refs = [await ship(tree, fuse=True), await ship(tree, file="a", fuse=True)]
     body = """
     answer["seen"] = [Path(paths[0], "d/b").read_text(), Path(paths[1]).read_text()]
     answer["errors"] = []
@@ -242,13 +227,10 @@ async def test_fuse_is_read_only_where_it_can_be_mounted(
     assert place.run(body, *refs, mounts=False) == {"seen": ["2", "1"], "errors": []}
 
 
-async def test_content_that_was_changed_in_the_store_is_refused(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
+async def test_content_that_was_changed_in_the_store_is_refused(place: Place, ship: Ship) -> None:
     tree = {"small": b"1", "large": b"x" * (1 << 19)}
     for name, body in tree.items():
-        root = plant(f"tree-{name}", tree | {"id": name.encode()})
-        ref = await shipped(store, root)
+        ref = await ship(tree | {"id": name.encode()})
         file = place.store / "data" / ref.digest / "files" / name
         file.chmod(0o600)
         file.write_bytes(b"y" + body[1:])
@@ -257,11 +239,9 @@ async def test_content_that_was_changed_in_the_store_is_refused(
         assert answer["error"].endswith(f"{name} is not what was submitted: its SHA-256 differs")
 
 
-async def test_a_manifest_is_checked_against_the_order(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
-    ref = await shipped(store, plant("tree", {"a": b"1"}))
-    other = await shipped(store, plant("other", {"a": b"2"}))
+async def test_a_manifest_is_checked_against_the_order(place: Place, ship: Ship) -> None:
+    ref = await ship({"a": b"1"})
+    other = await ship({"a": b"2"})
     for wrong in (
         replace(ref, uri=other.uri),
         replace(ref, digest=other.digest),
@@ -273,10 +253,8 @@ async def test_a_manifest_is_checked_against_the_order(
     assert "is not what was submitted" in place.run("", ref)["error"]
 
 
-async def test_what_is_gone_is_named_with_what_to_do(
-    place: Place, store: DirectoryStore, plant: Plant
-) -> None:
-    ref = await shipped(store, plant("tree", {"a": b"1"}))
+async def test_what_is_gone_is_named_with_what_to_do(place: Place, ship: Ship) -> None:
+    ref = await ship({"a": b"1"})
     (place.store / "data" / ref.digest / "files" / "a").unlink()
     answer = place.run("", ref)
     assert answer["error"].startswith(
@@ -321,14 +299,12 @@ class Fetched:
 
 
 async def test_a_store_elsewhere_is_fetched_from(
-    tmp_path: Path, store: DirectoryStore, plant: Plant
+    place: Place, ship: Ship, store: DirectoryStore, plant: Plant
 ) -> None:
     tree = {"small": b"1", "large": os.urandom(1 << 19)}
-    ref = await shipped(store, plant("tree", tree, executable=["large"]))
+    ref = await ship(plant("tree", tree, executable=["large"]))
     objects = Fetched(store_objects(store))
-    site = workspace.Site(work=tmp_path / "work", cache=tmp_path / "cache", mounts=False)
-    site.work.mkdir()
-    views.prepare([ref], objects, site)
+    views.prepare([ref], objects, place.site())
     view = Path(stand_ins.data_path(0))
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)

@@ -307,10 +307,10 @@ def test_a_search_ends_in_time_with_what_it_has() -> None:
     def failure(_: object, value: Any) -> Exception | None:
         tried.append(value)
         if len(tried) == 4:  # it takes all the time there is
-            threading.Event().wait(3.1)
+            threading.Event().wait(1.1)
         return ValueError("no")
 
-    found = culprit.find([culprit.Part("x", [[[[[[[[[[0]]]]]]]]]])], failure, bool, seconds=3.0)
+    found = culprit.find([culprit.Part("x", [[[[[[[[[[0]]]]]]]]]])], failure, bool, seconds=1.0)
     assert found is not None
     assert found.where.startswith("x[0]")
     assert len(tried) < 10

@@ -283,7 +283,7 @@ def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsOb
 
 
 def test_patience_ends(server: GcsServer) -> None:
-    patience = Patience(total_s=4.0, first_s=0.01, longest_s=0.05)
+    patience = Patience(total_s=1.0, first_s=0.01, longest_s=0.05)
     objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, patience)
     storm = server.fail("*", times=10**6, status=503, text="Backend Error")
     with pytest.raises(OSError, match=r"503.*Backend Error"):
