@@ -267,14 +267,12 @@ async def acquire(
     observer = _Observer(store, scope, clock)
     await observer.look()
     while True:
-        seen = observer.seen
-        owner = seen[0].owner if seen is not None else submitter
-        free = force or observer.expired or (seen is not None and not seen[0].held)
-        if free or owner is None or owner.dead:
-            if (hold := await _claim(store, scope, seen, clock)) is not None:
+        holder = _holder(observer.seen, submitter)
+        if force or observer.expired or holder is None:
+            if (hold := await _claim(store, scope, observer.seen, clock)) is not None:
                 return hold
         else:
-            await owner.ended(LOOK_S)
+            await holder.ended(LOOK_S)
         if not await observer.look():
             continue
         if observer.seen is None:
@@ -285,6 +283,19 @@ async def acquire(
                 f"batch {_batch(scope)} is submitted by {lease.who}, which is alive: wait for it, "
                 "end it, or take the batch from it with resume(force=True)"
             )
+
+
+async def is_abandoned(store: Store, scope: str, submitter: ProcessIdentity | None) -> bool:
+    """Return whether one read of the lease shows that no process submits the batch."""
+    return _holder(await read(store, scope), submitter) is None
+
+
+def _holder(seen: Seen | None, submitter: ProcessIdentity | None) -> ProcessIdentity | None:
+    """Return the process that submits the batch, unless it certainly has ended."""
+    # The submitter counts as the holder until it has created the lease.
+    lease = seen[0] if seen is not None else None
+    holder = submitter if lease is None else lease.owner if lease.held else None
+    return None if holder is None or holder.dead else holder
 
 
 async def until_abandoned(

@@ -596,16 +596,17 @@ class BatchHandle(Generic[T, X]):
     async def reason(self) -> str:
         """Explain why the batch is in its state; empty if there is no explanation.
 
-        That is why it was stopped, its first failure, or what it waits for. Unpickles nothing.
+        That is why it was stopped, that no process submits it any more, its first failure, or what
+        it waits for. Unpickles nothing.
         """
         if cause := self._batch.cause:
             return cause
         failed = await self.failures()
+        if (error := await self._batch.abandonment()) is not None:
+            return str(error)
         if failed:
             return f"{failed[0].job_id}: {await failed[0].reason()}"
-        submission = self._batch.submission
-        error = submission.abandoned
-        return str(error) if error is not None else submission.held_up()
+        return self._batch.submission.held_up()
 
     async def failures(self) -> list[JobHandle[T]]:
         """Return the handles of jobs that failed or were lost.

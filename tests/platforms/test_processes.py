@@ -122,6 +122,10 @@ async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
             break
         await place.marked("project/[12].1", 2)
         await submitter.kill()
+    async with aio.Client() as other:
+        found = await other.attach_batch(batch.group_id)
+        for one in (found, await found.job(COUNT - 1)):
+            assert f"kinetic batches resume {batch.group_id}" in await one.reason()
     with pytest.raises(errors.SubmitterLost, match="resume"):
         await batch.results()
     await batch.resume()

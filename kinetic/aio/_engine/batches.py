@@ -693,6 +693,20 @@ class Batch:
         if there is not None and there[0].held:
             self._observe_again()
 
+    async def abandonment(self) -> KineticError | None:
+        """Return why some items won't start, if one look at the lease shows it."""
+        await self.look_again()
+        identity, store = self.submission.identity, self.session.platform.store
+        if (
+            self.submission.abandoned is None
+            and not (self.submits or self.finished)
+            and await _lease.is_abandoned(store, identity.scope, identity.submitter)
+        ):
+            self.observe()
+            assert self._abandonment_watch is not None
+            await asyncio.wait({self._abandonment_watch}, timeout=_lease.LOOK_S)
+        return self.submission.abandoned
+
     async def _close_unattended(self) -> list[int]:
         """Close the items that have ended; return those that won't end without a submitter."""
         await self.refresh()
