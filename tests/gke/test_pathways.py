@@ -16,33 +16,18 @@ from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import IMAGE, Namespace, until
 from tests.cluster.rights import permit_runner
+from tests.gke.sets import COLLECTIONS, kind, permitted
+
+__all__ = ["kind", "permitted"]
 
 DEADLINE_S = 100.0
 on_hosts = kinetic.run(accelerator="cpu:hosts=3", container_image=IMAGE, cpu=0.1)
-COLLECTIONS = {
-    "lws": "leaderworkerset.x-k8s.io/v1/leaderworkersets",
-    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
-}
 INDEX = {
     "lws": "leaderworkerset.sigs.k8s.io/worker-index",
     "jobset": "batch.kubernetes.io/job-completion-index",
 }
 
 pytestmark = pytest.mark.usefixtures("groups")
-
-
-@pytest.fixture(params=["lws", "jobset"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What carries the hosts."""
-    monkeypatch.setenv("KINETIC_MULTIHOST", request.param)
-    return str(request.param)
-
-
-@pytest.fixture
-def permitted(configured: Namespace) -> Namespace:
-    """The pods may delete their own set."""
-    permit_runner(configured)
-    return configured
 
 
 @on_hosts
@@ -88,21 +73,14 @@ def wait_marked(folder: str) -> None:
 
 
 @on_hosts
-def dies_marked(folder: str) -> None:
-    host = os.environ["KINETIC_HOST"]
-    Path(folder, f"{host}.{os.getpid()}").touch(exist_ok=False)
-    while len([*Path(folder).glob("[012].*")]) < 3:  # the first one has begun
+def one_fails(folder: str, host: str, how: str) -> None:
+    """The host of this number fails once the first has begun; the others would go on for ever."""
+    own = os.environ["KINETIC_HOST"]
+    Path(folder, f"{own}.{os.getpid()}").touch(exist_ok=False)
+    print("here is", own, flush=True)
+    while len([*Path(folder).glob("[012].*")]) < 3:
         time.sleep(0.02)
-    if host == "2":
-        os.abort()
-    time.sleep(600)
-
-
-@on_hosts
-def one_fails(host: str, how: str) -> None:
-    """The host of this number fails; the others would go on for ever."""
-    print("here is", os.environ["KINETIC_HOST"], flush=True)
-    if os.environ["KINETIC_HOST"] == host:
+    if own == host:
         if how == "raise":
             raise LookupError(f"host {host} has nothing")
         os.abort()
@@ -110,10 +88,10 @@ def one_fails(host: str, how: str) -> None:
 
 
 async def test_the_exception_of_any_host_ends_all(
-    kind: str, permitted: Namespace, client: aio.Client
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(one_fails, "1", "raise")
+        job = await client.submit(one_fails, str(tmp_path), "1", "raise")
         with pytest.raises(LookupError, match="host 1 has nothing") as caught:
             await job
         assert "host 1 of 3" in "".join(caught.value.__notes__)
@@ -122,14 +100,14 @@ async def test_the_exception_of_any_host_ends_all(
 
 
 @pytest.mark.parametrize("may_delete", [True, False])
-async def test_following_a_log_ends_when_a_host_dies(
-    kind: str, may_delete: bool, configured: Namespace, client: aio.Client
+async def test_following_a_log_ends_when_a_host_dies_which_is_not_repeated(
+    kind: str, may_delete: bool, configured: Namespace, client: aio.Client, tmp_path: Path
 ) -> None:
     """Also where the set cannot go by itself, and its pods stay; what all have said is kept."""
     if may_delete:
         permit_runner(configured)
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(one_fails, "2", "die")
+        job = await client.submit(one_fails, str(tmp_path), "2", "die")
         told = {line async for line in job.logs(follow=True)}
         assert "[2] here is 2" in told
         with pytest.raises(errors.JobError, match="host 2 of 3"):
@@ -140,6 +118,7 @@ async def test_following_a_log_ends_when_a_host_dies(
         assert "[2] here is 2" in kept
         assert (await job.tail(1000)).splitlines() == kept
         await job.cleanup()
+    assert len([*tmp_path.glob("2.*")]) == 1
 
 
 async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
@@ -217,18 +196,6 @@ async def test_when_the_first_host_is_preempted_all_run_again(
         await job.cancel()
         await job.cleanup()
         await gone(permitted, kind)
-
-
-async def test_what_a_host_does_by_itself_is_not_repeated(
-    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
-) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(dies_marked, str(tmp_path))
-        with pytest.raises(errors.JobError, match="host 2 of 3"):
-            await job
-        await job.cleanup()
-        await gone(permitted, kind)
-    assert len([*tmp_path.glob("2.*")]) == 1
 
 
 async def gone(namespace: Namespace, kind: str) -> None:

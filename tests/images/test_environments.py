@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,23 @@ def said_by(image: Image, code: str) -> str:
     return programs.output(*image.command, "-I", "-c", code).strip()
 
 
+Made = Callable[[str], Awaitable[Image]]
+
+
+@pytest.fixture
+def made(images: Images, request_of: Callable[..., ImageRequest], project: Path) -> Made:
+    """Makes the environment of a project with these requirements, as another process would."""
+
+    async def make(requirements: str) -> Image:
+        (project / "requirements.txt").write_text(requirements)
+        return await images().resolve(request_of(mode="prebuilt"))
+
+    return make
+
+
 @needs_uv
-async def test_the_environment_has_the_dependencies_and_kinetic(
-    images: Images, request_of: Callable[..., ImageRequest], project: Path
-) -> None:
-    (project / "requirements.txt").write_text("knsix==1.0\nkinetic-aio==99\n")
-    image = await images().resolve(request_of(mode="prebuilt"))
+async def test_the_environment_has_the_dependencies_and_kinetic(made: Made) -> None:
+    image = await made("knsix==1.0\nkinetic-aio==99\n")
     assert image.uri == "" and image.requirements is None
     code = "import knsix, kinetic; print(knsix.VERSION, kinetic.__version__)"
     assert said_by(image, code) == "1.0 7.1"
@@ -49,58 +60,43 @@ async def test_the_environment_has_the_dependencies_and_kinetic(
 
 
 @needs_uv
-async def test_it_is_made_once_for_the_same_dependencies(
-    images: Images, request_of: Callable[..., ImageRequest], project: Path, home: Path
-) -> None:
-    (project / "requirements.txt").write_text("knsix==1.0\n")
-    request = request_of(mode="prebuilt")
-    clients = [images() for _ in range(3)]
-    made = await asyncio.gather(*(client.resolve(request) for client in clients))
-    assert len(set(made)) == 1
-    marks = list((home / "cache" / "environments").glob("*/kinetic-ready"))
-    assert len(marks) == 1
-    stamp = marks[0].stat().st_mtime_ns
-    await images().resolve(request)
-    assert marks[0].stat().st_mtime_ns == stamp
-    (project / "requirements.txt").write_text("knsix==2.0\n")
-    other = await images().resolve(request)
-    assert other not in made
+async def test_it_is_made_once_for_the_same_dependencies(made: Made, home: Path) -> None:
+    images = await asyncio.gather(*(made("knsix==1.0\n") for _ in range(3)))
+    assert len(set(images)) == 1
+    (mark,) = (home / "cache" / "environments").glob("*/kinetic-ready")
+    stamp = mark.stat().st_mtime_ns
+    await made("knsix==1.0\n")
+    assert mark.stat().st_mtime_ns == stamp
+    other = await made("knsix==2.0\n")
+    assert other not in images
     assert said_by(other, "import knsix; print(knsix.VERSION)") == "2.0"
-    assert said_by(made[0], "import knsix; print(knsix.VERSION)") == "1.0"
+    assert said_by(images[0], "import knsix; print(knsix.VERSION)") == "1.0"
 
 
 @needs_uv
 async def test_no_image_has_jax_here_so_it_is_installed(
-    images: Images, request_of: Callable[..., ImageRequest], project: Path, caplog
+    made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (project / "requirements.txt").write_text("jaxlib==0.1\n")
-    image = await images().resolve(request_of(mode="prebuilt"))
+    image = await made("jaxlib==0.1\n")
     assert said_by(image, "import jaxlib; print(jaxlib.VERSION)") == "0.1"
     assert "left to the image" not in caplog.text
 
 
 @needs_uv
-async def test_what_cannot_be_installed_is_told_in_uvs_words_and_can_be_mended(
-    images: Images, request_of: Callable[..., ImageRequest], project: Path
-) -> None:
-    (project / "requirements.txt").write_text("knsix==3.0\n")
+async def test_what_cannot_be_installed_is_told_in_uvs_words_and_can_be_mended(made: Made) -> None:
     with pytest.raises(BuildError, match=r"knsix==3\.0"):
-        await images().resolve(request_of(mode="prebuilt"))
-    (project / "requirements.txt").write_text("knsix==2.0\n")
-    await images().resolve(request_of(mode="prebuilt"))
+        await made("knsix==3.0\n")
+    await made("knsix==2.0\n")
 
 
 @needs_uv
-async def test_a_half_made_environment_is_made_anew(
-    images: Images, request_of: Callable[..., ImageRequest], project: Path
-) -> None:
-    (project / "requirements.txt").write_text("knsix==1.0\n")
-    image = await images().resolve(request_of(mode="prebuilt"))
+async def test_a_half_made_environment_is_made_anew(made: Made) -> None:
+    image = await made("knsix==1.0\n")
     place = Path(image.command[0]).parents[1]
     (place / "kinetic-ready").unlink()
     (site,) = place.glob("lib/python*/site-packages")
     (site / "knsix.py").unlink()
-    await images().resolve(request_of(mode="prebuilt"))
+    await made("knsix==1.0\n")
     assert said_by(image, "import knsix; print(knsix.VERSION)") == "1.0"
 
 

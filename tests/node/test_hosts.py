@@ -10,10 +10,12 @@ import pytest
 import kinetic
 from kinetic import aio
 from tests.cluster.fixtures import Namespace
-from tests.cluster.rights import permit_runner
+from tests.gke.sets import COLLECTIONS, kind, permitted
 from tests.node.images import JOBS
 
 from .conftest import gone
+
+__all__ = ["kind", "permitted"]
 
 DEADLINE_S = 180.0
 on_hosts = kinetic.run(
@@ -22,26 +24,7 @@ on_hosts = kinetic.run(
     cpu=0.3,
     capture_env_vars=["STORAGE_EMULATOR_HOST"],
 )
-COLLECTIONS = {
-    "lws": "leaderworkerset.x-k8s.io/v1/leaderworkersets",
-    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
-}
-
 pytestmark = pytest.mark.usefixtures("controllers")
-
-
-@pytest.fixture(params=["lws", "jobset"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What carries the hosts."""
-    monkeypatch.setenv("KINETIC_MULTIHOST", request.param)
-    return str(request.param)
-
-
-@pytest.fixture
-def permitted(configured: Namespace) -> Namespace:
-    """The pods may delete their own set."""
-    permit_runner(configured)
-    return configured
 
 
 @on_hosts
