@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from absl import logging
 
+from kinetic import configuration
 from kinetic._messages import amount
 from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
@@ -278,7 +279,7 @@ def dump_arguments(
     pickling = _Pickling(project, table, what, parts)
     pickled = pickling.dump((args, kwargs), spool)
     if pickled.size > MEMORY_BYTES:
-        limit = tree.megabytes(environ, SIZE_VARIABLE, 50)
+        limit = configuration.number(SIZE_VARIABLE, 50.0, environ)
         if pickled.size > limit * tree.MEGABYTE:
             logging.warning(
                 "The arguments of %s are %s, more than %s=%g.%s Files travel better as Data: "

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from kinetic import configuration
 from kinetic._messages import amount
 from kinetic._packing import discover, ignore
-from kinetic.errors import ConfigurationError, PackError
+from kinetic.errors import PackError
 
 FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
@@ -309,7 +310,7 @@ def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
     notices: list[str] = []
     if tree.left:
         notices.append(listed(f"Not shipped from {root}:", tree.left))
-    limit = megabytes(environ, SIZE_VARIABLE, 100)
+    limit = configuration.number(SIZE_VARIABLE, 100.0, environ)
     if tree.size > limit * MEGABYTE:
         files = [one for one in tree.entries if not one.is_directory]
         largest = sorted(files, key=lambda one: one.stamp.size, reverse=True)[:5]
@@ -341,16 +342,3 @@ def listed(what: str, items: Sequence[str], most: int = 10) -> str:
     """Return a sentence that begins with *what* and lists the first *most* of *items*."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{what} {', '.join(items[:most])}{more}."
-
-
-def megabytes(environ: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of megabytes from the environment.
-
-    Raises:
-        ConfigurationError: It is not a number.
-    """
-    value = environ.get(name) or str(default)
-    try:
-        return float(value)
-    except ValueError:
-        raise ConfigurationError(f"{name}={value} is not a number of megabytes") from None

@@ -37,8 +37,7 @@ class Machine:
     def __init__(self, target: configuration.Target, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._home = configuration.home(environ)
-        store = target.store or environ.get("KINETIC_STORE")
-        self._store = Path(store).expanduser() if store else self._home / "store"
+        self._store = Path(target.store).expanduser() if target.store else self._home / "store"
 
     def checks(self) -> list[Check]:
         """Return the checks of the local platform."""

@@ -178,7 +178,7 @@ class ContainerImages:
                 patience=self._patience,
             )
         with step(f"building {uri.rpartition('/')[2]}") as building:
-            logging.info("Building %s, which takes some minutes", uri)
+            logging.info("Building %s; this takes 2 to 5 minutes", uri)
             await self._builder.build(uri, context, lambda line: _show(line, building))
         logging.info("Built %s", uri)
 
