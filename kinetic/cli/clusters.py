@@ -124,6 +124,12 @@ preview_option = click.option(
 )
 @click.option("--create-project", is_flag=True, help="Create the project, if it doesn't exist.")
 @click.option(
+    "--parent",
+    metavar="TEXT",
+    default="",
+    help="Organization or folder of the project to create, such as folders/456. Default: none.",
+)
+@click.option(
     "--billing-account",
     metavar="ID",
     default="",
@@ -144,6 +150,7 @@ def up(
     autopilot: bool,
     public_endpoint: bool,
     create_project: bool,
+    parent: str,
     billing_account: str,
     controllers: tuple[str, ...],
     profile_name: str | None,
@@ -157,8 +164,9 @@ def up(
     it the current one.
     """
     from kinetic.accelerators import parse
-    from kinetic.aio.infra import Pool, read_controller
+    from kinetic.aio.infra import Pool, check_parent, read_controller
 
+    check_parent(parent, creates=create_project)
     files = tuple(map(read_controller, controllers))
 
     async def plan(infra: Infrastructure, at: str) -> Planned:
@@ -174,6 +182,7 @@ def up(
             pools=pools,
             public_endpoint=public_endpoint,
             create_project=creates,
+            parent=parent,
             billing_account=account,
             controllers=files,
         )

@@ -135,7 +135,8 @@ class Google:
     ``busy`` is how often a cluster refuses a change, ``broken`` why it refuses all of them, and
     ``refused`` counts refusals; ``strict`` lets one operation at a time run on a cluster.
     ``stockout`` has zones without capacity. ``exists`` is whether the project does, ``taken``
-    whether another one has its ID. ``unbilled`` requests don't know a new billing account yet.
+    whether another one has its ID, and ``parent`` where it was created. ``unbilled`` requests don't
+    know a new billing account yet.
     ``on_write`` is called before and after each write takes effect.
     """
 
@@ -144,6 +145,7 @@ class Google:
     permissions: set[str] | None = None
     exists: bool = True
     taken: bool = False
+    parent: str = ""
     billing: bool = True
     account: str = "billingAccounts/0A-0B"
     accounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -283,10 +285,10 @@ class Google:
             case "cloudresourcemanager", "create":
                 if self.exists or self.taken:
                     return refusal(409, "ALREADY_EXISTS", f"{body['projectId']} already exists")
-                self.exists, self.billing = True, False
+                self.exists, self.billing, self.parent = True, False, body.get("parent", "")
                 return self._begin(name, "")
             case "cloudresourcemanager", "get":
-                return {"projectId": self.project, "state": self.state}
+                return {"projectId": self.project, "state": self.state, "parent": self.parent}
             case "secretmanager", "addVersion":
                 self.secrets[path.split("/")[-1].partition(":")[0]] = base64.b64decode(
                     body["payload"]["data"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kinetic.aio.infra import Infrastructure, Planned, Site
@@ -56,6 +58,30 @@ async def test_the_zone_of_a_new_project_decides_on_the_machine(
     await up(infra)
     (pool,) = [one for key, one in google.documents.items() if key.endswith("nodePools/system")]
     assert pool["config"]["machineType"] == "n1-standard-4"
+
+
+async def test_a_project_is_created_in_a_folder(infra: Infrastructure, google: Google) -> None:
+    google.exists = False
+    place: dict[str, Any] = {"create_project": True, "billing_account": ACCOUNT}
+    planned = await infra.plan_up(**place, parent="folders/456")
+    assert planned.plan.changes[0].reason == "in folders/456"
+    await infra.apply(planned)
+    assert google.parent == "folders/456"
+    again = await infra.plan_up(**place, parent="organizations/1")
+    assert again.plan.changes[0].action is Action.DIFFERS
+    assert "folders/456" in again.plan.changes[0].reason
+
+
+@pytest.mark.parametrize("given", ["456", "folders/", "folders/456/", "projects/456", "Folders/1"])
+async def test_what_is_no_parent_is_refused_before_anything_is_sent(
+    infra: Infrastructure, google: Google, given: str
+) -> None:
+    google.exists = False
+    with pytest.raises(ConfigurationError, match="folders/456"):
+        await infra.plan_up(create_project=True, parent=given)
+    with pytest.raises(ConfigurationError, match="--create-project"):
+        await infra.plan_up(parent=given)
+    assert google.requests == []
 
 
 async def test_an_id_that_another_project_has_is_told(

@@ -20,6 +20,7 @@ from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.join import Join, Joining, init, target_of
 from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
+from kinetic.aio.infra.project import check_parent
 from kinetic.aio.infra.resources import Change
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import NodePool, Part, Queue, Status, Work
@@ -40,6 +41,7 @@ __all__ = [
     "Status",
     "Work",
     "add_pool",
+    "check_parent",
     "down",
     "init",
     "list_pools",

@@ -21,6 +21,7 @@ async def up(
     pools: tuple[Pool, ...] = (),
     public_endpoint: bool = False,
     create_project: bool = False,
+    parent: str = "",
     billing_account: str = "",
     controllers: tuple[Controller, ...] = (),
     preview: bool = False,
@@ -34,6 +35,7 @@ async def up(
         pools: Node pools to have; default: none. The cluster makes nodes for jobs by itself.
         public_endpoint: Also open the control plane's IP address; default: only its DNS name.
         create_project: Create the project if it doesn't exist; default: False. `down` keeps it.
+        parent: ``organizations/ID`` or ``folders/ID`` of a project to create; default: none.
         billing_account: The ID of a billing account to link to the project; default: no change.
         controllers: Controllers to install; `read_controller` reads their files; default: none.
         preview: Plan and change nothing; default: False.
@@ -60,6 +62,7 @@ async def up(
             pools=pools,
             public_endpoint=public_endpoint,
             create_project=create_project,
+            parent=parent,
             billing_account=billing_account,
             controllers=controllers,
         )

@@ -115,6 +115,7 @@ class Infrastructure:
         pools: tuple[Pool, ...] = (),
         public_endpoint: bool = False,
         create_project: bool = False,
+        parent: str = "",
         billing_account: str = "",
         controllers: tuple[Controller, ...] = (),
     ) -> Planned:
@@ -123,6 +124,7 @@ class Infrastructure:
         Raises:
             ConfigurationError: Something is missing; the message lists all of it.
         """
+        projects.check_parent(parent, creates=create_project)
         setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
         if pools and shape == "autopilot":
             raise ConfigurationError(
@@ -130,7 +132,7 @@ class Infrastructure:
                 "--accelerator or --autopilot out"
             )
         first = (
-            *([projects.wanted(self.site)] if create_project else []),
+            *([projects.wanted(self.site, parent)] if create_project else []),
             *([projects.link(self.site, billing_account)] if billing_account else []),
         )
         if create_project and not await projects.exists(self._google, self.site):

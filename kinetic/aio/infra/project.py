@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
@@ -9,6 +10,9 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import explained
 from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.site import Site
+from kinetic.errors import ConfigurationError
+
+PARENT = re.compile("(organizations|folders)/[0-9]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +23,37 @@ class BillingAccount:
     name: str
 
 
-def wanted(site: Site) -> Resource:
-    """Return the project."""
+def check_parent(parent: str, *, creates: bool) -> None:
+    """Check the parent of a new project; empty: none.
+
+    Raises:
+        ConfigurationError: It isn't an organization or a folder, or no project is created.
+    """
+    if parent and not creates:
+        raise ConfigurationError(
+            f"the parent {parent} is for a new project; pass --create-project as well"
+        )
+    if parent and not PARENT.fullmatch(parent):
+        raise ConfigurationError(
+            f"{parent!r} can't be a project's parent; name one like 'organizations/123' or "
+            "'folders/456'"
+        )
+
+
+def wanted(site: Site, parent: str = "") -> Resource:
+    """Return the project, in the organization or folder *parent* if one is named."""
     path = f"projects/{site.project}"
     api = "cloudresourcemanager"
-    body = {"projectId": site.project, "displayName": site.project, "labels": {"kinetic": "true"}}
+    inside = {"parent": parent} if parent else {}
+    names = {"projectId": site.project, "displayName": site.project}
+    body = {**names, "labels": {"kinetic": "true"}, **inside}
     return Resource(
         kind="project",
         name=site.project,
         read=call(api=api, method="GET", path=path),
         create=call(api=api, method="POST", path="projects", body=body),
+        shown=inside,
+        about=f"in {parent}" if parent else "",
     )
 
 
