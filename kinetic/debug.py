@@ -85,17 +85,11 @@ def start_port_forward(
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL
     from kinetic.aio._engine import debugging
-    from kinetic.aio._engine.forwarder import ForwardRequest
 
     debugging.require_port(local_port)
-    order = ForwardRequest(
-        target=configuration.resolve(namespace=namespace or None),
-        name=pod_name,
-        host=0,
-        port=remote_port,
-        local_port=local_port,
-    )
-    forwarder, _ = PORTAL.call(debugging.carry_out, order)
+    target = configuration.resolve(namespace=namespace or None)
+    place = debugging.Place(name=pod_name, host=0, port=remote_port)
+    forwarder, _ = PORTAL.call(debugging.forward, target, place, local_port)
     return forwarder
 
 
@@ -107,7 +101,7 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
     from kinetic.aio._engine.debugging import Place, instructions
 
     # To debugpy, a dot is the working directory of the program that is debugged.
-    place = Place(name="the job", host=0, port=0, root=".", project="")
+    place = Place(name="the job", host=0, port=0, root=".")
     sys.stdout.write(instructions(place, local_port, working_dir) + "\n")
     sys.stdout.flush()
 

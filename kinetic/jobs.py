@@ -1060,7 +1060,6 @@ async def _close_client() -> None:
     await client.aclose()
 
 
-if hasattr(os, "register_at_fork"):  # the parent submits them
-    os.register_at_fork(after_in_child=_SUBMITTING.clear)
+os.register_at_fork(after_in_child=_SUBMITTING.clear)  # the parent submits them
 PORTAL.on_close(_finish_submitting, patient=True)
 PORTAL.on_close(_close_client)

@@ -127,8 +127,7 @@ def _blocking_descriptor(stream: TextIO) -> int:
         file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     except (OSError, ValueError, AttributeError):
         return -1  # no file at all: a notebook, or a test that collects the output
-    # `select` takes descriptors below 1024 only, and only sockets on Windows.
-    return -1 if file or sys.platform == "win32" or descriptor >= 1024 else descriptor
+    return -1 if file or descriptor >= 1024 else descriptor  # `select` takes no greater ones
 
 
 def _drop_buffer(stream: TextIO) -> None:

@@ -242,7 +242,7 @@ class BatchHandle(Generic[T, X]):
 
         For a batch that another process submitted, call `results` first.
         """
-        return {**self._refusals, **self._batch.refused}
+        return {**self._refusals, **self._batch.submission.refusals}
 
     @property
     def unavailable_children(self) -> dict[int, str]:
@@ -747,7 +747,7 @@ class BatchHandle(Generic[T, X]):
                 batch.stored,
             )
         asked = sum(batch.submitted(index) for index in range(batch.known))
-        return batch.known - asked - len(batch.refused)
+        return batch.known - asked - len(batch.submission.refusals)
 
 
 def _age(created_at: str) -> float | None:

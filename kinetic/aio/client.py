@@ -17,7 +17,6 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 import anyio.to_thread
@@ -113,12 +112,7 @@ class Client:
         running_loop()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -178,36 +172,25 @@ class Client:
             job = await client.submit(train, 0.1)
             loss = await job
         """
-        return await self._begin(function, args, kwargs, owned=False)
+        return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=False))
 
     async def submit_owned(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> JobHandle[Any]:
         """Submit a job that ends with this process, where the platform can tell; internal."""
-        return await self._begin(function, args, kwargs, owned=True)
+        return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=True))
 
-    async def _begin(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        owned: bool,
-    ) -> JobHandle[Any]:
-        call = engine.prepare.single_call(function, args, kwargs, owned=owned)
+    async def _submit(self, call: Call) -> JobHandle[Any]:
         async with self._under_way.block():
-            return await self._submit_single(call)
-
-    async def _submit_single(self, call: Call) -> JobHandle[Any]:
-        async with self._packing:
-            session, call = await self._settled(call)
-            packed = await engine.prepare.pack(call)
-        try:
-            placed = await engine.prepare.upload_call(session, packed)
-            record, at = await engine.beginning.start_job(session, packed, placed)
-        finally:
-            shutil.rmtree(packed.spool, ignore_errors=True)
-        return _job(record, at)
+            async with self._packing:
+                session, call = await self._settled(call)
+                packed = await engine.prepare.pack(call)
+            try:
+                placed = await engine.prepare.upload_call(session, packed)
+                record, at = await engine.beginning.start_job(session, packed, placed)
+            finally:
+                shutil.rmtree(packed.spool, ignore_errors=True)
+            return _job(record, at)
 
     @overload
     async def run(
@@ -334,7 +317,8 @@ class Client:
         item = engine.ids.item_of(job_id)
         session = await self._session_for_id(job_id, project, cluster)
         if item is not None:
-            return await self._item(session, *item)
+            batch = await engine.batches.attach(session, item[0])
+            return await _batch(batch, attached=True).job(item[1])
         manifest = await engine.manifest.read_manifest(session, job_id)
         at = await self._following(session, job_id, manifest)
         return _job(manifest, at)
@@ -492,10 +476,6 @@ class Client:
         await in_thread(engine.scratch.sweep_scratch)
         home = configuration.home(os.environ)
         return await in_thread(_collector.collect, home, limits, store, _collector.UNUSED, builds)
-
-    async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
-        batch = await engine.batches.attach(session, group_id)
-        return await _batch(batch, attached=True).job(index)
 
     # --- sessions ---
 

@@ -746,8 +746,8 @@ class JobHandle(JobRecord, Generic[T]):
         """
         self._require_debugger()
         engine.debugging.require_port(local_port)
-        place = await self.debugger(worker)
-        process, port = await engine.debugging.forward(await self._follow(), place, local_port)
+        place, target = await self.debugger(worker), (await self._follow()).session.target
+        process, port = await engine.debugging.forward(target, place, local_port)
         words = engine.debugging.instructions(place, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, words)

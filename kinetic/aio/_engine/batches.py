@@ -84,7 +84,8 @@ class Batch:
         self.watchers: list[asyncio.Event] = []
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
-        self._followed = followed
+        self.followed = followed
+        """Whether the session keeps it current; of a listed batch, from its first use on."""
         self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
@@ -137,11 +138,6 @@ class Batch:
         """How many inputs are stored, or were until they were collected."""
         return max(self.inputs.count, self.submission.collected or 0)
 
-    @property
-    def refused(self) -> dict[int, Exception]:
-        """Items that could not be submitted at all."""
-        return self.submission.refusals
-
     def submitted(self, index: int) -> bool:
         """Return whether an attempt of the item was decided on.
 
@@ -169,15 +165,10 @@ class Batch:
         """Whether every item has ended, as opposed to this process submitting it no more."""
         return self.finished if self.coordinator is None else self.coordinator.complete
 
-    @property
-    def followed(self) -> bool:
-        """Whether the session keeps the batch current; a listed batch isn't until its first use."""
-        return self._followed
-
     def follow(self, *, observed: bool = True) -> None:
         """Keep the batch current from now on, and if *observed*, watch its lease."""
-        if not self._followed:
-            self._followed = True
+        if not self.followed:
+            self.followed = True
             self.session.follow(self.submission, ours=False)
             if observed:
                 self.observe()

@@ -24,6 +24,7 @@ from kinetic._tasks import in_thread, release
 from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, taken
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing
+from kinetic.configuration import Target
 
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -50,8 +51,8 @@ class Place:
     name: str
     host: int
     port: int
-    root: str
-    project: str
+    root: str = ""
+    project: str = ""
 
 
 def require_person() -> None:
@@ -164,23 +165,8 @@ def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Pla
     )
 
 
-async def forward(at: JobRef, place: Place, local_port: int) -> tuple[Forwarder, int]:
+async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwarder, int]:
     """Start a forwarder to *place*, and wait until it listens: on the port that is returned.
-
-    Raises and cancelled: as `carry_out`.
-    """
-    order = ForwardRequest(
-        target=at.session.target,
-        name=place.name,
-        host=place.host,
-        port=place.port,
-        local_port=local_port,
-    )
-    return await carry_out(order)
-
-
-async def carry_out(order: ForwardRequest) -> tuple[Forwarder, int]:
-    """Start a forwarder, and wait until it listens: on the port that is returned.
 
     Raises:
         ConfigurationError: The port is taken.
@@ -190,6 +176,9 @@ async def carry_out(order: ForwardRequest) -> tuple[Forwarder, int]:
 
     Cancelled: it is ended.
     """
+    order = ForwardRequest(
+        target=target, name=place.name, host=place.host, port=place.port, local_port=local_port
+    )
     made: list[Forwarder] = []
     try:
         await in_thread(lambda: made.append(_started(order)))

@@ -12,6 +12,8 @@ from kinetic._runner.protocol.notes import ERROR, Note
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import in_thread
 from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.progress import state_of
+from kinetic.job_status import JobStatus
 
 
 async def read(batch: Batch) -> list[Item]:
@@ -81,28 +83,16 @@ def _item(
     result: Note = {}
     if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
         result = ruled.outcome.note or {}
+    claimant = found.get(ruled.attempt, wire.Attempt()).executor
+    status = JobStatus.PENDING if claimant in (None, wire.VOID) else JobStatus.RUNNING
     attempts = [_attempt(number, there) for number, there in sorted(found.items())]
     return Item(
         index=index,
-        state=_state(ruled, found),
+        state=state_of(ruled, status, refused=False),
         attempts=tuple(attempts),
         input=noted,
         result=result,
     )
-
-
-def _state(ruled: wire.Item, found: Mapping[int, wire.Attempt]) -> State:
-    match ruled.state:
-        case wire.ItemState.SUCCEEDED:
-            return State.SUCCEEDED
-        case wire.ItemState.CANCELLED:
-            return State.CANCELLED
-        case wire.ItemState.FAILED:
-            lost = ruled.outcome is not None and ruled.outcome.kind is wire.Kind.LOST
-            return State.LOST if lost else State.FAILED
-        case wire.ItemState.OPEN | wire.ItemState.CANCELLING:
-            claimant = found.get(ruled.attempt, wire.Attempt()).executor
-            return State.WAITING if claimant in (None, wire.VOID) else State.RUNNING
 
 
 def _attempt(number: int, there: wire.Attempt) -> Attempt:

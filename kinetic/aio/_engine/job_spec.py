@@ -149,5 +149,5 @@ def _user() -> str:
     """Return the submitting user's name; in a container there may be none."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return f"uid-{os.getuid()}" if hasattr(os, "getuid") else "unnamed"
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
