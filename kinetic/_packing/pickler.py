@@ -267,7 +267,8 @@ class CallPickler(pickles.Pickler):
         if isinstance(used, dict):
             facts["__globals__"] = self._relocated(typing.cast("dict[str, Any]", used))
         home = reduced[1][1]
-        if (module := _module_of(function)) is not None and self._carries(module):
+        module = _module_of(function)
+        if module is not None and self._fate(module.__name__) is Fate.VALUE:
             home = _StandIn((vars, (self._skeleton(module),)))
         else:
             home.update(self._relocated(namespace))
@@ -289,9 +290,6 @@ class CallPickler(pickles.Pickler):
         if not text or len(text) > SOURCE_CHARACTERS:
             return None
         return _StandIn((stand_ins.source_of, (file, text)))
-
-    def _carries(self, module: types.ModuleType) -> bool:
-        return self._fate(module.__name__) is Fate.VALUE
 
     def _module(self, module: types.ModuleType) -> Any:
         match self._fate(module.__name__):

@@ -8,7 +8,6 @@ installer resolves all packages together: a dependency that needs another JAX fa
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import importlib.metadata
 import io
@@ -196,15 +195,12 @@ def runner_files() -> dict[str, bytes]:
 
 def package_files(package: Path) -> dict[str, bytes]:
     """Return the files of the package in folder *package*, without bytecode; reads the disk."""
-    found: dict[str, bytes] = {}
-    folders = [package]
-    for folder in folders:  # grows; it follows the link to the runner in a clone
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and path.name != "__pycache__":
-                folders.append(path)
-            elif path.is_file() and path.suffix not in (".pyc", ".pyo"):
-                found[path.relative_to(package.parent).as_posix()] = path.read_bytes()
-    return found
+    return {
+        path.relative_to(package.parent).as_posix(): path.read_bytes()
+        for folder, _, names in os.walk(package, followlinks=True)  # to the runner in a clone
+        for path in (Path(folder, name) for name in names)
+        if path.suffix not in (".pyc", ".pyo")
+    }
 
 
 @functools.cache
@@ -263,10 +259,7 @@ def digest(context: Mapping[str, bytes]) -> str:
 def packed(context: Mapping[str, bytes]) -> bytes:
     """Return the context as the ``tar.gz`` that a build takes."""
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w") as archive,
-    ):
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name in sorted(context):
             entry = tarfile.TarInfo(name)
             entry.size = len(context[name])
