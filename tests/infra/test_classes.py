@@ -30,6 +30,7 @@ from tests.infra.sites import opened, up
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CLASSES = "/apis/cloud.google.com/v1/computeclasses"
+CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 DEADLINE_S = 120.0
 
 
@@ -155,6 +156,27 @@ async def test_a_class_of_somebody_else_stays(
     with pytest.raises(Refused, match="kinetic=true"):
         await there.plan_pool_removal("gpu-l4")
     assert control_plane.call("GET", f"{CLASSES}/gpu-l4")
+
+
+@pytest.mark.usefixtures("definition")
+async def test_an_autopilot_cluster_gets_a_class(
+    there: Infrastructure, control_plane: ControlPlane, google: Google
+) -> None:
+    google.documents[CLUSTER]["autopilot"] = {"enabled": True}
+    assert await add(there, "gpu-l4:spot") == ("create", "ComputeClass", "gpu-l4-spot")
+    made = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
+    assert "nodePoolConfig" not in made["spec"]
+    assert [one["name"] for one in await there.list_pools()] == ["gpu-l4-spot"]
+    for name, more in (("tpu-v6e-16", {}), ("gpu-l4", {"fixed": True})):
+        with pytest.raises(ConfigurationError, match="Autopilot"):
+            await add(there, name, **more)
+    google.machines.clear()
+    await add(there, "gpu-l4")
+    assert control_plane.call("GET", f"{CLASSES}/gpu-l4")
+    for name in ("gpu-l4", "gpu-l4-spot"):
+        await there.apply(await there.plan_pool_removal(name))
+    with pytest.raises(NotFound, match="it has none"):
+        await there.plan_pool_removal("system")
 
 
 async def test_a_cluster_without_classes_gets_a_node_pool(there: Infrastructure) -> None:

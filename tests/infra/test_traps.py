@@ -78,7 +78,10 @@ async def test_a_region_names_an_autopilot_cluster(infra: Infrastructure, google
     async with opened(google, regional) as other:
         assert not (await other.plan_up(shape="autopilot")).plan.steps
         with pytest.raises(ConfigurationError, match="Autopilot"):
-            await other.list_pools()
+            await other.plan_pool(pool("gpu-l4", min_nodes=1))
+        with pytest.raises(ConfigurationError, match=r"1\.30\.3"):
+            await other.plan_pool(pool("gpu-l4"))
+        assert await other.list_pools() == []
         with pytest.raises(ConfigurationError, match="zone"):
             await other.plan_up()
         await other.apply(await other.plan_down())

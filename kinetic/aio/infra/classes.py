@@ -32,9 +32,14 @@ def named(name: str) -> Manifest:
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
 
 
-def wanted(site: Site, accelerator: Accelerator, zones: Sequence[str]) -> Manifest:
-    """Return the class for *accelerator*, spot before on-demand if it is spot."""
-    rule: dict[str, Any] = {"location": {"zones": [*zones]}}
+def wanted(
+    site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
+) -> Manifest:
+    """Return the class for *accelerator*, spot before on-demand if it is spot.
+
+    Without *zones*, GKE chooses them. An *autopilot* cluster has its own service account for nodes.
+    """
+    rule: dict[str, Any] = {"location": {"zones": [*zones]}} if zones else {}
     count = accelerator.chips_per_host
     if accelerator.kind == "gpu":
         gpu = {"type": accelerator.label, "count": count, "driverVersion": "latest"}
@@ -45,7 +50,7 @@ def wanted(site: Site, accelerator: Accelerator, zones: Sequence[str]) -> Manife
     known = named(class_name(accelerator))
     spec = {
         "nodePoolAutoCreation": {"enabled": True},
-        "nodePoolConfig": {"serviceAccount": site.account("nodes")},
+        **({} if autopilot else {"nodePoolConfig": {"serviceAccount": site.account("nodes")}}),
         "priorities": [
             {**rule, "spot": one} for one in ((True, False) if accelerator.spot else (False,))
         ],
@@ -104,7 +109,7 @@ def about(
     kinds = (True, False) if accelerator.spot else (False,)
     prices = [price_of(replace(accelerator, spot=one), site.zone, environ) for one in kinds]
     shown = [f"${one.usd_per_hour:.3f}" for one in prices if one is not None]
-    return f"{order} {accelerator.machine} in {', '.join(zones)}, " + (
+    return f"{order} {accelerator.machine} in {', '.join(zones) or site.region}, " + (
         f"{' or '.join(shown)}/h for each node" if shown else "price unknown"
     )
 

@@ -126,8 +126,8 @@ async def add_pool(
 
     Raises:
         NotFound: The cluster doesn't exist.
-        ConfigurationError: A quota or a reservation is too small, or jobs of this accelerator use
-            a ComputeClass.
+        ConfigurationError: A quota or a reservation is too small, jobs of this accelerator use a
+            ComputeClass, or the cluster is an Autopilot cluster and a class can't be such a pool.
         Refused: Google refuses it. The ``answer`` of a stock-out has ``zonesAvailable``, the zones
             that have capacity: pass one as the pool's ``zone``.
 

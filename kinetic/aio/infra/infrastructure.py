@@ -129,7 +129,7 @@ class Infrastructure:
         if pools and shape == "autopilot":
             raise ConfigurationError(
                 "an Autopilot cluster has no node pools: it makes nodes for jobs by itself; leave "
-                "--accelerator or --autopilot out"
+                "--accelerator or --autopilot out, or use `kinetic pool add` afterwards"
             )
         first = (
             *([projects.wanted(self.site, parent)] if create_project else []),
@@ -220,16 +220,28 @@ class Infrastructure:
 
         Raises:
             NotFound: The cluster doesn't exist.
-            ConfigurationError: A quota or reservation is too small, or the pool's jobs would use a
-                ComputeClass instead.
+            ConfigurationError: A quota or reservation is too small, the pool's jobs would use a
+                ComputeClass instead, or an Autopilot cluster can't have the pool.
         """
         cluster = await lookup.cluster(self._google, self.site)
+        autopilot = node_pools.is_autopilot(cluster)
         pools = pool.slices(slices)
-        there = {str(one["name"]) for one in cluster.get("nodePools") or ()}
-        if not pool.accelerator.multi_host and pool.name not in there:
+        may_be_class = classes.carries(pool) and not fixed
+        if autopilot and not may_be_class:
+            raise ConfigurationError(
+                f"{self.site.cluster} is an Autopilot cluster, which has ComputeClasses instead of "
+                "node pools: a class has no minimum, reservation, or zone of nodes, and no slices "
+                "of several hosts"
+            )
+        if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
             async with self._opened() as api:
-                if classes.carries(pool) and not fixed and await classes.served(api):
-                    return await self._plan_class(api, pool)
+                if may_be_class and await classes.served(api):
+                    return await self._plan_class(api, pool, autopilot=autopilot)
+                if autopilot:
+                    raise ConfigurationError(
+                        f"{self.site.cluster} has no ComputeClasses; upgrade it to GKE 1.30.3 or "
+                        "later"
+                    )
                 name = class_name(pool.accelerator)
                 if name in await classes.found(api):
                     raise ConfigurationError(
@@ -248,11 +260,11 @@ class Infrastructure:
             notes=tuple(checked.notes),
         )
 
-    async def _plan_class(self, api: Api, pool: Pool) -> Planned:
+    async def _plan_class(self, api: Api, pool: Pool, *, autopilot: bool) -> Planned:
         checked = await preflight(self._google, self.site, (pool,), regional=True)
         checked.check()
-        zones = checked.zones or (self.site.zone,)
-        manifest = classes.wanted(self.site, pool.accelerator, zones)
+        zones = checked.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
+        manifest = classes.wanted(self.site, pool.accelerator, zones, autopilot=autopilot)
         about = classes.about(self.site, pool.accelerator, zones, self._environ)
         change = await classes.planned(api, manifest, about)
         return Planned(
@@ -270,7 +282,7 @@ class Infrastructure:
             Refused: kinetic didn't make it, or the cluster needs it.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        there = {str(one["name"]): one for one in cluster.get("nodePools") or ()}
+        there = node_pools.existing(cluster)
         if name not in there:
             return await self._plan_class_removal(name, [*there])
         if reason := node_pools.kept(there[name]):
@@ -283,7 +295,7 @@ class Infrastructure:
         async with self._opened() as api:
             known = await classes.every(api)
         if name not in known:
-            names = ", ".join(sorted({*pools, *known}))
+            names = ", ".join(sorted({*pools, *known})) or "none"
             raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
         if not classes.is_ours(known[name]):
             raise Refused(
@@ -368,7 +380,7 @@ class Infrastructure:
             NotFound: The cluster doesn't exist.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        pools = [node_pools.described(one) for one in cluster.get("nodePools") or ()]
+        pools = [node_pools.described(one) for one in node_pools.existing(cluster).values()]
         try:
             async with self._opened() as api:
                 pools += [classes.described(one) for one in (await classes.found(api)).values()]

@@ -11,7 +11,7 @@ from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.setup import Setup, account
 from kinetic.aio.infra.site import Site
-from kinetic.errors import ConfigurationError, NotFound, Unavailable
+from kinetic.errors import NotFound, Unavailable
 
 
 async def location(google: GoogleClient, site: Site) -> str | None:
@@ -49,12 +49,11 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
 
     Raises:
         NotFound: The cluster doesn't exist.
-        ConfigurationError: It is an Autopilot cluster, which has no node pools.
     """
     place = await location(google, site) or site.zone
     path = f"projects/{site.project}/locations/{place}/clusters/{site.cluster}"
     try:
-        found = await google.call(call(api="container", method="GET", path=path))
+        return await google.call(call(api="container", method="GET", path=path))
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             raise NotFound(
@@ -62,13 +61,6 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
                 f"{site.project}; make one with `kinetic up`"
             ) from refusal
         raise explained(f"read the cluster {site.cluster}", refusal) from refusal
-    autopilot: Document = found.get("autopilot") or {}
-    if autopilot.get("enabled"):
-        raise ConfigurationError(
-            f"{site.cluster} is an Autopilot cluster, which has no node pools: it makes "
-            "nodes for jobs by itself"
-        )
-    return found
 
 
 async def outliving(google: GoogleClient, site: Site) -> list[str]:

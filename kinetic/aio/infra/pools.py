@@ -270,14 +270,23 @@ def kept(document: Mapping[str, Any]) -> str:
     return ""
 
 
+def is_autopilot(cluster: Mapping[str, Any]) -> bool:
+    """Return whether it is an Autopilot cluster."""
+    autopilot: Mapping[str, Any] = cluster.get("autopilot") or {}
+    return bool(autopilot.get("enabled"))
+
+
+def existing(cluster: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the node pools of a cluster by name; those of an Autopilot cluster are GKE's own."""
+    pools = () if is_autopilot(cluster) else cluster.get("nodePools") or ()
+    return {str(one["name"]): one for one in pools}
+
+
 def foreign(cluster: Mapping[str, Any]) -> list[str]:
     """Return the names of the node pools that neither kinetic nor GKE made."""
-    autopilot: Mapping[str, Any] = cluster.get("autopilot") or {}
-    if autopilot.get("enabled"):
-        return []
     return [
-        str(one["name"])
-        for one in cluster.get("nodePools") or ()
+        name
+        for name, one in existing(cluster).items()
         if not (is_our_pool(one) or is_gkes_pool(one))
     ]
 
