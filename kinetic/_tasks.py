@@ -56,7 +56,7 @@ async def shared(task: asyncio.Task[T], owner: str) -> T:
     """Await a task that several callers share: cancelling one of them leaves it to the others.
 
     Raises:
-        ClientClosed: Its *owner* was closed.
+        ClientClosed: The *owner* of the task was closed.
     """
     try:
         return await asyncio.shield(task)

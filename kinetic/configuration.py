@@ -231,7 +231,7 @@ def checked_zone(zone: str | None, origin: str) -> str:
     """Return *zone*, which *origin* names, if it has the form of a zone or a region.
 
     Raises:
-        ConfigurationError: It has another form.
+        ConfigurationError: *zone* has another form.
     """
     zone = zone or DEFAULTS["zone"]
     if _ZONE.fullmatch(zone) is None:
@@ -444,7 +444,7 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module; else None.
 
     Raises:
-        ConfigurationError: It isn't DEBUG, INFO, WARNING, ERROR, or FATAL.
+        ConfigurationError: The variable isn't DEBUG, INFO, WARNING, ERROR, or FATAL.
     """
     named = environ.get("KINETIC_LOG_LEVEL")
     if not named:

@@ -112,7 +112,7 @@ class Data:
         The first call reads all files; later calls return the same hash.
 
         Raises:
-            ValueError: It isn't a local path, or something in it can't be read.
+            ValueError: The path isn't local, or something in it can't be read.
         """
         if self.is_gcs or self.is_hf:
             words = f"{self._path} is not local: only a local Data has a content hash"
@@ -155,7 +155,7 @@ def _of_uri(uri: str, fuse: bool) -> bool:
     """Return whether a URI names a directory.
 
     Raises:
-        DataError: It is malformed.
+        DataError: The URI is malformed.
     """
     scheme, _, rest = uri.partition("://")
     if scheme == "gs":

@@ -380,7 +380,7 @@ def _checked(function: Callable[P, R]) -> Callable[P, R]:
     """Return *function* if it can run in a job.
 
     Raises:
-        TypeError: It can't; the message says what to do instead.
+        TypeError: The function can't run in a job; the message says what to do instead.
     """
     if reason := _refusal(function):
         raise TypeError(reason)

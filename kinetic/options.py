@@ -165,7 +165,7 @@ def check(**values: object) -> None:
     """Check each of the named *values* by the rule of its name.
 
     Raises:
-        ConfigurationError: One is wrong: the message has its name, the rule, and the value.
+        ConfigurationError: A value is wrong: the message has its name, the rule, and the value.
     """
     _check_by(_RULES, values)
 
@@ -180,7 +180,7 @@ def check_indices(indices: Any) -> list[int] | None:
     """Return the indices of items as a list; None stays None.
 
     Raises:
-        ConfigurationError: They aren't iterable, or one of them isn't an int.
+        ConfigurationError: *indices* isn't iterable, or has something that isn't an int.
     """
     if indices is None:
         return None
@@ -322,7 +322,7 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
     Finds the settings inside ``functools.partial`` and of a bound method.
 
     Raises:
-        TypeError: It can't be called.
+        TypeError: *function* can't be called.
     """
     if not callable(function):
         raise TypeError(
@@ -352,7 +352,7 @@ def checked_image(name: str) -> str:
     """Return *name* if it can name a container image and isn't a misspelled mode.
 
     Raises:
-        ConfigurationError: It can't, or it resembles ``bundled`` or ``prebuilt``.
+        ConfigurationError: *name* can't name an image, or resembles ``bundled`` or ``prebuilt``.
     """
     if near := nearest(name, IMAGE_MODES, cutoff=0.8):
         raise ConfigurationError(
@@ -534,7 +534,8 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> Non
     """Refuse names that aren't fields of *settings*.
 
     Raises:
-        TypeError: One isn't: the message has *words*, the name, and its place or the nearest name.
+        TypeError: A name is unknown. The message has *words*, the name, and its place or the
+            nearest known name.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:

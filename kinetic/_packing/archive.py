@@ -113,7 +113,7 @@ class ArchiveCache:
         """Keep *draft* as the archive of a tree; remove archives that no process uses.
 
         Raises:
-            OSError: It can't be renamed.
+            OSError: *draft* can't be renamed.
         """
         size = draft.stat().st_size
         path = draft.replace(self.directory / f"{fingerprint}.{digest}.{size}.{files}.zip")

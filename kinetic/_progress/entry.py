@@ -22,7 +22,7 @@ def requested(environ: Mapping[str, str]) -> str:
     """Return the value of ``KINETIC_PROGRESS``: auto, live, plain, or off.
 
     Raises:
-        ConfigurationError: It has another value.
+        ConfigurationError: The variable has another value.
     """
     named = (environ.get(VARIABLE) or "auto").strip().lower()
     if named not in VALUES:

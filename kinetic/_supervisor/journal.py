@@ -34,7 +34,7 @@ class Journal:
         """Replace the content with *lines*; after an error, the old file stays.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file can't be written.
         """
         content = [_dumps(line).encode() + b"\n" for line in lines]
         draft = self._path.with_suffix(".new")

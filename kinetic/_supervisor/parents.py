@@ -343,7 +343,7 @@ class Sweeper:
         """Make the *folder* of a job, from a spare of *project* if there is one.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: The folder can't be made.
         """
         while project in self._kept:
             try:

@@ -207,7 +207,7 @@ async def content_hash(data: Data) -> str:
     """Return `Data.content_hash` of *data*; a worker thread reads the files.
 
     Raises:
-        DataError: It isn't a local path, or something in it can't be read.
+        DataError: The path isn't local, or something in it can't be read.
 
     Cancelled: the thread stops at the next file; nothing is left behind.
 

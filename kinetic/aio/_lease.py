@@ -261,7 +261,7 @@ async def acquire(
     lease. With *force*, take it from a living holder at once.
 
     Raises:
-        Conflict: Its holder is alive.
+        Conflict: The holder is alive.
         NotFound: The batch was removed.
     """
     observer = _Observer(store, scope, clock)

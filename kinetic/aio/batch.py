@@ -580,7 +580,7 @@ class BatchHandle(Generic[T, X]):
         )
 
     async def estimate(self, *, look: bool = True) -> Estimate:
-        """Estimate the batch's cost so far, and in the end, from list prices.
+        """Estimate what the batch has cost so far and will cost in total, from list prices.
 
         Args:
             look: Read the outcomes of unfinished items first. Default: yes.

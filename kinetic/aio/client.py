@@ -378,8 +378,8 @@ class Client:
             project, cluster: Where it runs. None: by the client's settings.
 
         Raises:
-            ConfigurationError: It isn't an ID, or it is that of a batch's item.
-            BackendError: Its jobs don't end within 180 s, or a service does not answer.
+            ConfigurationError: The text isn't an ID, or is the ID of a batch's item.
+            BackendError: The jobs don't end within 180 s, or a service does not answer.
 
         Cancelled: part of it may be removed; call it again to remove the rest.
         """

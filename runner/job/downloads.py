@@ -26,8 +26,8 @@ def download(ref: DataRef, folder: str, site: Site) -> str:
     """Download what ``gs://…`` or ``hf://…`` names to the new *folder*; return the path of it.
 
     Raises:
-        RuntimeError: It doesn't exist, its names can't be files, or a library is missing.
-        OSError: It can't be downloaded or written.
+        RuntimeError: The source doesn't exist, its names can't be files, or a library is missing.
+        OSError: The source can't be downloaded, or a file can't be written.
     """
     scheme, _, rest = ref.uri.partition("://")
     if scheme == "gs":
@@ -67,7 +67,7 @@ def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, fol
 
     Raises:
         RuntimeError: Their names can't be files.
-        OSError: They can't be downloaded or written.
+        OSError: An object can't be downloaded, or a file can't be written.
     """
     objects: list[tuple[Any, str]] = []
     made: set[str] = set()

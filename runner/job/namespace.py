@@ -308,7 +308,7 @@ def _call(name: str, *args: Any, what: str) -> None:
     """Call a function of the C library.
 
     Raises:
-        OSError: It failed; the message says *what*.
+        OSError: The call failed; the message says *what*.
     """
     import ctypes
 

@@ -134,7 +134,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
 
     Raises:
         KeyError: The object does not exist.
-        ValueError: Its content differs from what was submitted.
+        ValueError: The content differs from what was submitted.
     """
     found, _ = objects.get(part.name, part.start, part.stop)
     if hashlib.sha256(found).hexdigest() != part.digest:

@@ -26,7 +26,7 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
 
     Raises:
         KeyError: The object does not exist.
-        ValueError: Its content differs from what was submitted.
+        ValueError: The file's content differs from what was submitted.
         RuntimeError: The installation failed; the message has the last lines of uv.
     """
     file = os.path.join(folder, "requirements.txt")

@@ -432,7 +432,7 @@ def _under(root: str, relative: str) -> str:
     """A path in the workspace.
 
     Raises:
-        ValueError: It would lie outside.
+        ValueError: The path would lie outside.
     """
     if relative in ("", "."):
         return root

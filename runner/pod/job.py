@@ -57,7 +57,7 @@ class Hosts:
         """Read the environment; None for a job on a single host.
 
         Raises:
-            ValueError: It is incomplete.
+            ValueError: The environment is incomplete.
         """
         count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
         if count < 2 and not environ.get("KINETIC_LWS"):  # which starts its pods again
@@ -237,7 +237,7 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
     """Read the environment of a pod.
 
     Raises:
-        ValueError: It is incomplete, or of a format that this runner cannot read.
+        ValueError: The environment is incomplete, or this runner can't read its format.
         OSError: The key cannot be read.
     """
     order = wire.Order.decode(environ.get("KINETIC_ORDER", "null"))

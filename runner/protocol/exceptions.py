@@ -30,7 +30,7 @@ def dumps(error: BaseException, limit: int) -> bytes:
     Attributes that cannot be pickled, or are too large, are left out: a note names them.
 
     Raises:
-        Exception: It cannot be pickled, or not be rebuilt.
+        Exception: *error* can't be pickled, or not be rebuilt.
     """
     try:
         return _dumps(error, limit, _Pickler)

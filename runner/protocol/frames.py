@@ -77,7 +77,7 @@ def footer_length(end: bytes) -> int:
     """Return the bytes of a container's footer and what follows it; *end* is the container's end.
 
     Raises:
-        FramesError: It isn't the end of a container.
+        FramesError: *end* isn't the end of a container.
     """
     if len(end) < TAIL.size or end[-4:] != MAGIC:
         raise FramesError("the container's end is missing or damaged")
@@ -104,7 +104,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     """Read a container.
 
     Raises:
-        FramesError: It is truncated, or isn't a container.
+        FramesError: *data* is truncated, or isn't a container.
     """
     footer, view = footer_of(data), memoryview(data).cast("B")
     body = view.nbytes - TAIL.size - len(footer)

@@ -98,7 +98,7 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            ValueError: It is damaged, of another version, or names a file outside its tree.
+            ValueError: *content* is damaged, of another version, or names a file outside its tree.
         """
         try:
             fields = json.loads(content)

@@ -197,7 +197,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
 
     Raises:
         FramesError: The container is damaged.
-        OtherPythonError: It has bytecode of another version.
+        OtherPythonError: The value has bytecode of another version.
         Exception: A pickled class raised it while it was rebuilt.
     """
     content = unpack(data)

@@ -11,7 +11,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and its missing parents, accessible to this user only.
 
     Raises:
-        OSError: It cannot be created, or its path is taken by something else.
+        OSError: The folder can't be created, or its path is taken by something else.
     """
     try:
         os.mkdir(path, 0o700)  # nearly always its parent exists

@@ -46,8 +46,8 @@ def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
     """Return the value that `signed_json` was given; verify it before parsing.
 
     Raises:
-        KeyError: It is not signed.
-        ValueError: It was signed with another key or for another place, or it was changed.
+        KeyError: *content* isn't signed.
+        ValueError: *content* was signed with another key or for another place, or was changed.
     """
     if (found := _SIGNED.search(content)) is None:
         raise KeyError(name)

@@ -274,7 +274,7 @@ class Order:
         """Read what `encode` has written.
 
         Raises:
-            ValueError: It is garbled, or of another version.
+            ValueError: *text* is garbled, or of another version.
         """
         fields: Any = _decode(text if isinstance(text, str) else text.decode())[0]
         try:
@@ -431,7 +431,7 @@ class Outcome(NamedTuple):
         """Read a header without checking its signature.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: *header* is damaged.
         """
         try:
             fields, end = _decode(header)

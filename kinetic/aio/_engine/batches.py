@@ -213,8 +213,8 @@ class Batch:
         """Return the input of an item: the user's own object, or one rebuilt from the store.
 
         Raises:
-            NotFound: It isn't stored, or was removed.
-            SubmissionError: It could not be pickled.
+            NotFound: The input isn't stored, or was removed.
+            SubmissionError: The input could not be pickled.
             Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
@@ -367,8 +367,8 @@ class Batch:
             Conflict: A living process submits it.
             ConfigurationError: *inputs* are given, and the batch has its end; or this process
                 lacks a variable that the batch captured.
-            NotFound: It was cleaned up.
-            WireError: It is of a format that this version does not know.
+            NotFound: The batch was cleaned up.
+            WireError: This version doesn't know the batch's format.
         """
         async with self._taking_over:
             await self.refresh()
@@ -815,7 +815,7 @@ async def remove(session: Session, submission: str) -> None:
     """Remove the jobs and objects of a job or batch, and stop following it.
 
     Raises:
-        BackendError: Its jobs don't end within 180 s, or a service doesn't answer.
+        BackendError: The jobs don't end within 180 s, or a service doesn't answer.
     """
     if (known := known_batch(session, submission)) is not None:
         await known.remove(jobs=True, objects=True)
@@ -830,7 +830,7 @@ async def attach(session: Session, group_id: str) -> Batch:
 
     Raises:
         NotFound: There is no such batch.
-        WireError: Its signature is not valid here, or its format is unknown.
+        WireError: The manifest's signature isn't valid here, or its format is unknown.
     """
     batch = await _opened(session, group_id)
     batch.follow(observed=False)
@@ -904,7 +904,7 @@ async def unread(session: Session, group_id: str) -> Batch:
 
     Raises:
         NotFound: There is no such batch.
-        WireError: Its signature is not valid here, or its format is unknown.
+        WireError: The manifest's signature isn't valid here, or its format is unknown.
     """
     return known_batch(session, group_id) or await _opened(session, group_id)
 

@@ -56,7 +56,7 @@ class ControlLog:
         """Return all entries, in order; read only new ones from the store.
 
         Raises:
-            WireError: One is damaged, or must not be ignored and is of an unknown kind.
+            WireError: An entry is damaged, or has an unknown kind and must not be ignored.
         """
         while True:
             known = len(self.entries)

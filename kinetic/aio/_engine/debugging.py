@@ -73,7 +73,7 @@ def require_port(port: int) -> None:
     """Check whether *port* of this machine is free; 0 means any.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: The port is in use.
     """
     if type(port) is not int or not 0 <= port < 65536:
         raise errors.ConfigurationError(f"local_port must be a port's number, not {port!r}")
@@ -89,7 +89,7 @@ def require_worker(worker: int, accelerator: str, job_id: str) -> None:
     """Refuse to wait for a host that the job does not have.
 
     Raises:
-        ConfigurationError: It has none of this number.
+        ConfigurationError: The job has no host *worker*.
     """
     hosts = accelerators.parse(accelerator).hosts
     if type(worker) is not int or not 0 <= worker < hosts:
@@ -106,10 +106,11 @@ async def ready(
 ) -> Place:
     """Wait until the debugger on host number *host* of the job listens.
 
-    *ended* makes the error for a job that is over. None waits as long as a job does.
+    *ended* makes the error for a job that is over. *timeout* is in seconds; None: as long as the
+    job waits for a debugger.
 
     Raises:
-        ResultTimeout: It does not in the time that a job waits for a debugger; the job goes on.
+        ResultTimeout: The debugger doesn't listen after *timeout* seconds; the job goes on.
     """
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time

@@ -291,7 +291,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
     """Write nothing for a single job that was cleaned up: nothing would ever remove it.
 
     Raises:
-        NotFound: It was cleaned up, as `result()` does once it has the value.
+        NotFound: The job was cleaned up, as `result()` does once it has the value.
     """
     identity = submission.identity
     if not (identity.leased or await submission.store.look(identity.entry)):
@@ -372,7 +372,7 @@ async def reread(submission: Submission) -> None:
     """Read all open items again: the store, and what the platform says.
 
     Raises:
-        KineticError: They can't be read.
+        KineticError: The items can't be read.
     """
     if submission.batch_reader is not None:
         await submission.batch_reader()

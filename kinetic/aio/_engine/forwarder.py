@@ -106,7 +106,7 @@ async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
     """Check whether the job can be reached, without a connection to its debugger.
 
     Raises:
-        NotFound: It is not running.
+        NotFound: The job isn't running.
         AuthError: A right is missing.
     """
     with suppress(errors.Unavailable):

@@ -22,7 +22,7 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     """Return the batch and the index of an item; None for a single job.
 
     Raises:
-        ConfigurationError: It is a batch's id.
+        ConfigurationError: *job_id* is the ID of a batch.
     """
     submission, index = _parsed(job_id)
     if index is not None:
@@ -58,7 +58,7 @@ def refuse_item(submission: str) -> None:
     """Check that *submission* is the ID of a batch or of a single job.
 
     Raises:
-        ConfigurationError: It isn't.
+        ConfigurationError: *submission* is something else.
     """
     batch, index = _parsed(submission)
     if index is not None:
@@ -72,7 +72,7 @@ def is_whole(text: str) -> bool:
     """Return whether *text* is a whole ID, not a prefix of one.
 
     Raises:
-        ConfigurationError: It is not even that.
+        ConfigurationError: *text* isn't a prefix of an ID either.
     """
     return _WHOLE.fullmatch(_parsed(text)[0]) is not None
 
@@ -81,7 +81,7 @@ def _parsed(text: str) -> tuple[str, int | None]:
     """Return the submission that an ID names, and the index if it is an item's ID.
 
     Raises:
-        ConfigurationError: It can't be an ID.
+        ConfigurationError: *text* can't be an ID.
     """
     _require_id(text)
     item = None if _WHOLE.fullmatch(text) else _ITEM.fullmatch(text)

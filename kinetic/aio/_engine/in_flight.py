@@ -49,8 +49,8 @@ class InFlight:
         """Run a block; `end` cancels it as a timeout does.
 
         Raises:
-            ClientClosed: It was ended.
-            PortalError: It does not run on asyncio.
+            ClientClosed: `end` was called.
+            PortalError: The block doesn't run on asyncio.
         """
         running_loop()
         limit = asyncio.timeout(None)

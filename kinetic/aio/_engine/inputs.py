@@ -143,9 +143,9 @@ class InputIndex:
         """Return where the runner finds an item's arguments, and the `Data` in them.
 
         Raises:
-            SubmissionError: It could not be pickled when it was stored.
-            NotFound: It is not stored.
-            WireError: It is not what its submitter signed.
+            SubmissionError: The input could not be pickled when it was stored.
+            NotFound: The input isn't stored.
+            WireError: The input isn't what its submitter signed.
         """
         stored = self._chunk_of(index)
         if stored.offsets is None:
@@ -175,9 +175,9 @@ class InputIndex:
         """Return an input as the function gets it: unpickled.
 
         Raises:
-            NotFound: It is not stored.
-            SubmissionError: It could not be pickled when it was stored.
-            WireError: Its signature is wrong; nothing was unpickled.
+            NotFound: The input isn't stored.
+            SubmissionError: The input could not be pickled when it was stored.
+            WireError: The input's signature is wrong; nothing was unpickled.
             Exception: Unpickling it raised this.
         """
         arguments, _ = await self.input(index)
@@ -416,7 +416,7 @@ def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str)
     Those that are no call at all are left to `encode`.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: The function can't be called with an input; the message names it.
     """
     binding = Binding(function)
     for at, value in enumerate(values):

@@ -182,7 +182,7 @@ class ItemStates:
         *receipt* of it saves the request.
 
         Raises:
-            WireError: It, or the receipt, is not what the job has signed.
+            WireError: The outcome, or the receipt, isn't what the job has signed.
         """
         for earlier in range(1, number):
             if self.attempt(index, earlier).outcome is None:
@@ -284,7 +284,7 @@ class ItemStates:
         """Refuse to read items whose objects were removed.
 
         Raises:
-            NotFound: They were removed.
+            NotFound: The objects were removed.
         """
         if await self.read_collected():
             raise NotFound(
@@ -326,8 +326,8 @@ class ItemStates:
         """Return what was kept of each item when the objects were removed.
 
         Raises:
-            NotFound: It could not be kept.
-            WireError: It is forged or damaged.
+            NotFound: Nothing was kept.
+            WireError: The history is forged or damaged.
         """
         kept: Sequence[Any] | None = (await self._read_collected_fields())["history"]
         if kept is None:
@@ -343,8 +343,8 @@ class ItemStates:
         """Return the verified outcome of one attempt with its body.
 
         Raises:
-            NotFound: It was cleaned up.
-            WireError: It is forged, damaged, or gone.
+            NotFound: The outcome was cleaned up.
+            WireError: The outcome is forged, damaged, or absent.
         """
         held = self._contents.pop(index, None)
         if held is not None and held[0] == number:
@@ -376,7 +376,7 @@ class ItemStates:
         """Rebuild the value of an outcome; see `results.value_of`.
 
         Raises:
-            NotFound: It was removed.
+            NotFound: The value was removed.
         """
         try:
             return await results.value_of(self._store, outcome, body, self.identity.job_id(index))

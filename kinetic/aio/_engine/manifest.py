@@ -35,8 +35,8 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
 
     Raises:
         NotFound: There is none.
-        WireError: It is not signed by who may submit here, damaged, or of a format that this
-            version does not know.
+        WireError: The manifest is damaged, has no valid signature, or has a format that this
+            version doesn't know.
     """
     name = ids.entry_of(identity)
     try:

@@ -31,10 +31,10 @@ async def recover_state(
 
     Every job without an outcome is busy. Dead attempts are closed, here or by the watch. An
     item whose attempt has neither job, claim, nor outcome may start. If a request was appended
-    meanwhile, which no coordinator has read, everything is read again.
+    meanwhile, everything is read again, because no coordinator has read that request.
 
     Raises:
-        NotFound: It was cleaned up.
+        NotFound: The batch was cleaned up.
     """
     store, identity = session.platform.store, submission.identity
     batch, requests = identity.id, submission.requests

@@ -46,7 +46,7 @@ async def remove(
     other one submits it.
 
     Raises:
-        BackendError: Its jobs don't end in *timeout* seconds, or a service doesn't answer.
+        BackendError: The jobs don't end in *timeout* seconds, or a service doesn't answer.
 
     Cancelled: call it again; it goes on where it was.
     """
@@ -99,7 +99,7 @@ async def until_gone(
     """Wait until the platform has forgotten jobs that were deleted.
 
     Raises:
-        BackendError: They are still there after *timeout* seconds.
+        BackendError: Some jobs are still there after *timeout* seconds.
     """
     deadline, pauses = time.monotonic() + timeout, growing(*CONFIRM_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):

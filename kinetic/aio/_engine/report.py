@@ -34,8 +34,8 @@ async def write(
     """Write the page about *batch* as it is now, and return where it is.
 
     Raises:
-        ConfigurationError: It cannot be written there; if that is known before, nothing is read.
-            Or no result is a number named *metric*.
+        ConfigurationError: The page can't be written to *path*, or no result is a number named
+            *metric*.
         NotFound, WireError: As `read`.
 
     Cancelled: the file is as it was, or the new one.
@@ -69,8 +69,8 @@ async def read(batch: Batch) -> BatchReport:
     It takes the requests of `history.read`, and one for each failure that is quoted.
 
     Raises:
-        NotFound: It was cleaned up.
-        WireError: Its inputs are not what its submitter signed.
+        NotFound: The batch was cleaned up.
+        WireError: The inputs aren't what the submitter signed.
     """
     if not await batch.exists():
         raise batch.submission.identity.gone

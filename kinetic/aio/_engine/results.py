@@ -28,7 +28,7 @@ def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) 
     """Return the signed header of an attempt's outcome, once its body matches.
 
     Raises:
-        WireError: It was not written by the job's own runner, or is damaged.
+        WireError: The job's own runner didn't write the outcome, or it is damaged.
     """
     try:
         outcome = wire.Outcome.verified(content.metadata, key, scope, index, attempt)

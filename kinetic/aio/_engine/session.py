@@ -166,7 +166,7 @@ class Session:
 
         Raises:
             SubmitterLost: No process will start it.
-            KineticError: Its end can't be read.
+            KineticError: The item's end can't be read.
         """
         with self.awaiting(submission):
             return await submission.closed(index)
@@ -335,7 +335,7 @@ class JobRef:
         """Read the item, and if it is open, what the platform says; *explained* asks why it waits.
 
         Raises:
-            KineticError: It can't be read.
+            KineticError: The item can't be read.
         """
         item = await ending.reconcile(self.submission, self.index, explained=explained)
         if (error := self.submission.final_error(self.index)) is not None:

@@ -221,7 +221,7 @@ class Submission(ItemStates):
         """Refuse to ask anything of a submission that doesn't exist any more.
 
         Raises:
-            NotFound: It was cleaned up.
+            NotFound: The submission was cleaned up.
         """
         if self.removed:
             raise self.identity.gone
@@ -378,7 +378,7 @@ class Submission(ItemStates):
 
         Raises:
             SubmitterLost: No process will start it.
-            KineticError: Its end can't be read.
+            KineticError: The item's end can't be read.
         """
         item = self._items.get(index)
         if item is not None and item.state.final:

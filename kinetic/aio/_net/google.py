@@ -176,7 +176,7 @@ class GoogleClient:
         Cancelled: the operation continues.
 
         Raises:
-            OperationFailed: It ended with an error.
+            OperationFailed: The operation ended with an error.
         """
         pauses = growing(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
         while not _has_ended(operation):

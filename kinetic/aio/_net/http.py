@@ -233,8 +233,8 @@ class HttpClient:
         """Raise an error unless this client can be used here.
 
         Raises:
-            ClientClosed: It is closed.
-            BackendError: It belongs to another event loop.
+            ClientClosed: The client is closed.
+            BackendError: The client belongs to another event loop.
         """
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
@@ -288,7 +288,7 @@ class HttpClient:
         """Return the answer to *request*, whose content is still to be read; `cut` it afterwards.
 
         Raises:
-            HttpError: Its status is 300 or more.
+            HttpError: The answer's status is 300 or more.
         """
         answer = await request
         await self._examined(answer)

@@ -22,7 +22,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """Open the platform of *target*; start no process yet.
 
     Raises:
-        ConfigurationError: Its store isn't a directory.
+        ConfigurationError: The target's store isn't a directory.
         AuthError: Other users can write to its folder of files and keys; nothing was read.
         BackendError: The directory cannot be used.
     """

@@ -215,7 +215,7 @@ class Http:
         """Look at an object.
 
         Raises:
-            NotFound: It doesn't exist.
+            NotFound: The object doesn't exist.
         """
         return await self.do(Verb.GET, name, lambda: self.look(name))
 

@@ -208,7 +208,7 @@ def installed_wheel() -> Wheel:
     """Return the wheel of the running kinetic, wherever it was imported from.
 
     Raises:
-        ConfigurationError: It isn't installed, so its own dependencies aren't known.
+        ConfigurationError: kinetic isn't installed, so its own dependencies aren't known.
     """
     try:
         installed = importlib.metadata.distribution(DISTRIBUTION)

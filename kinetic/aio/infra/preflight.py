@@ -69,7 +69,7 @@ class Preflight:
         """Raise if there are problems.
 
         Raises:
-            ConfigurationError: It lists all of them.
+            ConfigurationError: There are problems; the message lists all.
         """
         if self.problems:
             many = "\n".join(f"- {one}" for one in self.problems)

@@ -168,7 +168,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
 
     Raises:
         ConfigurationError: No such context exists, or something in it is wrong.
-        AuthError: It gives no credentials.
+        AuthError: The context gives no credentials.
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
 

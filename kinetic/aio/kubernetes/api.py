@@ -206,7 +206,7 @@ class Api:
         policy: RetryPolicy | None = None,
         rights_s: float | None = None,
     ) -> T:
-        """Await ``work()`` and retry by *policy*; without one, only for a permission that it had.
+        """Await ``work()`` and retry by *policy*; without one, only after the loss of a permission.
 
         Every request passes this one layer of retries.
         """

@@ -26,7 +26,7 @@ def context_of(certificates: Certificates) -> ssl.SSLContext:
     """Return the TLS context of *certificates*: the same one again, so connections are reused.
 
     Raises:
-        ValueError: They aren't certificates, or the key belongs to another one.
+        ValueError: The texts aren't certificates, or the key belongs to another certificate.
     """
     context = trusting(certificates.ca, verify=certificates.verify)
     _show(context, certificates)

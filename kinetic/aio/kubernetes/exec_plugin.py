@@ -54,7 +54,7 @@ class Plugin:
         """Run the plugin and parse its reply; a cancelled call kills it and its children.
 
         Raises:
-            AuthError: It isn't installed, fails, times out, or replies something else.
+            AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
         """
         command = self._command()
         interactive = self._interactive()

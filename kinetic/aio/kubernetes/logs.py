@@ -278,7 +278,7 @@ class _Scene:
         """Check that the attempt exists, or will.
 
         Raises:
-            NotFound: It doesn't.
+            NotFound: There is no such attempt, and none will start.
         """
         own, jobs = self._of(None), self._jobs.values()
         exists = (bool(own) and bool(jobs)) or any(not Pod(pod).ended for pod in own)

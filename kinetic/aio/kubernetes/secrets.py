@@ -99,7 +99,7 @@ class Secrets:
         """Keep *content* under *name*, replacing what it held.
 
         Raises:
-            ConfigurationError: It is too large.
+            ConfigurationError: *content* is too large.
         """
         if len(content) > LIMIT:
             raise ConfigurationError(

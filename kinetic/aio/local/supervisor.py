@@ -42,7 +42,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
     """Connect to the supervisor of *home*; start one if none runs.
 
     Raises:
-        SupervisorError: It can't be reached or started.
+        SupervisorError: The supervisor can't be reached or started.
     """
     places = Places(home)
     until = time.monotonic() + START_S
@@ -84,7 +84,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
     """Start a supervisor and wait until one listens; return False after *until*.
 
     Raises:
-        SupervisorError: It reports that it can't work.
+        SupervisorError: The supervisor reports that it can't work.
     """
     try:
         make_folder(places.state)
@@ -274,7 +274,7 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
     """Connect to the supervisor of *home*; start one if none runs.
 
     Raises:
-        Unavailable: It can't be reached.
+        Unavailable: The supervisor can't be reached.
 
     Cancelled:
         A supervisor may have started; it ends when it is idle.
@@ -324,7 +324,7 @@ async def running(home: Path) -> Running | None:
     """Return the supervisor of *home*, None if none runs; start none.
 
     Raises:
-        Unavailable: It doesn't answer.
+        Unavailable: The supervisor doesn't answer.
     """
     places, loop = Places(home), asyncio.get_running_loop()
     try:
@@ -356,7 +356,7 @@ async def end(one: Running) -> None:
     """Stop a supervisor and its jobs, and wait for its end.
 
     Raises:
-        Unavailable: It still runs after 30 s.
+        Unavailable: The supervisor still runs after 30 s.
     """
     try:
         os.kill(one.pid, signal.SIGTERM)
