@@ -6,7 +6,7 @@ Adapters implement these protocols structurally; this module knows no adapter.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
 __all__ = [
+    "LONGEST_LINE",
     "Cluster",
     "Image",
     "ImageRequest",
     "Images",
     "JobSpec",
+    "LogPiece",
+    "LogPieces",
     "Object",
     "ObjectInfo",
     "Observation",
@@ -296,6 +299,8 @@ class Cluster(Protocol):
     ) -> AsyncGenerator[str]:
         """Yield the lines of the job's output; *follow* waits for more until the job ends.
 
+        `LogPieces` cuts a line of more than 1 MiB.
+
         Raises:
             NotFound: There is no such job, or its log was removed.
         """
@@ -348,3 +353,50 @@ class Cluster(Protocol):
     async def aclose(self) -> None:
         """Close the connections; jobs keep running. A call in progress raises a `BackendError`."""
         ...
+
+
+LONGEST_LINE = 1 << 20
+"""Maximum bytes of a line; a longer one is yielded in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A line, or piece *number* of a line that is too long to buffer."""
+
+    content: bytes
+    number: int
+
+    @property
+    def text(self) -> str:
+        """The content as text; bytes that aren't UTF-8 are replaced."""
+        return self.content.decode(errors="replace")
+
+
+class LogPieces:
+    """Cut the stream of a log into lines, independent of the chunks it arrives in.
+
+    It holds at most one piece of the longest length and the last chunk.
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+        self._number = 0
+
+    def feed(self, content: bytes = b"", *, last: bool = False) -> Iterator[LogPiece]:
+        """Yield the pieces that *content* completes; with *last*, also the rest."""
+        self._rest += content
+        while self._rest:
+            cut = self._rest.find(b"\n", 0, self._longest + 1)
+            ended = cut >= 0
+            if not ended and len(self._rest) > self._longest:
+                cut = self._longest
+                while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
+                    cut -= 1  # not within a character
+            elif not ended and last:
+                cut = len(self._rest)
+            elif not ended:
+                return
+            yield LogPiece(bytes(self._rest[:cut]), self._number)
+            del self._rest[: cut + ended]
+            self._number = 0 if ended else self._number + 1

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic.aio.local.cluster import LONGEST_LINE, TAIL_BYTES, Lines, LocalCluster, tail_offset
-from kinetic.aio.ports import Phase
+from kinetic.aio.local.cluster import TAIL_BYTES, LocalCluster, tail_offset
+from kinetic.aio.ports import LONGEST_LINE, LogPieces, Phase
 from kinetic.errors import BackendError, NotFound
 
 from .conftest import (
@@ -36,8 +36,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def told(parts: list[bytes]) -> list[str]:
-    cutter = Lines()
-    return [line for part in parts for line in cutter.feed(part)] + [*cutter.rest()]
+    cutter = LogPieces()
+    found = [piece for part in parts for piece in cutter.feed(part)]
+    return [piece.text for piece in (*found, *cutter.feed(last=True))]
 
 
 @settings(deadline=None)
@@ -55,8 +56,17 @@ def test_an_endless_line_comes_in_pieces_of_whole_characters() -> None:
     text = "x" + "€" * (3 * LONGEST_LINE)
     for parts in ([text.encode()], cut(text.encode(), [*range(0, 10 * LONGEST_LINE, 65536)])):
         pieces = told(parts)
-        assert "".join(pieces) == text and len(pieces) == 4
-        assert max(len(piece) for piece in pieces) <= LONGEST_LINE
+        assert "".join(pieces) == text and len(pieces) == 10
+        assert max(len(piece.encode()) for piece in pieces) <= LONGEST_LINE
+
+
+async def test_a_line_of_1_mib_comes_whole_and_a_longer_one_in_pieces(
+    cluster: LocalCluster,
+) -> None:
+    source = "for extra in (0, 1): print('é' * (1 << 19) + 'x' * extra)"
+    await cluster.launch(spec("long", source))
+    heard = await lines(cluster, "long", follow=True)
+    assert [len(one.encode()) for one in heard] == [LONGEST_LINE, LONGEST_LINE, 1]
 
 
 @settings(deadline=None)

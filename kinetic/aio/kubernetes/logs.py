@@ -22,12 +22,10 @@ from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, b
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
 from kinetic.aio.kubernetes.reflector import Changed, Listed, Rhythm, follow_both, list_both
+from kinetic.aio.ports import LogPiece, LogPieces
 from kinetic.errors import NotFound, Refused, Throttled, Unavailable
 
 T = TypeVar("T")
-
-LONGEST_LINE = 1 << 20
-"""Maximum bytes of a line; a longer one is yielded in pieces."""
 
 IDLE_S = 300.0
 """Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
@@ -41,44 +39,6 @@ _REMOVED = re.compile(
 """A kubelet's answer for a log that it removed. Lines of a program begin with a time."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A line, or piece *number* of a line that is too long to buffer."""
-
-    content: bytes
-    number: int
-
-
-class Pieces:
-    """Cut a stream into lines, independent of the chunks it arrives in.
-
-    It holds at most one piece of the longest length and the last chunk.
-    """
-
-    def __init__(self, longest: int = LONGEST_LINE) -> None:
-        self._longest = longest
-        self._rest = bytearray()
-        self._number = 0
-
-    def feed(self, content: bytes = b"", *, last: bool = False) -> Iterator[Piece]:
-        """Yield the pieces that *content* completes; with *last*, also the rest."""
-        self._rest += content
-        while self._rest:
-            cut = self._rest.find(b"\n", 0, self._longest + 1)
-            ended = cut >= 0
-            if not ended and len(self._rest) > self._longest:
-                cut = self._longest
-                while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
-                    cut -= 1  # not within a character
-            elif not ended and last:
-                cut = len(self._rest)
-            elif not ended:
-                return
-            yield Piece(bytes(self._rest[:cut]), self._number)
-            del self._rest[: cut + ended]
-            self._number = 0 if ended else self._number + 1
 
 
 class _Memory:
@@ -106,12 +66,12 @@ class _Memory:
         self.removed = False
         self._again = {second: Counter(lines) for second, lines in self._yielded.items()}
 
-    def texts(self, pieces: Iterator[Piece]) -> list[str]:
+    def texts(self, pieces: Iterator[LogPiece]) -> list[str]:
         """Return the program's output, without the lines that were yielded before."""
         found = (self._new(piece) for piece in pieces)
         return [one.decode(errors="replace") for one in found if one is not None]
 
-    def _new(self, piece: Piece) -> bytes | None:
+    def _new(self, piece: LogPiece) -> bytes | None:
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = stamp[1].decode() if stamp else ""
@@ -169,7 +129,7 @@ async def container_log(
         query = _query(source, memory, begun, tail, follow=not last)
         memory.reconnect()
         try:
-            pieces = Pieces()
+            pieces = LogPieces()
             async with source.api.stream(source.path, query=query, idle=IDLE_S) as contents:
                 async for content in contents:
                     for text in memory.texts(pieces.feed(content)):

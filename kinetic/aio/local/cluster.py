@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import datetime
 import json
 import math
 import os
 import sys
-from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import JobSpec, LogPieces, Observation, Phase
 from kinetic.errors import (
     BackendError,
     ClientClosed,
@@ -38,43 +37,10 @@ if TYPE_CHECKING:
 
     from kinetic.aio.local.supervisor import Connection
 
-LONGEST_LINE = 1 << 20
-"""Maximum characters of a line; a longer line comes in pieces of this size."""
-
 TAIL_BYTES = 2 << 20
 """Maximum distance of a tail from the end of the log: a job can write a line of any length."""
 
 BLOCK = 1 << 16
-
-
-class Lines:
-    """Splits a stream of bytes into lines, and replaces what isn't UTF-8."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """Yield the lines that *data* completes, without their newlines."""
-        first, *others = self._decoder.decode(data).split("\n")
-        lines = [self._rest + first, *others]
-        self._rest = lines.pop()
-        for line in lines:
-            yield from _pieces(line)
-        *whole, self._rest = _pieces(self._rest)
-        yield from whole
-
-    def rest(self) -> Iterator[str]:
-        """Yield the last line, if it has no newline."""
-        if last := self._rest + self._decoder.decode(b"", final=True):
-            yield last
-        self._rest = ""
-
-
-def _pieces(line: str) -> Iterator[str]:
-    yield line[:LONGEST_LINE]
-    for start in range(LONGEST_LINE, len(line), LONGEST_LINE):
-        yield line[start : start + LONGEST_LINE]
 
 
 def tail_offset(fd: int, count: int) -> int:
@@ -332,7 +298,7 @@ class LocalCluster:
             ended.add_done_callback(_noted)  # the reader may have stopped when it fails
         fd = -1
         pause = FIRST_PAUSE_S
-        lines = Lines()
+        pieces = LogPieces()
         try:
             while True:
                 over = ended is None or ended.done()
@@ -341,8 +307,8 @@ class LocalCluster:
                         os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
                     data = os.read(fd, READ_BYTES) if fd >= 0 else b""
                 if data:
-                    for line in lines.feed(data):
-                        yield line
+                    for piece in pieces.feed(data):
+                        yield piece.text
                     pause = FIRST_PAUSE_S
                     await asyncio.sleep(0)
                     continue
@@ -351,8 +317,8 @@ class LocalCluster:
                 assert ended is not None
                 await asyncio.wait({ended}, timeout=pause)
                 pause = min(LONGEST_PAUSE_S, pause * 1.5)
-            for line in lines.rest():
-                yield line
+            for piece in pieces.feed(last=True):
+                yield piece.text
         finally:
             if ended is not None:
                 ended.cancel()
