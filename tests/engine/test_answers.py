@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,8 @@ class TellsMeanwhile(Passing):
         self.told = asyncio.Event()
         self.late = False
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> list[Observation]:
-        found = await self.port.find(names=names, labels=labels, explained=explained)
+    async def find(self, **which: Any) -> list[Observation]:
+        found = await self.port.find(**which)
         if not self.late:
             return found
         self.told.set()
@@ -157,14 +151,8 @@ class Late(Passing):
         self.world = world
         self.orders: list[JobSpec] = []
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> list[Observation]:
-        found = await self.port.find(names=names, labels=labels, explained=explained)
+    async def find(self, **which: Any) -> list[Observation]:
+        found = await self.port.find(**which)
         orders, self.orders = self.orders, []
         for order in orders:
             await self.port.launch(order)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -210,12 +208,10 @@ class SlowToDelete(MemoryCluster):
         self.gate = asyncio.Event()
         self.asked = 0
 
-    async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
-    ) -> None:
+    async def delete(self, **which: Any) -> None:
         self.asked += 1
         await self.gate.wait()
-        await super().delete(names=names, labels=labels)
+        await super().delete(**which)
 
 
 @VIRTUAL
@@ -291,16 +287,10 @@ class Mute(MemoryCluster):
         await super().launch(job)
         raise errors.Unavailable("the reply was lost")
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> builtins.list[Observation]:
-        if names:
+    async def find(self, **which: Any) -> list[Observation]:
+        if "names" in which:
             raise errors.Unavailable("nobody answers")
-        return await super().find(names=names, labels=labels, explained=explained)
+        return await super().find(**which)
 
 
 @VIRTUAL
@@ -356,9 +346,7 @@ async def test_an_attempt_that_is_given_up_does_not_free_the_slot_of_the_next(
 class Undeletable(MemoryCluster):
     """Its platform does not answer who wants a job deleted."""
 
-    async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
-    ) -> None:
+    async def delete(self, **which: Any) -> None:
         raise errors.Unavailable("nobody answers")
 
 

@@ -179,20 +179,26 @@ def no_room_for(part: str) -> Callable[[str, str], Exception | None]:
     return lambda verb, name: FULL if verb == "create" and part in name else None
 
 
+async def to_be_stopped(client: aio.Client, cause: str) -> aio.BatchHandle[int]:
+    """Five items, two at once, that *cause* stops; of `fail_fast`, also what runs."""
+    fast = cause == "fail_fast"
+    return await client.run_async_map(
+        fails if fast else same,
+        range(5),
+        max_concurrent=2,
+        batch_timeout=10.0 if cause == "timeout" else None,
+        fail_fast=fast,
+        cancel_running_on_fail=fast,
+    )
+
+
 @VIRTUAL
 @pytest.mark.parametrize("cause", ["cancel", "timeout", "fail_fast"])
 async def test_a_stop_ends_a_batch_whose_jobs_may_not_be_deleted(world: World, cause: str) -> None:
     platform, _, cluster = faulty(world)
     cluster.fault = lambda verb, name: REFUSED if verb == "delete" else None
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(
-            fails if cause == "fail_fast" else same,
-            range(5),
-            max_concurrent=2,
-            batch_timeout=10.0 if cause == "timeout" else None,
-            fail_fast=cause == "fail_fast",
-            cancel_running_on_fail=cause == "fail_fast",
-        )
+        batch = await to_be_stopped(client, cause)
         await world.begun(2)
         waiting = asyncio.create_task(batch.cancel() if cause == "cancel" else batch.wait())
         await asyncio.sleep(20)
@@ -251,13 +257,7 @@ async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> Non
 async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cause: str) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(
-            fails if cause == "fail_fast" else same,
-            range(5),
-            max_concurrent=2,
-            batch_timeout=10.0 if cause == "timeout" else None,
-            fail_fast=cause == "fail_fast",
-        )
+        batch = await to_be_stopped(client, cause)
         await world.begun(2)
         store.fault = no_room_for("/control/")
         if cause == "fail_fast":
@@ -280,6 +280,13 @@ async def forges(run: Run) -> int | None:
     forged = wire.Outcome(kind=wire.Kind.VALUE, executor=run.executor).signed(b"x" * 32, *place)
     await run.store.create(wire.attempt_key(*place, "outcome"), b"", forged)
     return wire.EXIT_VALUE
+
+
+async def until_forged(world: World, group_id: str) -> None:
+    name = wire.attempt_key(f"batches/{group_id}/", 1, 1, "outcome")
+    async with asyncio.timeout(1000):
+        while await world.platform.store.look(name) is None:
+            await asyncio.sleep(0.01)
 
 
 async def forges_later(run: Run) -> int | None:
@@ -410,10 +417,7 @@ async def test_a_batch_with_a_forged_outcome_can_be_cancelled() -> None:
         batch = await client.run_async_map(same, range(40), max_concurrent=2)
         await world.begun(2)
         world.gate.set()
-        name = wire.attempt_key(f"batches/{batch.group_id}/", 1, 1, "outcome")
-        async with asyncio.timeout(1000):
-            while await world.platform.store.look(name) is None:
-                await asyncio.sleep(0.01)
+        await until_forged(world, batch.group_id)
         await batch.cancel()
         await batch.cancel()
         results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
@@ -429,50 +433,32 @@ class Silent(Faulty):
         yield Observation(name="", phase=Phase.GONE)
 
 
-async def left_with_damage(world: World) -> str:
-    """A batch whose submitter has gone, with a forged outcome: two of its four items had begun."""
+@VIRTUAL
+async def test_damage_keeps_nobody_waiting_for_a_submitter_that_is_gone_or_from_resuming() -> None:
+    """Two of four items had begun when it went, and one of these has a forged outcome."""
+    world = World(forges)
     cluster: Any = Silent(world.platform.cluster)
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2)
         await world.begun(2)
         world.gate.set()
-        name = wire.attempt_key(f"batches/{batch.group_id}/", 1, 1, "outcome")
-        async with asyncio.timeout(1000):
-            while await world.platform.store.look(name) is None:
-                await asyncio.sleep(0.01)
-    return batch.group_id
-
-
-@VIRTUAL
-async def test_damage_keeps_nobody_waiting_for_a_submitter_that_is_gone() -> None:
-    world = World(forges)
-    group = await left_with_damage(world)
+        await until_forged(world, batch.group_id)
     async with aio.Client(platform=world.platform) as other:
-        batch = await other.attach_batch(group)
-        assert await (await batch.job(0)).result(timeout=1000, cleanup=False) == 0
+        found = await other.attach_batch(batch.group_id)
+        assert await (await found.job(0)).result(timeout=1000, cleanup=False) == 0
         with pytest.raises(errors.WireError):
-            await (await batch.job(1)).result(timeout=1000, cleanup=False)
+            await (await found.job(1)).result(timeout=1000, cleanup=False)
         with pytest.raises(errors.SubmitterLost, match=r"2 of\s+its items"):
-            await (await batch.job(3)).result(timeout=1000, cleanup=False)
-
-
-@VIRTUAL
-async def test_a_batch_with_a_forged_outcome_can_be_resumed() -> None:
-    world = World(forges)
-    group = await left_with_damage(world)
-    async with aio.Client(platform=world.platform) as other:
-        batch = await other.attach_batch(group)
-        await batch.resume()
-        results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+            await (await found.job(3)).result(timeout=1000, cleanup=False)
+        await found.resume()
+        results = await found.results(timeout=1000, cleanup=False, return_exceptions=True)
         assert [type(one) for one in results] == [int, errors.WireError, int, int]
 
 
 class Babbling(Faulty):
     """A cluster whose log is one line without an end, which comes in pieces."""
 
-    async def logs(
-        self, name: str, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncIterator[str]:
+    async def logs(self, name: str, **how: Any) -> AsyncIterator[str]:
         for number in range(200):
             yield f"{number:04}" * (1 << 18)
 

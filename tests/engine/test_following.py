@@ -43,30 +43,21 @@ async def lines_of(job: aio.JobHandle[int], followed: Path) -> list[str]:
     return lines
 
 
-async def test_every_attempt_is_told_once_and_in_order(client: aio.Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attached", [False, True])
+async def test_every_attempt_is_told_once_and_in_order(
+    client: aio.Client, tmp_path: Path, attached: bool
+) -> None:
     followed = tmp_path / "followed"
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as other:
         batch = await client.run_async_map(fail_twice, [(7, str(followed))], retries=2)
         await batch.submitted()
-        job = await batch.job(0)
+        job = await (other.attach(f"{batch.group_id}-0") if attached else batch.job(0))
         lines = await lines_of(job, followed)
         said = [line for line in lines if line == "same" or line.startswith("attempt")]
         assert said == ["attempt 1", "same", "attempt 2", "same", "attempt 3", "same"]
         assert await job.result(cleanup=False) == 7
         assert [line async for line in job.logs()] == ["attempt 3", "same"], "without: the last one"
         assert [line async for line in job.logs(follow=True)] == ["attempt 3", "same"]
-        await batch.cleanup()
-
-
-async def test_who_attaches_follows_as_well(client: aio.Client, tmp_path: Path) -> None:
-    followed = tmp_path / "followed"
-    async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(fail_twice, [(7, str(followed))], retries=1)
-        async with aio.Client(backend="local") as other:
-            await batch.submitted()
-            found = await other.attach(f"{batch.group_id}-0")
-            lines = await lines_of(found, followed)
-        assert lines.count("same") == 2, "it has failed with the second one"
         await batch.cleanup()
 
 

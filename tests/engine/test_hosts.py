@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ import kinetic
 from kinetic import aio
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import JobFailed
-from kinetic.testing import MemoryCluster, memory_platform
-from tests.engine.world import preempted
+from kinetic.testing import MemoryCluster
+from tests.engine.world import platform_with, preempted
 
 CAUSE = "host 2 of 4: out of memory: the container passed its memory limit of 2Gi"
 
@@ -28,15 +29,8 @@ class Hosts(MemoryCluster):
     silent = False
     """Only who asks is told."""
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> list[Observation]:
-        found = await super().find(names=names, labels=labels, explained=explained)
-        return [_told(one) for one in found]
+    async def find(self, **which: Any) -> list[Observation]:
+        return [_told(one) for one in await super().find(**which)]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         async for seen in super().watch(labels):
@@ -49,14 +43,13 @@ def _told(seen: Observation) -> Observation:
 
 @pytest.mark.parametrize("silent", [False, True])
 async def test_the_failure_says_which_host_it_was(silent: bool) -> None:
-    plain = memory_platform(preempted)
-    cluster = Hosts(plain.store, preempted)
+    platform, cluster = platform_with(Hosts, preempted)
     cluster.silent = silent
-    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+    async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
         with pytest.raises(JobFailed, match="asked to stop") as caught:
             await job.result(timeout=60, cleanup=False)
         assert CAUSE in "".join(caught.value.__notes__)
         assert (await job.reason()).endswith(CAUSE)
-    async with aio.Client(platform=replace(plain, cluster=cluster)) as later:
+    async with aio.Client(platform=platform) as later:
         assert (await (await later.attach(job.job_id)).reason()).endswith(CAUSE)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import kinetic
 from kinetic import aio, errors
 from kinetic.aio.ports import JobSpec, Observation
-from kinetic.testing import MemoryCluster, carry_out, memory_platform
-from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL
+from kinetic.testing import MemoryCluster
+from tests.engine.world import VIRTUAL, platform_with
 
 
 class Full(MemoryCluster):
@@ -27,15 +25,9 @@ class Full(MemoryCluster):
             raise errors.Throttled("quota 'few' is used up", retryable=True)
         await super().launch(job)
 
-    async def find(
-        self,
-        *,
-        names: Collection[str] = (),
-        labels: Mapping[str, str] | None = None,
-        explained: bool = False,
-    ) -> list[Observation]:
+    async def find(self, **which: Any) -> list[Observation]:
         self.finds += 1
-        return await super().find(names=names, labels=labels, explained=explained)
+        return await super().find(**which)
 
 
 def same(x: int) -> int:
@@ -47,12 +39,11 @@ def same(x: int) -> int:
 async def test_a_used_up_quota_is_waited_for_until_the_start_timeout(
     start_timeout: int | None,
 ) -> None:
-    plain = on_loop_time(memory_platform())
-    cluster = Full(plain.store, carry_out)
+    platform, cluster = platform_with(Full)
     loop = asyncio.get_running_loop()
     began = loop.time()
     cluster.until = began + 2000
-    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+    async with aio.Client(platform=platform) as client:
         function = same if start_timeout is None else kinetic.run(start_timeout=start_timeout)(same)
         batch = await client.run_async_map(function, range(6), max_concurrent=2)
         values = await batch.results(timeout=3000, cleanup=False, return_exceptions=True)

@@ -451,21 +451,6 @@ async def test_what_is_tried_again_has_the_whole_time_again() -> None:
         assert await batch.results(timeout=30) == [0, 1, 2]
 
 
-@pytest.mark.full
-async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it() -> None:
-    gate = asyncio.Event()  # before it is open nothing ends
-    platform = gated(gate)
-    async with aio.Client(platform=platform) as other, aio.Client(platform=platform) as third:
-        async with aio.Client(platform=platform) as client:
-            batch = await client.run_async_map(echo, range(6), max_concurrent=1)
-            observed = await other.attach_batch(batch.group_id)
-        with pytest.raises(errors.SubmitterLost):
-            await observed.wait(timeout=30)
-        gate.set()
-        await (await third.attach_batch(batch.group_id)).resume()
-        assert await observed.results(timeout=30) == [*range(6)]
-
-
 class Failing(Passing):
     """A store whose next listings fail."""
 

@@ -17,14 +17,12 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic.aio._engine.session import REREAD_S
-from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import JobLost, Unavailable
 from kinetic.job_status import Reason
-from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
+from kinetic.testing import MemoryCluster, Run, carry_out
 from tests.engine.notifications import FAULTS, Fault, Unreliable
-from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL, claim, preempted
+from tests.engine.world import VIRTUAL, claim, platform_with, preempted
 
 ENDS_S = 240.0
 """Virtual seconds within which every wait ends: each loss costs a minute at most."""
@@ -151,8 +149,7 @@ async def attached(client: aio.Client, handle: Any) -> Any:
 
 async def played(course: Course, mine: Fault, others: Fault) -> None:
     """Play *course* once: its submitter waits, and so does another client from the beginning."""
-    plain = on_loop_time(memory_platform())
-    cluster = MemoryCluster(plain.store, course.work)  # type: ignore[arg-type]
+    plain, cluster = platform_with(MemoryCluster, course.work)
     platforms = [
         replace(plain, cluster=Unreliable(cluster, fault), **course.platform)
         for fault in (mine, others)
@@ -196,9 +193,8 @@ async def test_no_notification_is_needed_at_all(course: str) -> None:
             await asyncio.Event().wait()
             yield
 
-    plain = on_loop_time(memory_platform())
-    cluster = Mute(plain.store, COURSES[course].work)  # type: ignore[arg-type]
-    platform: Platform = replace(plain, cluster=cluster, **COURSES[course].platform)
+    plain, _ = platform_with(Mute, COURSES[course].work)
+    platform = replace(plain, **COURSES[course].platform)
     async with aio.Client(platform=platform) as submitter:
         handle = await COURSES[course].submit(submitter)
         async with asyncio.timeout(4 * ENDS_S), aio.Client(platform=platform) as observer:
@@ -226,10 +222,8 @@ class SaysLast(MemoryCluster):
 
 @VIRTUAL
 async def test_that_no_attempt_follows_is_heard_whichever_attempt_it_is_told_of() -> None:
-    plain = on_loop_time(memory_platform())
-    cluster = SaysLast(plain.store, preempted_once)  # type: ignore[arg-type]
-    platform = replace(plain, cluster=cluster, restarts=True)
-    async with aio.Client(platform=platform) as client:
+    plain, _ = platform_with(SaysLast, preempted_once)
+    async with aio.Client(platform=replace(plain, restarts=True)) as client:
         job = await client.submit(same, 3)
         async with asyncio.timeout(ENDS_S):
             with pytest.raises(kinetic.errors.JobFailed, match="asked to stop"):
@@ -238,8 +232,7 @@ async def test_that_no_attempt_follows_is_heard_whichever_attempt_it_is_told_of(
 
 @VIRTUAL
 async def test_a_job_whose_end_was_never_told_is_closed_with_its_reason() -> None:
-    plain = on_loop_time(memory_platform())
-    cluster = MemoryCluster(plain.store, dies)  # type: ignore[arg-type]
+    plain, cluster = platform_with(MemoryCluster, dies)
     lost: Any = Unreliable(cluster, Fault("dropped", 1))
     async with aio.Client(platform=replace(plain, cluster=lost)) as client:
         job = await client.submit(same, 3)
@@ -266,9 +259,8 @@ class Breaking(MemoryCluster):
 
 @VIRTUAL
 async def test_a_watch_that_breaks_is_opened_again() -> None:
-    memory = memory_platform()
-    cluster = Breaking(memory.store, works)
-    async with aio.Client(platform=replace(memory, cluster=cluster)) as client:
+    platform, cluster = platform_with(Breaking, works)
+    async with aio.Client(platform=platform) as client:
         clock = asyncio.get_running_loop().time
         batch = await three(client)
         began = clock()

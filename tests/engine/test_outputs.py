@@ -127,19 +127,12 @@ def test_in_whatever_order_items_end_each_is_told_once_in_the_order_asked_for(
 async def test_as_they_end_is_the_order_in_which_they_ended(gates: Gates) -> None:
     order = [3, 0, 4, 1, 2]
     batch = await gates.client.run_async_map(square, range(5))
-    ending = asyncio.create_task(gates.end(batch, order))
-    assert [one.index async for one in batch.outcomes()] == order
-    await ending
-    again = await gates.client.run_async_map(square, range(5))
-    assert await again.results(ordered=False) != [], "the gates are open"
-
-
-async def test_results_come_in_either_order(gates: Gates) -> None:
-    batch = await gates.client.run_async_map(square, range(4))
-    ending = asyncio.create_task(gates.end(batch, [2, 0, 3, 1]))
-    assert await batch.results(ordered=False) == [4, 0, 9, 1]
-    await ending
-    assert await batch.results() == [0, 1, 4, 9]
+    async with asyncio.TaskGroup() as group:
+        results = group.create_task(batch.results(ordered=False, cleanup=False))
+        group.create_task(gates.end(batch, order))
+        assert [one.index async for one in batch.outcomes()] == order
+    assert results.result() == [x * x for x in order]
+    assert await batch.results() == [0, 1, 4, 9, 16]
 
 
 async def test_in_order_nothing_overtakes_and_nothing_but_numbers_is_held(gates: Gates) -> None:

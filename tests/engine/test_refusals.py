@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,12 +40,10 @@ class Guarded(MemoryCluster):
         self.free -= 1
         await super().launch(job)
 
-    async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
-    ) -> None:
+    async def delete(self, **which: Any) -> None:
         if self.free <= 0:
             self._guard()
-        await super().delete(names=names, labels=labels)
+        await super().delete(**which)
 
     def _guard(self) -> None:
         if self.refusal is not None:

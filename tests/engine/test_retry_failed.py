@@ -107,16 +107,6 @@ async def test_the_budget_is_whole_again(client: aio.Client) -> None:
 
 
 @VIRTUAL
-async def test_another_process_takes_a_finished_batch(
-    client: aio.Client, other: aio.Client
-) -> None:
-    group = (await failed(client)).group_id
-    found = await other.attach_batch(group)
-    assert await found.retry_failed() == 2
-    assert await found.results(cleanup=False) == [0, 1, 2, 3, 4]
-
-
-@VIRTUAL
 async def test_whoever_submits_it_serves_the_request(
     client: aio.Client, other: aio.Client, platform: Platform
 ) -> None:

@@ -16,7 +16,7 @@ from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import BackendError, JobLost
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
-from tests.engine.world import VIRTUAL, claim, dies
+from tests.engine.world import VIRTUAL, claim, dies, platform_with
 
 
 class Silent(MemoryCluster):
@@ -56,8 +56,7 @@ async def dies_once(run: Any) -> int | None:
 
 @VIRTUAL
 async def test_what_ended_or_never_came_without_a_word_is_found_out() -> None:
-    plain = memory_platform(dies_once)
-    platform = replace(on_loop_time(plain), cluster=Silent(plain.store, dies_once))
+    platform, _ = platform_with(Silent, dies_once)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2, retries=1)
         assert await batch.results(timeout=400) == [0, 1, 2, 3]
@@ -74,8 +73,7 @@ class Doubled(MemoryCluster):
 
 @VIRTUAL
 async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> None:
-    plain = memory_platform(dies_once)
-    platform = replace(on_loop_time(plain), cluster=Doubled(plain.store, dies_once))
+    platform, _ = platform_with(Doubled, dies_once)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
         assert await batch.results(timeout=400) == [0, 1, 2]
@@ -84,17 +82,14 @@ async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> Non
 class Unreachable(MemoryCluster):
     """The node is lost with the log: it begins, and nobody ever says that there is no more."""
 
-    async def logs(
-        self, name: str, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncGenerator[str]:
+    async def logs(self, name: str, **how: Any) -> AsyncGenerator[str]:
         yield "what was read before"
         await asyncio.Event().wait()
 
 
 @VIRTUAL
 async def test_an_end_whose_log_cannot_be_read_is_told_soon() -> None:
-    plain = memory_platform(dies)
-    platform = replace(on_loop_time(plain), cluster=Unreachable(plain.store, dies))
+    platform, _ = platform_with(Unreachable, dies)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(1))
         await batch.wait(timeout=60)  # without the thread that rebuilds it: virtual time would jump
@@ -119,9 +114,8 @@ class Broken(MemoryCluster):
 
 @VIRTUAL
 async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
-    plain = memory_platform(never_ends)
-    cluster = Broken(plain.store, never_ends)
-    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+    platform, _ = platform_with(Broken, never_ends)
+    async with aio.Client(platform=platform) as client:
         job = await client.submit(same, 1)
         async with asyncio.timeout(60):
             with pytest.raises(JobLost, match="gone from the platform"):
@@ -157,9 +151,7 @@ async def test_an_error_ends_with_what_was_kept_where_the_platform_has_no_log() 
 class Illegible(MemoryCluster):
     """Reading a log fails as no port says that it may."""
 
-    async def logs(
-        self, name: str, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncGenerator[str]:
+    async def logs(self, name: str, **how: Any) -> AsyncGenerator[str]:
         raise OSError(5, "Input/output error")
         yield
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +170,7 @@ async def test_what_a_client_leaves_waits_for_who_resumes_it(
     await until(lambda: world.started == 4)
     await client.aclose()
     assert "6 items wait" in caplog.text
+    assert f"kinetic batches resume {batch.group_id}" in caplog.text
     world.gate.set()
     async with aio.Client(platform=world.platform) as watching:
         observed = await watching.attach_batch(batch.group_id)
@@ -179,28 +179,13 @@ async def test_what_a_client_leaves_waits_for_who_resumes_it(
         assert world.started == 4
         async with aio.Client(platform=world.platform) as other:
             found = await other.attach_batch(batch.group_id)
+            began = asyncio.get_running_loop().time()
             await found.resume()
+            assert asyncio.get_running_loop().time() - began < 40, "its lease was released"
+            assert await observed.results(cleanup=False) == [*range(10)]
             assert await found.results(cleanup=False) == [*range(10)]
         again = await watching.attach_batch(batch.group_id)
         assert await again.results() == [*range(10)]
-
-
-@VIRTUAL
-async def test_a_client_that_closes_says_how_to_go_on(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        async with aio.Client(platform=world.platform) as first:
-            batch = await first.run_async_map(same, range(10), max_concurrent=2)
-            await until(lambda: world.started == 2)
-    assert f"kinetic batches resume {batch.group_id}" in caplog.text
-    world.gate.set()
-    async with aio.Client(platform=world.platform) as second:
-        found = await second.attach_batch(batch.group_id)
-        began = asyncio.get_running_loop().time()
-        await found.resume()
-        assert asyncio.get_running_loop().time() - began < 40, "its lease was released"
-        assert await found.results() == [*range(10)]
 
 
 @VIRTUAL

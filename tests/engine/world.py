@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +15,18 @@ from kinetic.aio.platforms import Platform
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
 from tests.engine.severed import on_loop_time
 
-__all__ = ["VIRTUAL", "Passing", "World", "claim", "dies", "preempted", "until"]
+__all__ = [
+    "VIRTUAL",
+    "Passing",
+    "World",
+    "claim",
+    "dies",
+    "platform_with",
+    "preempted",
+    "until",
+]
+
+C = TypeVar("C", bound=MemoryCluster)
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 """Virtual time that lets pickling threads start before it jumps."""
@@ -54,6 +66,13 @@ class World:
     async def begun(self, count: int) -> None:
         """Wait until *count* attempts have started."""
         await until(lambda: self.started >= count)
+
+
+def platform_with(kind: type[C], work: Any = carry_out) -> tuple[Platform, C]:
+    """Return a platform on the loop's time whose cluster is a *kind*, and that cluster."""
+    plain = on_loop_time(memory_platform())
+    cluster = kind(plain.store, work)
+    return replace(plain, cluster=cluster), cluster
 
 
 class Passing:

@@ -1,11 +1,11 @@
-"""What a batch takes; tests/platforms has what becomes of it."""
+"""What only the local platform can show of jobs and batches; tests/platforms has the rest."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -83,3 +83,18 @@ async def test_a_retry_is_logged_with_its_item_and_reason(client, caplog) -> Non
     assert await batch.results() == [3]
     [line] = [one.getMessage() for one in caplog.records if "starts in" in one.getMessage()]
     assert f"{batch.group_id}-0" in line and "ValueError: too big" in line and "attempt 2" in line
+
+
+@pytest.mark.full
+async def test_a_result_of_one_gibibyte(client, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def large() -> Any:
+        import numpy
+
+        return numpy.ones(1 << 27)
+
+    job = await client.submit(large)
+    value = await job
+    assert value.nbytes == 1 << 30
+    assert value[-1] == 1.0 and numpy.count_nonzero(value[:1000]) == 1000
