@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,16 +30,9 @@ class Written(DirectoryStore):
         self.by_client: list[str] = []
         self.asked: Counter[str] = Counter()
 
-    async def create(
-        self,
-        name: str,
-        body: bytes | Path,
-        metadata: Mapping[str, str] | None = None,
-        *,
-        shared: bool = False,
-    ) -> bool:
+    async def create(self, name: str, *what: Any, **how: Any) -> bool:
         self.asked[name] += 1
-        created = await super().create(name, body, metadata, shared=shared)
+        created = await super().create(name, *what, **how)
         if created:
             self.by_client.append(pattern(name))
         return created

@@ -134,8 +134,7 @@ class Place:
         process = self.start(body, *refs, **options)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return answer
+        return json.loads(output.splitlines()[-1])
 
     def site(self) -> workspace.Site:
         """A job of this process: nothing here may mount."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from kinetic.aio.local.store import DirectoryStore
 
@@ -19,15 +20,8 @@ class Watched(DirectoryStore):
         self.created: list[str] = []
         self.before: Callable[[str], Awaitable[None]] | None = None
 
-    async def create(
-        self,
-        name: str,
-        body: bytes | Path,
-        metadata: Mapping[str, str] | None = None,
-        *,
-        shared: bool = False,
-    ) -> bool:
+    async def create(self, name: str, *what: Any, **how: Any) -> bool:
         if self.before is not None:
             await self.before(name)
         self.created.append(name)
-        return await super().create(name, body, metadata, shared=shared)
+        return await super().create(name, *what, **how)

@@ -188,8 +188,7 @@ class Server:
     def start(self, throws: int) -> str:
         with self.ask("POST", f"/sweeps?throws={throws}") as answer:
             assert answer.status == 201
-            sweep_id: str = json.loads(answer.read())["id"]
-            return sweep_id
+            return json.loads(answer.read())["id"]
 
     def events(self, sweep_id: str) -> Iterator[dict[str, Any]]:
         with self.ask("GET", f"/sweeps/{sweep_id}") as answer:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.cluster import children
 
 VARIABLE = "KINETIC_TEST_GCS_SERVER"
@@ -62,3 +64,12 @@ def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             assert process.poll() is None and time.monotonic() < until, log.read_text()
             time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a fake-gcs-server; all tests share its bucket."""
+    if not BINARY:
+        pytest.skip(MISSING)
+    with running(tmp_path_factory.mktemp("gcs") / "log") as url:
+        yield url

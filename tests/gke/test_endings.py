@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
@@ -66,23 +66,18 @@ async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path
     assert not wrong, wrong
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-async def test_everything_with_everything(kind: str, namespace: Namespace, tmp_path: Path) -> None:
-    """The whole grid."""
-    wrong = await played(every_cell(kind), namespace, tmp_path)
-    assert not wrong, wrong
+def random_rounds(kind: str) -> list[Cell]:
+    """Of a hundred random rounds, those of this kind."""
+    return random_cells(kind, 100 // len(KINDS), seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [1])
-async def test_two_things_at_once(
-    kind: str, seed: int, namespace: Namespace, tmp_path: Path
+@pytest.mark.parametrize("cells", [every_cell, random_rounds])
+async def test_everything_with_everything_and_two_things_at_once(
+    kind: str, cells: Callable[[str], list[Cell]], namespace: Namespace, tmp_path: Path
 ) -> None:
-    """A hundred random rounds, a quarter of them for each kind; other seeds are other rounds."""
-    cells = random_cells(kind, 100 // len(KINDS), seed)
-    wrong = await played(cells, namespace, tmp_path)
+    wrong = await played(cells(kind), namespace, tmp_path)
     assert not wrong, wrong
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -244,37 +244,32 @@ async def test_the_bucket_answers_503(
     assert "create" in {one.kind for one in front.asked if one.status == 503}
 
 
-@pytest.mark.parametrize("number", [6, pytest.param(100, marks=slow)])
-async def test_connections_are_reset(
-    configured: Namespace, gcs_server: str, through, tmp_path: Path, number: int
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (6, Relay.cut),
+        pytest.param(100, Relay.cut, marks=slow),
+        pytest.param(40, Relay.fall_silent, marks=slow),
+    ],
+)
+async def test_connections_are_lost(
+    configured: Namespace,
+    gcs_server: str,
+    through,
+    tmp_path: Path,
+    number: int,
+    how: Callable[[Relay], None],
 ) -> None:
+    """Reset, or half open: nothing comes through them any more, and nobody says so."""
     sweep = Sweep(tmp_path, number)
     bucket = int(gcs_server.rpartition(":")[2])
     async with Relay(configured.control_plane.port) as api, Relay(bucket) as gcs:
         through(api.port, f"http://127.0.0.1:{gcs.port}")
         async with aio.Client() as client:
             await sweep.begin(client)
-            for part in (1 / 4, 1 / 2, 3 / 4):
+            for part in (1 / 4, 1 / 2, 3 / 4) if how is Relay.cut else (1 / 4,):
                 await sweep.reach(part)
-                api.cut()
-                gcs.cut()
-            await sweep.end()
-        assert api.cuts and gcs.cuts
-
-
-@pytest.mark.parametrize("number", [pytest.param(40, marks=slow)])
-async def test_connections_are_half_open(
-    configured: Namespace, gcs_server: str, through, tmp_path: Path, number: int
-) -> None:
-    """Nothing comes through them any more, and nobody says so."""
-    sweep = Sweep(tmp_path, number)
-    bucket = int(gcs_server.rpartition(":")[2])
-    async with Relay(configured.control_plane.port) as api, Relay(bucket) as gcs:
-        through(api.port, f"http://127.0.0.1:{gcs.port}")
-        async with aio.Client() as client:
-            await sweep.begin(client)
-            await sweep.reach(1 / 4)
-            api.fall_silent()
-            gcs.fall_silent()
+                how(api)
+                how(gcs)
             await sweep.end()
         assert api.cuts and gcs.cuts

@@ -210,5 +210,4 @@ async def gone(namespace: Namespace, kind: str) -> None:
 
 
 def _items(namespace: Namespace, what: str) -> list[Any]:
-    found: list[Any] = namespace.call("GET", what)["items"]
-    return found
+    return namespace.call("GET", what)["items"]

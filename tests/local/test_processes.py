@@ -64,8 +64,7 @@ def running(processes: list[psutil.Process]) -> list[str]:
 async def start(cluster: LocalCluster, name: str, path: Path, then: str) -> list[psutil.Process]:
     job = spec(name, FAMILY + then, facts={"pids": str(path)})
     await cluster.launch(job)
-    found: list[psutil.Process] = await eventually(lambda: family(path))
-    return found
+    return await eventually(lambda: family(path))
 
 
 @pytest.mark.parametrize("then", ["time.sleep(60)", "import signal; signal.pause()"])

@@ -132,8 +132,7 @@ class Browser:
             told = self._next()
             if told.get("id") == number:
                 assert "error" not in told, (method, told["error"])
-                result: dict[str, Any] = told["result"]
-                return result
+                return told["result"]
             self._hear(told)
 
     def _next(self) -> dict[str, Any]:
@@ -142,8 +141,7 @@ class Browser:
             assert piece, "the browser has ended"
             self._read += piece
         message, _, self._read = self._read.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        return json.loads(message)
 
     def _hear(self, told: dict[str, Any]) -> None:
         match told.get("method"):

@@ -47,8 +47,7 @@ class Parsed(HTMLParser):
 
 
 def facts(page: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Parsed(page).texts["script"][0])
-    return found
+    return json.loads(Parsed(page).texts["script"][0])
 
 
 @pytest.mark.parametrize(

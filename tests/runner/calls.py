@@ -64,8 +64,7 @@ class Calls:
     def error(self, attempt: int = 1) -> dict[str, str]:
         """What went wrong, in words."""
         body = self.objects.get(self.name("outcome", attempt))[0]
-        words: dict[str, str] = frames.unpack(body).fields["error"]
-        return words
+        return frames.unpack(body).fields["error"]
 
     def claim(self, executor: str, attempt: int = 1) -> None:
         """Claim an attempt as somebody else."""

@@ -16,11 +16,13 @@ import pytest
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
-from tests.gcs import processes
+from tests.gcs.processes import fake_gcs
 from tests.gcs.server import GcsServer
 from tests.runner.calls import KEY, RUNNER, Calls
 from tests.runner.pods import Pods
 from tests.runner.served import served
+
+__all__ = ["fake_gcs"]
 
 
 @dataclass
@@ -93,23 +95,13 @@ def in_bucket(server: GcsServer, tmp_path: Path) -> Iterator[Pods]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a fake-gcs-server."""
-    if not processes.BINARY:
-        pytest.skip(processes.MISSING)
-    with processes.running(tmp_path_factory.mktemp("gcs") / "log") as url:
-        yield url
-
-
 @pytest.fixture(params=["gcs", "fake-gcs-server"])
 def any_server(request: pytest.FixtureRequest) -> str:
     """The URL of each of the servers there are."""
     if request.param == "gcs":
         own: GcsServer = request.getfixturevalue("server")
         return own.url
-    other: str = request.getfixturevalue("fake_gcs")
-    return other
+    return request.getfixturevalue("fake_gcs")
 
 
 @pytest.fixture

@@ -60,11 +60,6 @@ class NoClaim(Bend):
         def claim(self) -> bool:
             return True
 
-    def runner(self, *parts: Any) -> attempt.Attempt:
-        made = super().runner(*parts)
-        made._opening = self.Opening(*parts[:4])
-        return made
-
 
 class CheckBeforeClaim(Bend):
     """The runner looks at requests and outcomes before its claim, not after."""
@@ -85,11 +80,6 @@ class CheckBeforeClaim(Bend):
                 yield "dawdle"
             return (yield from super().steps())
 
-    def runner(self, *parts: Any) -> attempt.Attempt:
-        made = self.Attempt(*parts)
-        made._opening = self.Opening(*parts[:4])
-        return made
-
 
 class RetryBeforeClose(Bend):
     """The next attempt starts on the platform's word, and its runner does not look either."""
@@ -98,11 +88,6 @@ class RetryBeforeClose(Bend):
         def may_run(self) -> bool:
             super().may_run()
             return True
-
-    def runner(self, *parts: Any) -> attempt.Attempt:
-        made = super().runner(*parts)
-        made._opening = self.Opening(*parts[:4])
-        return made
 
     def observed(self, of: ClusterOf, seen: Observation) -> Observation:
         holder = self.world.holders[of.party]()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import tempfile
-import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -211,8 +210,7 @@ def _call() -> Callable[..., Any]:
     code = compile("def job(x):\n    return x\n", "<simulation>", "exec")
     space: dict[str, Any] = {"__name__": "simulated"}
     exec(code, space)
-    made: types.FunctionType = space["job"]
-    return made
+    return space["job"]
 
 
 class Inputs:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.job import attempt
+from kinetic._runner.job.opening import Opening
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import outcomes, pickles, wire
 from kinetic._runner.protocol.spool import Stored
@@ -286,11 +287,9 @@ class StoreOf:
         return int(await self.gate.send(f"replace {short(name)}", effect, again=False))
 
     async def get(self, name: str, **where: Any) -> Object:
-        def effect() -> Object:
-            found: Object = self.world.bend.get(self, name)
-            return found
-
-        found: Object = await self.gate.send(f"get {short(name)}", effect)
+        found: Object = await self.gate.send(
+            f"get {short(name)}", lambda: self.world.bend.get(self, name)
+        )
         if "/control/" in name:
             self.world.oracle.was_read(self.party, int(name.rpartition("/")[2]))
         return found
@@ -300,12 +299,9 @@ class StoreOf:
         path.write_bytes(found.body)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        def effect() -> list[ObjectInfo]:
-            found: list[ObjectInfo] = self.world.bend.list(self, prefix)
-            return found
-
-        found: list[ObjectInfo] = await self.gate.send(f"list {short(prefix)}", effect)
-        return found
+        return await self.gate.send(
+            f"list {short(prefix)}", lambda: self.world.bend.list(self, prefix)
+        )
 
     async def look(self, name: str) -> ObjectInfo | None:
         if name.startswith(("code/", "functions/")):  # they are no part of the protocol
@@ -425,8 +421,7 @@ class ClusterOf:
                 raise NotFound(f"there is no secret {name}")
             return self.world.secrets[name]
 
-        found: bytes = await self.gate.send("secret", effect)
-        return found
+        return await self.gate.send("secret", effect)
 
     async def drop_secret(self, names: Collection[str]) -> None:
         wanted = [*names]
@@ -879,9 +874,13 @@ class Bend:
     """How the world answers: truly. A mutation is a subclass that does not."""
 
     world: World
+    Attempt = attempt.Attempt
+    Opening = Opening
 
     def runner(self, *parts: Any) -> attempt.Attempt:
-        return attempt.Attempt(*parts)
+        made = self.Attempt(*parts)
+        made._opening = self.Opening(*parts[:4])
+        return made
 
     def create(
         self, of: StoreOf | ObjectsOf, name: str, body: bytes, metadata: Mapping[str, str] | None
@@ -892,12 +891,10 @@ class Bend:
         return of.world.replace(of.party, name, body, generation)
 
     def get(self, of: StoreOf | ObjectsOf, name: str) -> Object:
-        found: Object = now(of.world.store.get(name))
-        return found
+        return now(of.world.store.get(name))
 
     def list(self, of: StoreOf | ObjectsOf, prefix: str) -> list[ObjectInfo]:
-        found: list[ObjectInfo] = now(of.world.store.list(prefix))
-        return found
+        return now(of.world.store.list(prefix))
 
     def delete(self, of: StoreOf | ObjectsOf, names: list[str]) -> None:
         of.world.delete(of.party, names)

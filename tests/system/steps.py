@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from kinetic import aio, configuration
 from kinetic.aio.images.current import CurrentInterpreter
@@ -35,16 +36,9 @@ def step() -> None:
 
 
 class Store(DirectoryStore):
-    async def create(
-        self,
-        name: str,
-        body: bytes | Path,
-        metadata: Mapping[str, str] | None = None,
-        *,
-        shared: bool = False,
-    ) -> bool:
+    async def create(self, name: str, *what: Any, **how: Any) -> bool:
         step()
-        return await super().create(name, body, metadata, shared=shared)
+        return await super().create(name, *what, **how)
 
     async def look(self, name: str) -> ObjectInfo | None:
         step()

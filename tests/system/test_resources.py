@@ -108,26 +108,28 @@ async def test_arguments_that_do_not_fit_into_the_store(disk: Disk) -> None:
         assert left_in(store) == []
 
 
-async def test_a_home_without_space_is_named(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def store_elsewhere(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home is on the small disk, and the store is not."""
     monkeypatch.setenv("KINETIC_HOME", str(disk.path))
     monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+async def test_a_home_without_space_is_named(disk: Disk, store_elsewhere: Path) -> None:
     disk.fill()
     async with aio.Client(backend="local") as client:
         with pytest.raises(errors.KineticError, match=r"(?i)no space") as caught:
             await client.submit(abs, -1)
         assert str(disk.path) in str(caught.value) and "KINETIC_HOME" in str(caught.value)
-        assert left_in(tmp_path / "store") == []
+        assert left_in(store_elsewhere) == []
         disk.free()
         assert await client.run(abs, -1) == 1
 
 
 async def test_a_supervisor_without_space_refuses_and_goes_on(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, store_elsewhere: Path
 ) -> None:
-    monkeypatch.setenv("KINETIC_HOME", str(disk.path))
-    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
     async with aio.Client(backend="local") as client:
         assert await client.run(abs, -1) == 1
         disk.fill()
@@ -138,19 +140,17 @@ async def test_a_supervisor_without_space_refuses_and_goes_on(
                 if word.end != number:
                     assert "No space left" in word.reason
                     assert str(disk.path) in word.reason
-                left = left_in(tmp_path / "store")
+                left = left_in(store_elsewhere)
         assert str(disk.path) in str(caught.value)
-        assert left_in(tmp_path / "store") == left, "nothing of the refused one"
+        assert left_in(store_elsewhere) == left, "nothing of the refused one"
         disk.free()
         assert await client.run(abs, -3) == 3
 
 
+@pytest.mark.usefixtures("store_elsewhere")
 async def test_a_project_that_does_not_fit_into_the_home(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETIC_HOME", str(disk.path))
-    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
-    (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".kineticignore").write_text("store")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zeros").write_bytes(bytes(4_000_000))  # they pack well

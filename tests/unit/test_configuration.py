@@ -65,8 +65,7 @@ def test_argument_variable_profile_default(machine: Machine, setting: str) -> No
     """Each wins over those after it; an empty variable counts as none, an empty argument fails."""
 
     def found(**arguments: str) -> str | None:
-        value: str | None = getattr(machine.resolve(**arguments), setting)
-        return value
+        return getattr(machine.resolve(**arguments), setting)
 
     variable = f"KINETIC_{setting.upper()}"
     assert found() == DEFAULTS.get(setting)
