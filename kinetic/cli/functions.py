@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -102,8 +102,7 @@ def inputs_of(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             if file.suffix == ".csv":
-                rows = csv.reader(lines, strict=True)
-                return _rows(((rows.line_num, row) for row in rows), _annotations(function), file)
+                return _rows(csv.DictReader(lines, strict=True), _annotations(function), file)
             numbered = ((f"line {number} of {file}", text) for number, text in enumerate(lines, 1))
             return [(place, _line(text, place)) for place, text in numbered if text.strip()]
     except (csv.Error, UnicodeDecodeError) as exc:
@@ -111,21 +110,18 @@ def inputs_of(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[
 
 
 def _rows(
-    rows: Iterator[tuple[int, list[str]]], kinds: dict[str, Any], file: Path
+    rows: csv.DictReader[str], kinds: dict[str, Any], file: Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    nothing: list[str] = []
-    header = [name.strip() for name in next(rows, (0, nothing))[1]]
+    header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if twice := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {twice[0]!r} more than once")
     found: list[tuple[str, dict[str, Any]]] = []
-    for number, row in rows:
-        place = f"line {number} of {file}"
-        if row and len(row) != len(header):
-            columns = f"{len(row)} column{'s' if len(row) > 1 else ''}"
-            raise click.UsageError(f"{place} has {columns}, and its header {len(header)}")
-        if row:
-            pairs = zip(header, row, strict=True)
-            found.append((place, {name: _cell(text, kinds, name, place) for name, text in pairs}))
+    for row in rows:
+        place = f"line {rows.line_num} of {file}"
+        if rows.restkey in row or rows.restval in row.values():
+            words = f"{place} must have one cell for each column of the header"
+            raise click.UsageError(f"{words}: {', '.join(header)}")
+        found.append((place, {name: _cell(row[name], kinds, name, place) for name in header}))
     return found
 
 
