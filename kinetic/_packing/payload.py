@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -273,7 +273,8 @@ def dump_arguments(
     """
 
     def parts() -> list[Part]:
-        named = [*zip(_names(function, len(args)), args, strict=True), *_quoted(kwargs)]
+        named = [*zip(_names(function, len(args)), args, strict=True)]
+        named += [(repr(name), value) for name, value in kwargs.items()]
         return [Part(f"argument {name}", value) for name, value in named]
 
     pickling = _Pickling(project, table, what, parts)
@@ -291,10 +292,6 @@ def dump_arguments(
                 pickling.largest(parts(), " Largest:"),
             )
     return pickled
-
-
-def _quoted(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((repr(name), value) for name, value in kwargs.items())
 
 
 def _names(function: Callable[..., Any] | None, count: int) -> list[str]:

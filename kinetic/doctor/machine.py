@@ -72,9 +72,9 @@ class Machine:
         return await anyio.to_thread.run_sync(self._try_folders)
 
     def _try_folders(self) -> Finding:
-        secret = {self._home: False, self._store: False, Places(self._home).state: False}
-        for path, is_secret in {**secret, self._home / "key": True}.items():
-            if words := private.objection(path, secret=is_secret):
+        key = self._home / "key"
+        for path in (self._home, self._store, Places(self._home).state, key):
+            if words := private.objection(path, secret=path == key):
                 evidence, _, advice = words.partition("type ")
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
