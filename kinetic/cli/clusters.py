@@ -200,7 +200,9 @@ async def _project(infra: Infrastructure, *, creates: bool, account: str) -> tup
 
     name = infra.site.project
     if not await infra.has_project():
-        ask = functools.partial(_ask, f"{name} doesn't exist. Create the project?", yes=creates)
+        ask = functools.partial(
+            output.confirm, f"{name} doesn't exist. Create the project?", yes=creates
+        )
         await anyio.to_thread.run_sync(ask)
         creates = True
     elif await infra.is_billed():
@@ -421,7 +423,7 @@ async def _carried_out(
             if preview:
                 return None
             if planned.plan.steps and not planned.plan.obstacles:
-                ask = _ask_name if name else _ask
+                ask = _ask_name if name else output.confirm
                 await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
             try:
                 await infra.apply(planned)
@@ -441,7 +443,7 @@ async def _carried_out(
             else:
                 return site
         zone = zones[0]
-        await anyio.to_thread.run_sync(functools.partial(_ask, f"Try {zone}?", yes=yes))
+        await anyio.to_thread.run_sync(functools.partial(output.confirm, f"Try {zone}?", yes=yes))
         tried.add(zone)
         at, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 
@@ -468,10 +470,6 @@ def _again(option: str, value: str) -> str:
 def _is_named(context: click.Context, one: click.Parameter) -> bool:
     source = context.get_parameter_source(one.name or "")
     return source is click.core.ParameterSource.COMMANDLINE
-
-
-def _ask(question: str, *, yes: bool) -> None:
-    output.confirm(question, yes=yes)
 
 
 def _ask_name(name: str, *, yes: bool) -> None:

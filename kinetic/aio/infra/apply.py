@@ -52,6 +52,23 @@ def explained(what: str, refusal: HttpError) -> BackendError:
     return Refused(f"{words}; correct that, and run the command again", answer=refusal.body)
 
 
+async def listed(
+    google: GoogleClient, request: GoogleRequest, items: str
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield every item of a list; none if its parent doesn't exist, or its API is disabled.
+
+    Raises:
+        AuthError: You may not list them.
+        Refused: Google refuses it.
+    """
+    try:
+        async for one in google.pages(request, items):
+            yield one
+    except HttpError as refusal:
+        if refusal.status != 404 and not is_disabled(refusal):
+            raise explained(f"list {request.path}", refusal) from refusal
+
+
 def failed(what: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
@@ -350,7 +367,7 @@ class Cloud:
             path = f"{listing.path}/{quote(name, safe='')}"
             await self._dropped(name, call(api="storage", method="DELETE", path=path))
 
-        names = [str(found["name"]) async for found in self._pages(listing, "items")]
+        names = [str(found["name"]) async for found in listed(self._google, listing, "items")]
         await bounded(drop, names, at_once=AT_ONCE)
 
     async def _without_rules(self, one: Resource) -> None:
@@ -360,21 +377,13 @@ class Cloud:
             method="GET",
             path=f"{one.read.path.partition('/global/')[0]}/global/firewalls",
         )
-        async for rule in self._pages(rules, "items"):
+        async for rule in listed(self._google, rules, "items"):
             name = str(rule.get("name"))
             if str(rule.get("network", "")).endswith(f"/networks/{one.name}") and name.startswith(
                 "gke-"
             ):
                 removal = call(api="compute", method="DELETE", path=f"{rules.path}/{name}")
                 await self._dropped(f"firewall rule {name}", removal)
-
-    async def _pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
-        try:
-            async for one in self._google.pages(request, items):
-                yield one
-        except HttpError as refusal:
-            if refusal.status != 404:
-                raise explained(f"list {request.path}", refusal) from refusal
 
 
 def _status(error: BackendError) -> int:

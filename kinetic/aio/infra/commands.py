@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from kinetic.aio.infra.controllers import Controller
-from kinetic.aio.infra.infrastructure import Infrastructure
+from kinetic.aio.infra.infrastructure import Infrastructure, Planned
 from kinetic.aio.infra.plan import Plan
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Tell, silent
@@ -57,7 +58,7 @@ async def up(
         await infra.up(site, pools=(Pool(accelerator=accelerators.parse("tpu-v6e-8")),))
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_up(
+        planning = infrastructure.plan_up(
             shape=shape,
             pools=pools,
             public_endpoint=public_endpoint,
@@ -66,9 +67,7 @@ async def up(
             billing_account=billing_account,
             controllers=controllers,
         )
-        if not preview:
-            await infrastructure.apply(planned)
-        return planned.plan
+        return await _carried_out(infrastructure, planning, preview=preview)
 
 
 async def down(
@@ -96,10 +95,8 @@ async def down(
     Cancelled: what was removed stays removed; run it again to continue.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_down(force_destroy=force_destroy)
-        if not preview:
-            await infrastructure.apply(planned)
-        return planned.plan
+        planning = infrastructure.plan_down(force_destroy=force_destroy)
+        return await _carried_out(infrastructure, planning, preview=preview)
 
 
 async def add_pool(
@@ -134,10 +131,8 @@ async def add_pool(
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
-        if not preview:
-            await infrastructure.apply(planned)
-        return planned.plan
+        planning = infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
+        return await _carried_out(infrastructure, planning, preview=preview)
 
 
 async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
@@ -153,10 +148,18 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
     Cancelled: the removal may continue; run it again to wait for its end.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
-        planned = await infrastructure.plan_pool_removal(name)
-        if not preview:
-            await infrastructure.apply(planned)
-        return planned.plan
+        planning = infrastructure.plan_pool_removal(name)
+        return await _carried_out(infrastructure, planning, preview=preview)
+
+
+async def _carried_out(
+    infrastructure: Infrastructure, planning: Awaitable[Planned], *, preview: bool
+) -> Plan:
+    """Carry out the result of *planning*, unless it is a *preview*."""
+    planned = await planning
+    if not preview:
+        await infrastructure.apply(planned)
+    return planned.plan
 
 
 async def list_pools(site: Site, *, tell: Tell = silent) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from kinetic.aio._net.google import GoogleClient, GoogleRequest, is_disabled
+from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.infra import classes, lookup, secrets
@@ -336,10 +336,8 @@ class Infrastructure:
     async def _outliving(self) -> tuple[str, ...]:
         try:
             stay = await lookup.outliving(self._google, self.site)
-        except HttpError as refusal:
-            if is_disabled(refusal):
-                return ()
-            return (f"can't look for disks and load balancers of the cluster: {refusal.said}",)
+        except BackendError as exc:
+            return (f"some may outlive the cluster and cost: {exc}",)
         if not stay:
             return ()
         words = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.apply import explained
+from kinetic.aio.infra.apply import explained, listed
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.setup import Setup, account
@@ -68,6 +68,10 @@ async def outliving(google: GoogleClient, site: Site) -> list[str]:
 
     They outlive the cluster. A disk has its name and place as labels. A forwarding rule has the
     labels, or the network that `up` made.
+
+    Raises:
+        AuthError: You may not list them.
+        Refused: Google refuses it.
     """
 
     def is_its(one: Document) -> bool:
@@ -78,14 +82,18 @@ async def outliving(google: GoogleClient, site: Site) -> list[str]:
         )
 
     found: list[str] = []
-    for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
-        path = f"projects/{site.project}/aggregated/{items}"
-        listing = call(api="compute", method="GET", path=path)
-        async for place, one in google.aggregated(listing, items):
-            ours = is_its(one) and (kind != "disk" or "goog-gke-volume" in one["labels"])
-            network = str(one.get("network") or "")
-            if ours or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
-                found.append(f"{kind} {one['name']} ({place})")
+    try:
+        for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
+            path = f"projects/{site.project}/aggregated/{items}"
+            listing = call(api="compute", method="GET", path=path)
+            async for place, one in google.aggregated(listing, items):
+                ours = is_its(one) and (kind != "disk" or "goog-gke-volume" in one["labels"])
+                network = str(one.get("network") or "")
+                if ours or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
+                    found.append(f"{kind} {one['name']} ({place})")
+    except HttpError as refusal:
+        if not is_disabled(refusal):
+            raise explained("list disks and load balancers", refusal) from refusal
     return found
 
 
@@ -93,14 +101,10 @@ async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the service accounts that the workers of other namespaces act as."""
     listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
-    try:
-        async for one in google.pages(listing, "accounts"):
-            email = str(one["email"])
-            if email != site.account("workers") and site.is_workers(email) and site.owns(one):
-                found.append(account(site, "workers", email))
-    except HttpError as refusal:
-        if refusal.status != 404 and not is_disabled(refusal):
-            raise explained("list the service accounts", refusal) from refusal
+    async for one in listed(google, listing, "accounts"):
+        email = str(one["email"])
+        if email != site.account("workers") and site.is_workers(email) and site.owns(one):
+            found.append(account(site, "workers", email))
     return found
 
 
@@ -108,13 +112,8 @@ async def placement_policies(google: GoogleClient, site: Site) -> list[Resource]
     """Return the placement policies that pools of this site needed."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     listing = call(api="compute", method="GET", path=parent)
-    found: list[Resource] = []
-    try:
-        async for one in google.pages(listing, "items"):
-            name = str(one["name"])
-            if name.startswith(f"{site.prefix}-") and site.owns(one):
-                found.append(placement_policy(site, name))
-    except HttpError as refusal:
-        if refusal.status != 404 and not is_disabled(refusal):
-            raise explained("list the placement policies", refusal) from refusal
-    return found
+    return [
+        placement_policy(site, str(one["name"]))
+        async for one in listed(google, listing, "items")
+        if str(one["name"]).startswith(f"{site.prefix}-") and site.owns(one)
+    ]

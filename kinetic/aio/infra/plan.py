@@ -201,9 +201,7 @@ def _removal(
     if isinstance(one, Policy):
         members = [binding.member for binding in one.bindings]
         there = one.without(document, members)["bindings"]
-        gone = len([*(document.get("bindings") or ())]) != len(there) or there != [
-            *(document.get("bindings") or ())
-        ]
+        gone = there != [*(document.get("bindings") or ())]
         return change(Action.REMOVE, "the bindings of our accounts") if gone else None
     if not is_ours(site, one, document, adopted):
         return change(Action.KEEP, "it has kinetic's name but not its labels")

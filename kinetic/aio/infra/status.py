@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from kinetic.aio._net.google import GoogleClient, is_disabled
-from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.google import GoogleClient
 from kinetic.aio.infra import classes, lookup
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.apply import Cloud, explained
+from kinetic.aio.infra.apply import Cloud
 from kinetic.aio.infra.resources import Document, Resource
 from kinetic.aio.infra.setup import Setup
 from kinetic.aio.infra.site import Site
@@ -196,7 +195,7 @@ async def survey(
     left: list[str] = []
     if cluster is None and not seen[key].problem:
         what = "disks and load balancers of the cluster"
-        left = await looks.at(what, _outliving(google, site)) or []
+        left = await looks.at(what, lookup.outliving(google, site)) or []
     return Status(
         project=site.project,
         zone=site.zone,
@@ -220,15 +219,6 @@ async def survey(
         left=tuple(left),
         unseen=tuple(looks.failed),
     )
-
-
-async def _outliving(google: GoogleClient, site: Site) -> list[str]:
-    try:
-        return await lookup.outliving(google, site)
-    except HttpError as refusal:
-        if is_disabled(refusal):
-            return []
-        raise explained("list them", refusal) from refusal
 
 
 async def _inside(site: Site, connect: Callable[[], Awaitable[Access]], looks: _Looks) -> _Inside:
