@@ -14,6 +14,7 @@ from kinetic.doctor.checks import Check, Finding, failed, ok, skipped, warning
 from kinetic.errors import ConfigurationError
 
 GROUP = "project"
+CONSOLE = "https://console.cloud.google.com"
 
 APIS: Mapping[str, str] = {
     "container.googleapis.com": "finding the cluster",
@@ -70,7 +71,7 @@ class Google:
             )
         state = found.get("lifecycleState")
         if state != "ACTIVE":
-            advice = f"gcloud projects undelete {project}, or set KINETIC_PROJECT"
+            advice = f"restore it at {CONSOLE}/cloud-resource-manager, or set KINETIC_PROJECT"
             return failed(f"{project} is {state}", advice)
         return ok(f"{found.get('name') or project} is active")
 
@@ -80,7 +81,8 @@ class Google:
         if not found.get("billingEnabled"):
             return failed(
                 f"{project} has no billing account",
-                f"gcloud billing projects link {project} --billing-account=ACCOUNT",
+                "link one: kinetic up --billing-account ID, or "
+                f"{CONSOLE}/billing/linkedaccount?project={project}",
             )
         return ok("enabled")
 
@@ -94,7 +96,8 @@ class Google:
         if off := [one for one in APIS if one not in on]:
             return failed(
                 ", ".join(f"{one} is disabled ({APIS[one]})" for one in off),
-                f"gcloud services enable {' '.join(off)} --project {project}",
+                "enable them: kinetic up, or "
+                f"{CONSOLE}/flows/enableapi?apiid={','.join(off)}&project={project}",
             )
         return ok(f"all {len(APIS)} are enabled")
 
@@ -111,8 +114,7 @@ class Google:
                 raise
             return warning(
                 f"there is no repository {repository!r} in {location}; bundled images need it",
-                f"gcloud artifacts repositories create {repository} --repository-format=docker "
-                f"--location={location} --project={project}, or name an image: container_image=",
+                "create it: kinetic up; or name an image: container_image=",
             )
         return ok(f"{host}/{project}/{repository}")
 
@@ -129,8 +131,8 @@ class Google:
         if not some:
             return warning(
                 f"Compute Engine lists no quota for GPUs in {region}",
-                "request one: https://console.cloud.google.com/iam-admin/quotas (that page alone "
-                "shows the quotas of TPUs and of some GPUs)",
+                f"request one: {CONSOLE}/iam-admin/quotas (that page alone shows the quotas of "
+                "TPUs and of some GPUs)",
             )
         return ok(f"{region}: {', '.join(sorted(some))}")
 

@@ -45,17 +45,20 @@ async def test_a_project_with_all_it_needs(google: Google) -> None:
         ("", FORBIDDEN, "project", State.WARNING, "no permission to see it", "roles/browser"),
         (
             "", answer({"lifecycleState": "DELETE_REQUESTED"}), "project", State.FAILED,
-            "acme is DELETE_REQUESTED", "gcloud projects undelete acme",
+            "acme is DELETE_REQUESTED", "/cloud-resource-manager",
         ),
-        ("/billingInfo", answer({}), "billing", State.FAILED, "no billing", "projects link acme"),
+        (
+            "/billingInfo", answer({}), "billing", State.FAILED,
+            "no billing", "kinetic up --billing-account ID, or https://console",
+        ),
         ("/billingInfo", FORBIDDEN, "billing", State.SKIPPED, "403: no right", ""),
         (
             "/services:batchGet", answer({"services": []}), "APIs", State.FAILED,
-            "container.googleapis.com is disabled (finding the", "gcloud services enable con",
+            "container.googleapis.com is disabled (finding the", "kinetic up, or https://console",
         ),
         (
             "/locations/europe/repositories/kn-lab", answer({"error": {}}, 404), "registry",
-            State.WARNING, "no repository 'kn-lab' in europe", "gcloud artifacts repositories cr",
+            State.WARNING, "no repository 'kn-lab' in europe", "kinetic up; or name an image",
         ),
     ],
 )  # fmt: skip
@@ -67,6 +70,7 @@ async def test_what_is_amiss_is_told_with_what_to_do(
     assert result.state is state
     assert evidence in result.evidence
     assert advice in result.advice
+    assert "gcloud" not in result.advice, "kinetic needs none"
 
 
 async def test_no_quota_for_gpus_is_a_warning(google: Google) -> None:
