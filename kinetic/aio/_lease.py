@@ -113,7 +113,7 @@ def _batch(scope: str) -> str:
 
 
 class HeldLease:
-    """The lease as its holder has it: the right to submit, until it's released or taken over."""
+    """The holder's side of the lease: the right to submit, until it is released or taken over."""
 
     def __init__(
         self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
@@ -131,7 +131,7 @@ class HeldLease:
 
     @property
     def fence(self) -> int:
-        """The fence of this holding; each later one has a greater number."""
+        """The fence of this period of holding; each later period has a greater number."""
         return self._lease.fence
 
     @property
@@ -165,7 +165,7 @@ class HeldLease:
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
-        """Write that this process is alive.
+        """Renew the lease: record that this process is alive.
 
         Raises:
             SubmitterLost: As `until_may_start`.

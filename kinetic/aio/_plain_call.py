@@ -42,7 +42,7 @@ class _Handler:
     async def all_ready(self) -> None:
         """After the signal, wait until every plain call of this loop has ended its job.
 
-        The first to return may end the loop, and with it the clean-ups of the others.
+        The first call that returns may end the loop, and so interrupt the others.
         """
         if self.came and len(self._ready) + 1 < len(_stops):
             self._ready.append(asyncio.get_running_loop().create_future())

@@ -81,7 +81,7 @@ def _boot() -> str:
 
 def _started(pid: int) -> str:
     """Return when a process started, in the kernel's ticks; empty if there is none."""
-    if not Path("/proc/self/stat").exists():  # macOS doesn't tell when, only whether it is there
+    if not Path("/proc/self/stat").exists():  # macOS shows only whether the process exists
         try:
             os.kill(pid, 0)
         except OSError:

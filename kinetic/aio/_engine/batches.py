@@ -85,7 +85,7 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self.followed = followed
-        """Whether the session keeps it current; of a listed batch, from its first use on."""
+        """Whether the session keeps this batch current; a listed batch only after its first use."""
         self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
@@ -184,7 +184,7 @@ class Batch:
         await self.refresh()
         left = [index for index in range(self.known) if not self.submission.is_final(index)]
         await self.submission.look_at_each(left)
-        # The requests, which that look has read, may have reopened what was final until then.
+        # That look has read new requests, which may have reopened final items.
         reopened = {*self.submission.requests.reopened}.difference(left)
         if again := [index for index in reopened if not self.submission.is_final(index)]:
             await self.submission.look_at_each(again)
@@ -226,7 +226,7 @@ class Batch:
     # --- waiting ---
 
     def wake(self, index: int = 0, item: wire.Item | None = None) -> None:
-        """Wake those who wait, because something changed."""
+        """Wake the waiting tasks, because something changed."""
         for awake in self.watchers:
             awake.set()
 
@@ -252,7 +252,7 @@ class Batch:
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
-        """Submit it from now on, beginning with the *events* that `recover_state` has found."""
+        """Submit the batch from now on, beginning with the *events* of `recover_state`."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._environment_here = placed.environment
@@ -275,7 +275,7 @@ class Batch:
                 coordinator.post(news)
         self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest["deadline"]) is not None:
-            if submission.requests.reopened:  # what is tried again has the whole time again
+            if submission.requests.reopened:  # a retry gets the whole time again
                 deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(
                 self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
@@ -320,7 +320,7 @@ class Batch:
     async def _submitting(self, coordinator: BatchCoordinator) -> None:
         """Run *coordinator*; when it has ended, follow what other processes do with the batch.
 
-        If it has ended with an error, that error reaches all who wait instead.
+        If the coordinator has ended with an error, all waiters get that error.
         """
         await coordinator.run()
         requests, lost = self.submission.requests, coordinator.lease.lost is not None
@@ -333,7 +333,7 @@ class Batch:
         if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lost:
-            self.session.watch(self.submission)  # for those who wait for one of its jobs
+            self.session.watch(self.submission)  # for the waiters of its jobs
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
@@ -361,12 +361,12 @@ class Batch:
         seal: bool = False,
         force: bool = False,
     ) -> None:
-        """Submit the rest of it, if no other process does.
+        """Submit the rest of the batch, if no other process does.
 
         Raises:
             Conflict: A living process submits it.
-            ConfigurationError: *inputs* are given, and the batch has its end; or this process
-                lacks a variable that the batch captured.
+            ConfigurationError: *inputs* are given, but the batch has all its inputs. Or this
+                process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
             WireError: This version doesn't know the batch's format.
         """
@@ -378,7 +378,7 @@ class Batch:
                     if inputs is None and not seal and not force:
                         return
                     raise Conflict(
-                        f"this client submits {self.group_id} already: it need not resume"
+                        f"this client submits {self.group_id} already; you need not resume it"
                     )
                 await coordinator.over.wait()
             environment = await self._environment()
@@ -478,7 +478,7 @@ class Batch:
             )
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Have the items that failed or were cancelled tried again, from any process.
+        """Retry the items that failed or were cancelled; any process may call this.
 
         Returns how many will run again.
 
@@ -534,7 +534,7 @@ class Batch:
                 return 0
             self._asked = request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
             if await submission.requests.append_at(slot, request):
-                await submission.look_at_all(bases)  # whoever waits from now on waits for these
+                await submission.look_at_all(bases)  # new waiters wait for these
                 return len(bases)
 
     async def _is_free(self) -> bool:
@@ -704,7 +704,7 @@ class Batch:
         stuck = await ending.close_unattended(self.submission, range(self.known))
         await self.submission.requests.read()
         if self.submission.doubtful:
-            raise Unavailable("some of its ends can't be read", retryable=True)
+            raise Unavailable("the ends of some items can't be read", retryable=True)
         if self.total is None and self.submission.requests.all_stopped:
             self.inputs.total = self.known
         return stuck
@@ -854,8 +854,7 @@ async def list_batches(
 ) -> list[Batch]:
     """The newest *count* batches with this *name* and *tags*; each is followed once it is used.
 
-    Entries whose manifest is missing are left out; of those that cannot be
-    read or verified, a warning has the names.
+    It leaves out entries without a manifest. A warning names those that can't be read or verified.
     """
     refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []

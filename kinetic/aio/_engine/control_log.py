@@ -17,7 +17,7 @@ MERGE_S = 1.0
 
 
 class ControlLog:
-    """The control slots, as far as they were read; ``listeners`` hear of each new one."""
+    """The control slots, as far as they were read; ``listeners`` get each new one."""
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
@@ -102,7 +102,7 @@ class ControlLog:
             if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
                 await asyncio.sleep(wait)
             else:
-                await asyncio.sleep(0)  # those of the same turn of the loop
+                await asyncio.sleep(0)  # the callers of the same turn of the loop
             items, self._unsent = self._unsent, set()
             try:
                 request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)

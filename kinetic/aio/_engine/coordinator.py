@@ -77,9 +77,9 @@ TURN = 500
 class BatchCoordinator:
     """Run one batch to its end, or until it stops submitting or another process has the lease.
 
-    ``over`` is set when it no longer works; ``error`` then says why the batch isn't complete,
-    if it isn't. ``request_error`` is why a request could not be stored or carried out; it reaches
-    those who wait for its effect. *budget* is in seconds of attempts.
+    ``over`` is set when it no longer works; ``error`` then says why the batch isn't complete.
+    ``request_error`` says why a request could not be stored or carried out; its waiters get it.
+    *budget* is in seconds of attempts.
     """
 
     def __init__(
@@ -152,10 +152,12 @@ class BatchCoordinator:
             self._awake.set()
         elif (seen := self._submission.observation(index)) is not None:
             number = int(seen.labels.get(LABEL_ATTEMPT, 0))
-            if self.state.busy.get(index) != number:  # a launch by another process came late
+            if self.state.busy.get(index) != number:  # another process launched it late
                 self.post(scheduler.Found(index, number))
         if self._submission.is_damaged(index):
-            self.post(scheduler.Refused(index))  # what is forged stays so: it counts as failed
+            self.post(
+                scheduler.Refused(index)
+            )  # a forged object stays forged: its item counts as failed
 
     def _on_request(self, request: wire.Request) -> None:
         """Carry out a new request, whether this or another process has made it."""
@@ -331,7 +333,7 @@ class BatchCoordinator:
         return self.lease.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
-        """Have all inputs stored; pull no more lazy ones, and write their end with *seal*."""
+        """Store all inputs; pull no more lazy ones, and with *seal* write their end."""
         if self.pump is None or self.pump.finished:
             return
         if self._is_lazy:
@@ -341,7 +343,7 @@ class BatchCoordinator:
             await self.pump.end()
 
     async def leave(self) -> None:
-        """Store what was pulled, start nothing more, and release the lease; what runs goes on."""
+        """Store the pulled inputs, start nothing, and release the lease; running jobs go on."""
         await self.finish_inputs(seal=False)
         self._leaving = True
         await self.launcher.halt()
@@ -415,7 +417,7 @@ class BatchCoordinator:
         await retry_forever(lambda: self._submission.requests.append(request), "asking for the end")
 
     def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
-        """Do as `stop` in the background; if that fails, those who wait for items get the error."""
+        """Do as `stop` in the background; if that fails, the waiters of items get the error."""
         stopping = self.stop(cause, keep_running=keep_running)
         self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
 
@@ -465,10 +467,10 @@ class BatchCoordinator:
                 self.post(scheduler.Reopened(index, item.attempt, standing))
 
     async def reread(self) -> None:
-        """Look at what is under way, ask the platform about it, and launch again what is nowhere.
+        """Look at the attempts under way, and launch those again that the platform lacks.
 
         A launch request may still be on its way. So an attempt is launched again after two
-        readings in a row have not found it; by the same name, that costs nothing.
+        readings in a row have not found it. Its name is the same, so a second launch has no effect.
         """
         submission, launcher, busy = self._submission, self.launcher, self.state.busy
         asked = {one: number for one, number in busy.items() if one not in launcher.unasked}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Called in the loop's thread with the bytes in the store and the bytes in all."""
+"""A function that the loop's thread calls with the bytes stored so far, and the bytes in total."""
 
 REQUESTS = 32
 READERS = 2  # threads: more of them would only keep the loop from the interpreter
@@ -43,7 +43,7 @@ BYTES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file on its way."""
+    """One file to upload."""
 
     entry: Entry
     name: str
@@ -52,21 +52,19 @@ class _File:
 
 
 async def upload(store: Store, data: Data, *, progress: Progress | None = None) -> DataRef:
-    """Make sure that *data* is in the store and say where.
+    """Upload *data* unless the store has it, and return where it is.
 
-    A URI is passed on as it is. Of a local path the store has everything when
-    this returns, under ``data/{hash}/``; what was there is not sent again. All
-    reading and hashing happens in worker threads. Of several calls with the
-    same content one sends it and the others wait; if it is cancelled, the next
-    takes over.
+    This returns a URI as it is. The files of a local path are then under ``data/{hash}/``; those
+    that were there aren't sent again. Worker threads read and hash them. Of concurrent calls with
+    the same content, one sends it and the others wait; if it is cancelled, the next one takes over.
 
-    A manifest is believed as long as it is fresh (see `kinetic.aio._shared_objects`):
-    what it names was renewed before it, so nothing has collected that by its
-    age. Later, every file is looked for again.
+    kinetic relies on a fresh manifest (see `kinetic.aio._shared_objects`): its files were renewed
+    before it, so no collection has removed them by their age. Later, kinetic looks for every file
+    again.
 
     Raises:
-        DataError: Something cannot be read, or changed since it was hashed.
-        BackendError: The store does not take it.
+        DataError: A file can't be read, or has changed since it was hashed.
+        BackendError: The store refuses it.
 
     Cancelled:
         Files without a manifest may stay in the store; a later upload of the
@@ -97,7 +95,7 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 
 async def renew(store: Store, name: str) -> bool:
-    """Renew the objects of a `Data`, by its manifest; return False if some don't exist."""
+    """Renew the objects that the manifest of a `Data` names; return False if some don't exist."""
     there = await store.look(name)
     if there is None or _shared_objects.is_fresh(there):
         return there is not None
@@ -120,13 +118,13 @@ async def _send(
     for link in snapshot.links:
         logging.warning("%s is a link to a directory; Data leaves it out", link)
     await _Transfer(store, snapshot, progress).run()
-    # Written last: where there is a fresh manifest, there is everything that it names.
+    # The manifest comes last, so a fresh manifest proves that all its files exist.
     content = await anyio.to_thread.run_sync(snapshot.manifest.to_bytes)
     await _shared_objects.ensure(store, snapshot.name, content)
 
 
 class _Transfer:
-    """The files of one snapshot, many at once, each one certainly what was hashed."""
+    """Uploads the files of one snapshot, many at once; each has the content that was hashed."""
 
     def __init__(self, store: Store, snapshot: Snapshot, progress: Progress) -> None:
         self._store = store
@@ -141,7 +139,7 @@ class _Transfer:
     async def run(self) -> None:
         root = prefix(self._snapshot.digest)
         listed = await self._store.list(root)
-        # Not the manifests: what they name has to be younger than they are.
+        # Manifests aren't renewed: their files must be renewed later than they were written.
         infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
         if infos:
             wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
@@ -157,13 +155,13 @@ class _Transfer:
         await bounded(self._send_some, self._batches(), at_once=at_once)
 
     def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
-        """Objects of the wrong size, as a power cut leaves them; they are sent again."""
+        """Return the objects of a wrong size, as a power cut leaves them; they are sent again."""
         named = self._snapshot.manifest.objects(self._snapshot.digest)
         sizes = {name: entry.size for entry, name in named}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
 
     def _batches(self) -> Iterator[list[_File]]:
-        """Small files some at a time, so that one thread reads them; a big one alone."""
+        """Yield groups of small files, each for one thread to read; a big file is alone."""
         snapshot = self._snapshot
         most = min(FILES_AT_ONCE, len(snapshot.files) // REQUESTS + 1)
         batch: list[_File] = []
@@ -232,7 +230,7 @@ async def snapshot_of(data: Data) -> Snapshot:
     """Walk and hash a local *data* in a worker thread; only the first call reads files.
 
     Raises:
-        DataError: Something in it cannot be read.
+        DataError: A file can't be read.
 
     Cancelled: the thread stops at the next file.
     """

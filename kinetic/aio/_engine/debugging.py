@@ -156,7 +156,7 @@ def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Pla
     try:
         port = int(reply["port"])
     except (KeyError, ValueError) as exc:
-        raise errors.WireError(f"what its debugger says of itself is damaged: {exc!r}") from exc
+        raise errors.WireError(f"the report of its debugger is damaged: {exc!r}") from exc
     return Place(
         name=at.submission.identity.attempt_name(at.index, attempt),
         host=host,
@@ -167,7 +167,7 @@ def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Pla
 
 
 async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwarder, int]:
-    """Start a forwarder to *place*, and wait until it listens: on the port that is returned.
+    """Start a forwarder to *place*, wait until it listens, and return its port.
 
     Raises:
         ConfigurationError: The port is taken.
@@ -204,7 +204,7 @@ def _started(order: ForwardRequest) -> Forwarder:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,  # Ctrl-C is for the program that debugs
+        start_new_session=True,  # Ctrl-C goes to the debugged program
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # then it says why, or nothing

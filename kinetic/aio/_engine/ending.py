@@ -2,7 +2,7 @@
 
 A watch, the repeated reading of a submission, a stop, and a refused launch only hand `Evidence`
 to this module. `_end` reads what the store says, has `decide` name one step, takes it, and reads
-again, until there is nothing to do. So evidence that is lost, late, or repeated changes no outcome.
+again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the item as its last attempt ended: no other comes."""
+    """End the item as its last attempt ended: no other attempt comes."""
 
     why: str
 
@@ -164,7 +164,7 @@ async def give_up(submission: Submission, index: int, why: str) -> None:
 
 
 async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
-    """Take step after step until there is nothing to do; return the item as it's then."""
+    """Take one step after another until there is nothing to do; return the item."""
     index, seen = evidence.index, evidence.seen
     if seen is not None and seen.host:
         submission.host_ends[index, evidence.number] = seen
@@ -204,7 +204,7 @@ def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts
 
 
 async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
-    """Read the item; of an attempt that has its outcome, only that if it's enough."""
+    """Read the item; if the attempt's outcome is enough, read only that."""
     index, number = evidence.index, evidence.number
     if evidence.refusal is not None:  # creating the claim tells whether it has begun
         return submission.item(index) or wire.Item(wire.ItemState.OPEN, number)
@@ -269,7 +269,7 @@ async def _store_closed(
     log = "" if silent else await _log_tail(submission, index, number)
     outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
     metadata = outcome.signed(identity.key, *place)
-    await _refuse_cleaned(submission)  # to read its log took a while
+    await _refuse_cleaned(submission)  # reading its log took a while
     if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
         await _refuse_displaced(submission, index, number, "outcome")
     return outcome
@@ -411,7 +411,7 @@ async def ask(
 ) -> dict[int, Observation]:
     """Ask the platform about open items in one request, and settle those that have ended.
 
-    The caller has looked at the items just before. Return the word on each that waits or runs.
+    The caller has just looked at the items. Return the observation of each that waits or runs.
     """
     questions: list[_Question] = []
     for index in indices:
@@ -483,7 +483,7 @@ def _evidence_of_absent(
     found: Mapping[tuple[int, int], Observation],
     launched: int,
 ) -> Evidence | None:
-    """Return what it means that a platform lacks the open attempt of a single job.
+    """Return what the absence of a single job's open attempt on the platform proves.
 
     The platform, or the submitter, may be about to replace the attempt before it.
     """
@@ -518,7 +518,7 @@ def _awaits_submitter(submission: Submission, number: int) -> bool:
 async def find(
     submission: Submission, attempts: Collection[tuple[int, int]], *, explained: bool = False
 ) -> dict[tuple[int, int], Observation]:
-    """Return the platform's word on *attempts*, pairs of item and number, in one request."""
+    """Ask the platform about *attempts*, pairs of item and number, in one request."""
     identity, cluster = submission.identity, submission.cluster
     names = {identity.attempt_name(*one): one for one in attempts}
     if len(names) > FEW_NAMES:
@@ -529,7 +529,7 @@ async def find(
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
-    """Return the platform's word on the host that ended an attempt; ask if it isn't known yet."""
+    """Return the observation of the host that ended an attempt; ask the platform if needed."""
     known = submission.host_ends
     if (index, number) not in known:
         seen = (await find(submission, [(index, number)])).get((index, number))

@@ -42,19 +42,19 @@ class ForwardRequest:
     local_port: int
 
     def to_line(self) -> bytes:
-        """As the forwarder reads it."""
+        """Return the request as one line, which the forwarder reads."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> ForwardRequest:
-        """The inverse of `to_line`."""
+        """Read what `to_line` has returned."""
         fields: dict[str, Any] = json.loads(line)
         fields["target"] = Target(**fields["target"])
         return cls(**fields)
 
 
 def taken(port: int, cause: OSError) -> errors.ConfigurationError:
-    """The error for a port that is not free."""
+    """Return the error for a port that is in use."""
     return errors.ConfigurationError(
         f"port {port} of this machine cannot be listened on ({cause.strerror or cause}): another "
         "program has it, perhaps an earlier debug_attach(); end that, or choose another port with "
@@ -148,7 +148,7 @@ async def _until_ended(cluster: Cluster, order: ForwardRequest) -> None:
 
 
 async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) -> None:
-    """Carry one connection to its end."""
+    """Forward one connection until it ends."""
     async with near:
         try:
             far = await cluster.dial(order.name, order.port, host=order.host)
@@ -161,7 +161,7 @@ async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) 
 
 
 async def _carry(source: ByteStream, sink: ByteStream, both: anyio.CancelScope) -> None:
-    """Pass on what comes from *source*; its end is that of both directions."""
+    """Copy the bytes of *source*; its end ends both directions."""
     try:
         async for piece in source:
             await sink.send(piece)

@@ -120,8 +120,8 @@ YOUNG_S = 60.0
 class Identity:
     """Identify a submission: a single job, or with `BatchIdentity` a batch.
 
-    ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
-    holder, who may still start what is not there, and closes what has died.
+    ``created`` is seconds since the epoch by the submitter's clock. A ``leased`` submission has a
+    holder, which may still start attempts, and closes dead ones.
     """
 
     leased: ClassVar[bool] = False
@@ -144,19 +144,19 @@ class Identity:
 
     @property
     def settled(self) -> bool:
-        """Whether its submitter will launch nothing more that the platform lacks now."""
+        """Whether its submitter will launch nothing more."""
         if self.submitter is not None and self.submitter.dead:
             return True
         return time.time() - self.created > YOUNG_S
 
     @property
     def group_id(self) -> str | None:
-        """Its id if it is a batch."""
+        """The ID, if the submission is a batch."""
         return None
 
     @property
     def gone(self) -> NotFound:
-        """The error for those who ask for it after it was cleaned up."""
+        """The error of every call for a submission that was cleaned up."""
         return NotFound(
             f"{self.id} was cleaned up, with its log and its value: result() does that once it "
             "has returned; with cleanup=False it keeps them"
@@ -177,8 +177,8 @@ class Identity:
     def related(self, attempt: int) -> Collection[int]:
         """Return the attempts to ask the platform about when *attempt* is the open one.
 
-        The platform itself may replace those of a single job, also by later ones than the store
-        knows of.
+        The platform may replace the attempts of a single job, so there may be later ones than in
+        the store.
         """
         return range(1, attempt + self.budgets.infrastructure + 1)
 

@@ -1,6 +1,6 @@
 """Pull, pickle, and store the inputs of a batch before their attempts start.
 
-An index is given by the slot that was won, not by the pull: two submitters
+The slot that a submitter wins decides an input's index, not the order of pulling. So two submitters
 never give the same index to different inputs.
 """
 
@@ -24,7 +24,7 @@ from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
 
 class Backpressure:
-    """Bound the items that have begun and were not delivered, while there are consumers.
+    """Bound the number of items that have begun and were not delivered, while there are consumers.
 
     Each consumer gets every item, so the slowest decides.
     """
@@ -52,12 +52,12 @@ class Backpressure:
             self._on_change()
 
     def leave(self, consumer: object) -> None:
-        """Note that a consumer takes no more."""
+        """Note that a consumer stops reading."""
         self._counts.pop(consumer, None)
         self._on_change()
 
     def lift(self) -> None:
-        """Bound nothing from now on."""
+        """Remove the bound."""
         self.limit = None
         self._on_change()
 
@@ -304,7 +304,7 @@ class InputPump:
         return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Take in the inputs of another writer that won the slot, if the lease is still ours."""
+        """Add the inputs of another writer that won the slot, if the lease is still ours."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

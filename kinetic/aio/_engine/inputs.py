@@ -96,10 +96,10 @@ class InputIndex:
         self.learn(await self._store.list(f"{self._scope}inputs/"))
 
     def learn(self, listed: Iterable[ObjectInfo]) -> None:
-        """Take in a listing of the slots; those already known are skipped.
+        """Read a listing of the slots; skip those already known.
 
         Raises:
-            WireError: The batch's submitter has not signed one for its place.
+            WireError: A slot has no signature of the batch's submitter for its place.
         """
         for one in listed:
             if one.name != wire.input_key(self._scope, self.slots):
@@ -123,7 +123,7 @@ class InputIndex:
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
-        """Note a slot that was just written; *data* and *failed* are by place in the chunk."""
+        """Add a slot just written; the keys of *data* and *failed* are places in the chunk."""
         name = wire.input_key(self._scope, self.slots)
         stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
         _describe(stored, map(len, chunk.parts), chunk.digests, data, failed)
@@ -329,10 +329,9 @@ CLOSE_S = 5.0
 class Chunk:
     """Some inputs as bytes, before they have their place.
 
-    ``how`` has a letter an input: called with it as the single argument, with
-    its elements, or with its keywords. ``data`` and ``failed``, those that
-    cannot be pickled, go by the place in the chunk, and so do ``notes``, the scalars of the
-    others.
+    ``how`` has a letter for each input: it is the single argument, its elements are the arguments,
+    or its items are the keywords. The keys of ``data``, of ``failed`` (inputs that can't be
+    pickled), and of ``notes`` (the scalars of the others) are places in the chunk.
     """
 
     parts: tuple[bytes, ...]
@@ -413,7 +412,7 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
 def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
     """Refuse a list of inputs if the function cannot be called with one of them.
 
-    Those that are no call at all are left to `encode`.
+    `encode` handles inputs that aren't calls at all.
 
     Raises:
         ConfigurationError: The function can't be called with an input; the message names it.
@@ -510,7 +509,7 @@ class Source:
         return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
 
     def stop(self) -> list[Any]:
-        """Pull nothing more, and return what was pulled and not taken."""
+        """Pull nothing more, and return the pulled inputs that `take` has not returned."""
         self._stopped = True
         return self._taken(len(self._ready))
 
@@ -522,7 +521,7 @@ class Source:
         return self.stop()
 
     async def aclose(self) -> None:
-        """Stop pulling; an async generator gets to run its ``finally``.
+        """Stop pulling; an async generator runs its ``finally``.
 
         A thread that blocks in an iterator is left alone.
         """

@@ -80,7 +80,7 @@ Listener = Callable[[int, "wire.Item | None"], None]
 
 
 class ItemStates:
-    """The items of one submission by their objects."""
+    """The states of one submission's items, read from their objects."""
 
     def __init__(self, identity: Identity, store: Store) -> None:
         self.identity = identity
@@ -138,7 +138,7 @@ class ItemStates:
     # --- looking ---
 
     async def look(self, index: int) -> wire.Item:
-        """Read one item's objects now, and requests only if they can make a difference.
+        """Read one item's objects now, and requests only if these can change its state.
 
         An item that had ended and no longer has objects is returned as untouched.
         """
@@ -176,10 +176,10 @@ class ItemStates:
     async def look_at_outcome(
         self, index: int, number: int, receipt: wire.Receipt | None = None
     ) -> wire.Item | None:
-        """Read the outcome of one attempt: one request, where a listing is two and more.
+        """Read the outcome of one attempt by one request; a listing takes at least two.
 
-        None when it has none, or when too little is known of the attempts before. A whole
-        *receipt* of it saves the request.
+        Return None if it has none, or if too little is known of the attempts before. A whole
+        *receipt* saves the request.
 
         Raises:
             WireError: The outcome, or the receipt, isn't what the job has signed.
@@ -257,7 +257,7 @@ class ItemStates:
             ]
 
     async def read_collected(self) -> bool:
-        """Read whether the objects of all items were removed, each of which has its value.
+        """Read whether all items have their values and their objects were removed.
 
         A listing of attempts is complete if this is false afterwards.
 
@@ -303,10 +303,10 @@ class ItemStates:
         return fields
 
     async def write_collected(self, total: int, history: Sequence[Any] | None) -> None:
-        """Keep that all *total* items have their values, before their objects are removed.
+        """Record that all *total* items have their values, before their objects are removed.
 
-        No later request changes that: what has a value is never tried again. *history* is what a
-        report needs of each item.
+        No later request changes that: an item with a value is never tried again. *history* has
+        what a report needs of each item.
         """
         retried = {i: item.attempt for i, item in self._items.items() if item.attempt != 1}
         fields = {
@@ -352,7 +352,7 @@ class ItemStates:
         return await self.read_outcome(index, number)
 
     async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
-        """Do as `outcome`, by a separate request: the held content stays for those who wait."""
+        """Do as `outcome`, by a separate request: the held content stays for waiters."""
         identity = self.identity
         name = wire.attempt_key(identity.scope, index, number, "outcome")
         try:
@@ -362,8 +362,8 @@ class ItemStates:
                 raise identity.gone from exc
             await self.refuse_collected()
             raise WireError(
-                f"{name} is not in {self._store.url} any more, or something else lies in its "
-                "place; whoever can write there has removed it"
+                f"{name} is not in {self._store.url} any more, or something else is in its "
+                "place; check who can write there"
             ) from exc
         outcome = results.verified(content, identity.key, identity.scope, index, number)
         item = self._items.get(index)

@@ -65,7 +65,7 @@ async def records(
                 break  # each was made before the platform had it
         listed += await _read(session, jobs[start : start + size], manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
-        start, size = start + size, min(2 * size, LISTING)  # objects may be in another store
+        start, size = start + size, min(2 * size, LISTING)  # its objects may be in another store
     refused = [why for why in manifests.values() if isinstance(why, Exception)]
     if refused:
         why = refused[0]
@@ -136,5 +136,7 @@ async def full_id(session: Session, prefix: str) -> str:
         raise NotFound(f"no id in {store.url} begins with {prefix!r}")
     if len(found) > 1:
         some = ", ".join(found[:FEW]) + (", …" if len(found) > FEW else "")
-        raise ConfigurationError(f"{len(found)} ids begin with {prefix!r}: {some}; write more")
+        raise ConfigurationError(
+            f"{len(found)} IDs begin with {prefix!r}: {some}; type more of the ID"
+        )
     return found[0]

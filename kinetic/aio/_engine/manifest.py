@@ -155,7 +155,7 @@ def batch_manifest(
     """Return the description by which any process can observe a batch, or take it over.
 
     ``total`` is None if the number of inputs was unknown at the beginning. The description has the
-    names of captured variables, but no values: those are a secret of the platform. It has the
+    names of captured variables, but no values: a secret of the platform keeps them. It has the
     *price*, so that every submitter counts the budget by the same one.
     """
     deadline, function = settings.batch_timeout, placed.call.function
@@ -263,6 +263,6 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
         )
     except (KeyError, TypeError) as exc:
         raise WireError(
-            f"the manifest of {manifest.get('group_id')} does not say how to go on: {exc!r}; "
+            f"the manifest of {manifest.get('group_id')} lacks a part: {exc!r}; "
             "submit what is left in a new batch"
         ) from exc

@@ -47,7 +47,7 @@ class Meter:
         return self._all.seconds / self._all.timed if self._all.timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
-        """Take in all attempts of an item; a *settled* one will have no other."""
+        """Add all attempts of an item; a *settled* item will have no others."""
         before, now = self._items.pop(index, _Reading()), _read(attempts)
         if now.timed + now.untimed < before.timed + before.untimed:
             now = before  # an older view

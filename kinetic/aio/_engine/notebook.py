@@ -36,7 +36,7 @@ def follow_batch(batch: Batch) -> None:
 
 
 def follow_job(at: JobRef) -> None:
-    """The same of one job, until it has ended."""
+    """Show the state of *job* until it has ended."""
     item = at.submission.item(at.index)
     if item is None or not item.state.final:
         name = at.submission.identity.job_id(at.index)
@@ -44,7 +44,7 @@ def follow_job(at: JobRef) -> None:
 
 
 def _begin(session: Session, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """Have *work* done, in a notebook, if this is the loop of *session* and it is open."""
+    """Start *work* in a notebook, if this is the loop of *session* and it is open."""
     with contextlib.suppress(KineticError):  # no loop runs here, or the client is closed
         if in_notebook() and running_loop() is session.loop:
             session.spawn(work(), name=name)

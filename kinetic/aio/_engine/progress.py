@@ -1,4 +1,4 @@
-"""Count how far a batch is: for a reader of its progress, and for its line on the display."""
+"""Count how far a batch is, for readers of its progress and for its line on the display."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READING_S = 1.0
 
 
 def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
-    """Return the state of an item, from its objects and the platform's word."""
+    """Return the state of an item, from its objects and the platform's observation."""
     match item.state if item is not None else wire.ItemState.OPEN:
         case wire.ItemState.SUCCEEDED:
             return State.SUCCEEDED
@@ -123,7 +123,7 @@ class Watch:
         submission = self._batch.submission
         item = submission.item(index)
         if item is None and index >= self._batch.known and submission.refusal(index) is None:
-            return  # no item: the notification is for all who wait
+            return  # no item: the notification is for all waiters
         state = state_at(submission, index)
         retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
         self._tally.put(index, state, retries, self._clock(), after)

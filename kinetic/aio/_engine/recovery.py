@@ -157,7 +157,7 @@ async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[i
 def _revived(
     submission: Submission, known: list[scheduler.Event], fresh: list[tuple[int, int]]
 ) -> list[scheduler.Event]:
-    """Under a stop of the whole batch, only items that were reopened after it may start."""
+    """Keep, under a stop of the whole batch, only the items that were reopened after it."""
     requests = submission.requests
     attempts = {
         one.index: one.attempt

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pause(Outage):
-    """Warn once that *what* is paused, why, and for how long, and once when it goes on."""
+    """Warn once that *what* is paused and why, and log once for how long when it goes on."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)

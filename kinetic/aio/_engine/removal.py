@@ -38,8 +38,8 @@ async def remove(
 ) -> None:
     """Stop a submission, delete its jobs until there are none, and then its objects.
 
-    At every moment in between a late process finds the stop, or finds no inputs. Where a store
-    is too full for the stop, the platform ends the processes without it.
+    At every moment, a late process finds either the stop or no inputs. If a store is too full for
+    the stop, the platform ends the processes without it.
 
     *names* are the jobs to delete; without them those with the submission's label. *ended* says
     that its processes have ended, and *fresh* that this process has just made it, so that no
@@ -75,7 +75,7 @@ async def remove(
 
 
 async def undo(session: Session, identity: Identity) -> None:
-    """Remove what was made of a submission that failed before its handle was returned.
+    """Remove the objects and jobs of a submission that failed before its handle was returned.
 
     If the platform can't be reached, a late process finds no inputs.
     """

@@ -101,7 +101,7 @@ def _where(record: Mapping[str, str]) -> str:
 
 
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
-    """The words of failures by item; those that are not there any more, or forged, are left out."""
+    """Return the texts of failures by item, without those that are removed or forged."""
     found: dict[int, Example] = {}
 
     async def one(item: Item) -> None:

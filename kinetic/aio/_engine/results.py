@@ -1,6 +1,6 @@
 """From an outcome to the value, or to the exception that is raised for it.
 
-How a job takes its exception apart, to travel, is in ``runner/protocol/exceptions.py``.
+``runner/protocol/exceptions.py`` has the job's side: how it packs its exception.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def reason_text(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
 class _Finder(pickles.Unpickler):
     """Unpickles exceptions as the classes of this process, so that ``except`` matches them.
 
-    A class of a script or a project travels by value. One that came from here is the very one
-    again; one that another process sent is that of the same name in the same module, if this
-    process has loaded it.
+    A class of a script or a project travels by value. A class that this process sent is the same
+    object again. For a class that another process sent, this process uses the loaded class of the
+    same name and module.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """There is a job or a claim of this attempt, and no outcome."""
+    """This attempt has a job or a claim, and no outcome."""
 
     index: int
     attempt: int
@@ -180,7 +180,7 @@ UNASKED = wire.Standing()
 
 @dataclass(slots=True)
 class State:
-    """The basis of all decisions: a byte for each item, and more for those under way.
+    """The state that decisions depend on: a byte for each item, and more for those under way.
 
     ``fresh`` are ranges of items that may start for the first time. The next are
     item → attempt: ``due`` may start as soon as a slot is free, ``busy`` has a slot,
@@ -421,7 +421,7 @@ def _start(state: State, actions: list[Action]) -> None:
             if index + 1 < stop:
                 state.fresh.appendleft((index + 1, stop))
             if state.marks[index]:
-                continue  # it was found running, or has ended
+                continue  # it runs already, or has ended
         else:
             return
         state.busy[index] = attempt

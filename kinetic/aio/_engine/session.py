@@ -37,7 +37,7 @@ REREAD_S = 10.0, 60.0
 """First and longest pause between two readings of a submission that has waiters, in seconds."""
 
 DOUBT_S = 0.2, 10.0
-"""The same while an attempt is in doubt: it has ended, or may never come."""
+"""The same pauses while an attempt is in doubt: it has ended, or may never start."""
 
 SPREAD = 0.2
 """Random part of these pauses, so that submissions that began together aren't read together."""
@@ -138,7 +138,7 @@ class Session:
     # --- following ---
 
     def follow(self, submission: Submission, *, ours: bool) -> Submission:
-        """Keep *submission* current from now on; return the one of its id that is followed."""
+        """Keep *submission* current from now on; return the one with its ID that is followed."""
         known = self._submissions.setdefault(submission.identity.id, submission)
         if ours:
             known.ours = True
@@ -249,7 +249,7 @@ class Session:
         if submission is None:
             return
         index, number = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
-        # That no other attempt follows concerns a single job, whichever attempt reports it.
+        # Any attempt of a single job may report that no other attempt follows.
         last = seen.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return

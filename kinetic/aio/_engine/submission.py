@@ -1,7 +1,7 @@
 """What this process knows of one submission, beyond what the store says of its items.
 
-A `Submission` takes in what others have read, observed, or failed to do, and wakes those who wait
-for an item. It doesn't act: `ending` decides how an attempt ends.
+A `Submission` records what others have read, observed, or failed to do, and wakes the waiters of an
+item. It doesn't act: `ending` decides how an attempt ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LABEL_ROUND = "kinetic.dev/round"
 class Evidence:
     """A report that attempt *number* of an item has ended.
 
-    ``seen`` is the platform's word; None means that the platform has no job of that name.
+    ``seen`` is the platform's observation; None means that the platform has no job of that name.
     ``claimant`` is the process that was known to have claimed the attempt before the platform was
     asked. ``final`` says why no later attempt of the item comes; it's empty while one may come.
     ``refusal`` is the error with which the attempt could not be launched. ``since`` is the
@@ -91,7 +91,7 @@ class Submission(ItemStates):
         self.missed_since: dict[int, float] = {}
         """By number, when an attempt that no process has launched yet was first looked for."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
-        """By item and number, the platform's word on the host that ended an attempt.
+        """By item and number, the observation of the host that ended an attempt.
 
         None: the first host did, as its outcome says, or the platform doesn't know. The first
         host's outcome knows only that it was asked to stop.
@@ -122,7 +122,7 @@ class Submission(ItemStates):
 
     @property
     def abandoned(self) -> KineticError | None:
-        """The error for those who wait for items that no process submits any more."""
+        """The error for waiters of items that no process submits any more."""
         return self._abandonment.error if self._abandonment is not None else None
 
     @property
@@ -148,11 +148,11 @@ class Submission(ItemStates):
         )
 
     def observation(self, index: int) -> Observation | None:
-        """Return the platform's last word on an open item."""
+        """Return the platform's last observation of an open item."""
         return self._seen.get(index)
 
     def observations(self) -> dict[int, Observation]:
-        """Return the platform's last word on each open item."""
+        """Return the platform's last observation of each open item."""
         return {**self._seen}
 
     def is_open(self, index: int, number: int) -> bool:
@@ -227,7 +227,7 @@ class Submission(ItemStates):
             raise self.identity.gone
 
     def held_up(self) -> str:
-        """Return the platform's word on an item that waits; empty if there is none or one runs."""
+        """Return the platform's message about a waiting item; empty if there is none."""
         waits = ""
         for seen in self._seen.values():
             if seen.phase is Phase.RUNNING:
@@ -285,7 +285,7 @@ class Submission(ItemStates):
         return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
     def set_error(self, index: int, error: Exception) -> None:
-        """Raise *error* for those who wait for the item, now and later: its end can't be read."""
+        """Raise *error* for the item's present and later waiters: its end can't be read."""
         item = self.item(index)
         if item is None or not item.state.final:
             self._errors[index] = error
@@ -296,7 +296,7 @@ class Submission(ItemStates):
         self._errors.pop(index, None)
 
     def fail_waiters(self, error: Exception) -> None:
-        """Raise *error* for all who wait now: their items can't be read."""
+        """Raise *error* for all present waiters: their items can't be read."""
         for index in [*self._waiters]:
             self.set_error(index, error)
 
@@ -305,24 +305,24 @@ class Submission(ItemStates):
         self._refused[index] = error
 
     def refuse(self, index: int, error: Exception) -> None:
-        """Raise *error* for those who wait for an item that could not be submitted."""
+        """Raise *error* for the waiters of an item that could not be submitted."""
         self.note_refusal(index, error)
         self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
-        """Raise *error* for those who wait: no process submits *items* (None: any) any more."""
+        """Raise *error* for waiters, because no process submits *items* (None: any) any more."""
         concerned = None if items is None else {*items}
         self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
             self._notify(index, None)
 
     def reclaim(self) -> None:
-        """Note that a process submits it again."""
+        """Note that a process submits the batch again."""
         if self._abandonment is not None and self._abandonment.items is not None:
             self._abandonment = None
 
     def note(self, index: int, number: int, seen: Observation) -> None:
-        """Take in the platform's word that an attempt waits or runs."""
+        """Note the platform's observation that an attempt waits or runs."""
         if self.concerns(index, number) and self._seen.get(index) != seen:
             self._seen[index] = seen
             self._notify(index, None)
@@ -333,7 +333,7 @@ class Submission(ItemStates):
         """Return whether the platform's answer says that the attempt has ended; else note it.
 
         The attempt has also ended if a process has claimed it and the platform has no job of its
-        name. *before* is the word that was known when the platform was asked: if a watch has
+        name. *before* is the observation that was known when the platform was asked. If a watch has
         reported another one since, the answer may be older, and isn't noted.
         """
         if seen is None:
@@ -349,14 +349,14 @@ class Submission(ItemStates):
         return False
 
     def doubt(self, evidence: Evidence) -> None:
-        """Have the submission read again soon: how the attempt ended isn't known yet."""
+        """Let the submission be read again soon, to find out how the attempt ended."""
         item = self._items.get(evidence.index)
         if item is None or not (item.state.final or item.attempt > evidence.number):
             self.doubtful[evidence.index] = evidence
             self._doubted.set()
 
     def doubt_unseen(self, index: int) -> None:
-        """Doubt that the open attempt of a single job comes, until the platform has shown it."""
+        """Note that a single job's open attempt may never start, until the platform shows it."""
         item, seen = self._items[index], self._seen.get(index)
         name = self.identity.attempt_name(index, item.attempt)
         if not item.state.final and (seen is None or seen.name != name):
