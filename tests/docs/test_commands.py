@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Iterator
 
@@ -14,10 +13,10 @@ import click
 
 from kinetic.cli.app import cli
 from kinetic.cli.client import OPTIONS
+from tests.docs import generated
 from tests.docs.prose import ROOT
 
 PAGE = ROOT / "docs" / "commands.md"
-WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
 BEGIN, END = "<!-- the commands: generated -->\n", "<!-- the end of the commands -->\n"
 PLAIN = re.compile(r"`[^`]+`|(?<!\S)(--[a-z][\w-]*|[\w.]+=(?:\"\w+\")?|KINETIC_\w+)")
 """Code in a help text: some of it stands without backticks."""
@@ -65,7 +64,7 @@ def table(rows: list[tuple[str, str]]) -> str:
     return "".join(["| option | what it does |\n|---|---|\n", *lines, "\n"]) if lines else ""
 
 
-def generated() -> str:
+def entries() -> str:
     root = click.Context(cli, info_name="kinetic")
     context = click.Context(cli.commands["gc"], parent=root)
     shared = [one.get_help_record(context) for one in context.command.params if is_shared(one)]
@@ -74,9 +73,4 @@ def generated() -> str:
 
 
 def test_the_page_has_the_commands() -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    entries, _, after = rest.partition(END)
-    if WRITES:
-        PAGE.write_text(f"{before}{BEGIN}\n{generated()}{END}{after}")
-    else:
-        assert entries.strip() == generated().strip()
+    generated.check(PAGE, BEGIN, END, entries())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,10 @@ from kinetic import errors
 from kinetic._explanations import BY_CODE, ENTRIES, GROUPS, Entry
 from kinetic._tracebacks import hint
 from kinetic.job_status import Reason
+from tests.docs import generated
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
 BEGIN, END = "<!-- the entries: generated -->\n", "<!-- the end of the entries -->\n"
 
 
@@ -38,7 +37,7 @@ def as_markdown(entry: Entry) -> str:
     )
 
 
-def generated() -> str:
+def entries() -> str:
     text = ""
     for digit, title in GROUPS.items():
         text += f"## {title}\n\n"
@@ -82,12 +81,7 @@ def test_the_messages_of_the_entries_are_those_of_the_code() -> None:
 
 
 def test_the_page_has_the_entries() -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    entries, _, after = rest.partition(END)
-    if WRITES:
-        PAGE.write_text(f"{before}{BEGIN}\n{generated()}{END}{after}")
-    else:
-        assert entries.strip() == generated().strip()
+    generated.check(PAGE, BEGIN, END, entries())
 
 
 def test_an_error_of_the_api_names_its_code() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("ipykernel", reason="`pip install ipykernel` gets the kernel
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
-CELL = """
+WORK = """
 import os
 import kinetic
 
@@ -21,11 +21,11 @@ here = os.getcwd()
 @kinetic.run(backend="local", accelerator="cpu")
 def work(n):
     import os, time
-    time.sleep(0.3)
     while not os.path.exists(f"{here}/seen"):
         time.sleep(0.01)
     return n
-
+"""
+CELL = f"""{WORK}
 batch = work.run_async_map(range(6), max_concurrent=2, name="demo <b>")
 print(sum(batch.results()))
 """
@@ -108,21 +108,6 @@ print(answer())
     streams = [content for kind, content in outputs(kernel, code) if kind == "stream"]
     assert "42" in "".join(one["text"] for one in streams)
     assert "blocks the event loop" not in "".join(one["text"] for one in streams)
-
-
-WORK = """
-import os
-import kinetic
-
-here = os.getcwd()
-
-@kinetic.run(backend="local", accelerator="cpu")
-def work(n):
-    import os, time
-    while not os.path.exists(f"{here}/seen"):
-        time.sleep(0.01)
-    return n
-"""
 
 
 def settled(kernel, wanted: str) -> dict:

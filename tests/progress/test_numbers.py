@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kinetic._messages import amount, one_line, span
 from kinetic._progress.tally import Pace, State, Tally
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.wire import Kind
 from kinetic.aio._engine.progress import state_of
 from kinetic.job_status import JobStatus
 from kinetic.progress import Progress
@@ -124,7 +125,8 @@ def test_no_clock_makes_a_rate_negative_or_the_memory_grow(steps) -> None:
 
 # --- states ---
 
-VALUE, LOST, ERROR = (wire.Outcome(kind=kind) for kind in ("value", "lost", "error"))
+VALUE, LOST, ERROR = (wire.Outcome(kind=kind) for kind in (Kind.VALUE, Kind.LOST, Kind.ERROR))
+ITEM = wire.ItemState
 
 
 @pytest.mark.parametrize(
@@ -133,23 +135,13 @@ VALUE, LOST, ERROR = (wire.Outcome(kind=kind) for kind in ("value", "lost", "err
         (None, JobStatus.PENDING, False, State.WAITING),
         (None, JobStatus.PENDING, True, State.FAILED),
         (None, JobStatus.RUNNING, False, State.RUNNING),
-        (wire.Item(wire.ItemState.OPEN, 2), JobStatus.PENDING, False, State.WAITING),
-        (wire.Item(wire.ItemState.OPEN, 2), JobStatus.RUNNING, False, State.RUNNING),
-        (wire.Item(wire.ItemState.CANCELLING, 1), JobStatus.NOT_FOUND, False, State.RUNNING),
-        (wire.Item(wire.ItemState.CANCELLED, 1), JobStatus.NOT_FOUND, False, State.CANCELLED),
-        (
-            wire.Item(wire.ItemState.SUCCEEDED, 1, VALUE),
-            JobStatus.SUCCEEDED,
-            False,
-            State.SUCCEEDED,
-        ),
-        (wire.Item(wire.ItemState.FAILED, 1, ERROR), JobStatus.FAILED, False, State.FAILED),
-        (
-            wire.Item(wire.ItemState.FAILED, 1, wire.Outcome(kind=wire.Kind.LOST)),
-            JobStatus.FAILED,
-            False,
-            State.LOST,
-        ),
+        (wire.Item(ITEM.OPEN, 2), JobStatus.PENDING, False, State.WAITING),
+        (wire.Item(ITEM.OPEN, 2), JobStatus.RUNNING, False, State.RUNNING),
+        (wire.Item(ITEM.CANCELLING, 1), JobStatus.NOT_FOUND, False, State.RUNNING),
+        (wire.Item(ITEM.CANCELLED, 1), JobStatus.NOT_FOUND, False, State.CANCELLED),
+        (wire.Item(ITEM.SUCCEEDED, 1, VALUE), JobStatus.SUCCEEDED, False, State.SUCCEEDED),
+        (wire.Item(ITEM.FAILED, 1, ERROR), JobStatus.FAILED, False, State.FAILED),
+        (wire.Item(ITEM.FAILED, 1, LOST), JobStatus.FAILED, False, State.LOST),
     ],
 )
 def test_where_an_item_is(item, status, refused, state) -> None:

@@ -43,6 +43,12 @@ async def client(platform: Platform):
         yield client
 
 
+async def ended(client: aio.Client, inputs: list[Any], **options: Any) -> aio.BatchHandle[Any]:
+    batch = await client.run_async_map(train, inputs, **options)
+    await batch.wait()
+    return batch
+
+
 async def read(batch: aio.BatchHandle[Any]) -> BatchReport:
     return await report.read(batch._batch)
 
@@ -148,8 +154,7 @@ async def test_what_was_cancelled_and_what_was_lost() -> None:
 
 
 async def test_a_forged_outcome_is_a_failure_and_ends_nothing(client: aio.Client, platform) -> None:
-    batch = await client.run_async_map(train, [1.0, 2.0])
-    await batch.wait()
+    batch = await ended(client, [1.0, 2.0])
     store: MemoryStore = platform.store
     scope = batch._batch.submission.identity.scope
     name = wire.attempt_key(scope, 0, 1, "outcome")
@@ -162,8 +167,7 @@ async def test_a_forged_outcome_is_a_failure_and_ends_nothing(client: aio.Client
 
 
 async def test_inputs_that_are_not_as_submitted_are_not_shown(client: aio.Client, platform) -> None:
-    batch = await client.run_async_map(train, [1.0, 2.0])
-    await batch.wait()
+    batch = await ended(client, [1.0, 2.0])
     store: MemoryStore = platform.store
     name = next(one.name for one in await store.list("batches/") if "/inputs/" in one.name)
     content = await store.get(name)
@@ -179,8 +183,7 @@ async def test_inputs_that_are_not_as_submitted_are_not_shown(client: aio.Client
 async def test_a_batch_that_was_cleaned_up_has_no_report(
     client: aio.Client, platform, tmp_path: Path
 ) -> None:
-    batch = await client.run_async_map(train, [1.0])
-    await batch.wait()
+    batch = await ended(client, [1.0])
     async with aio.Client(backend="local", platform=platform) as other:
         [listed] = await other.list_batches()
         await batch.cleanup()
@@ -210,8 +213,7 @@ async def test_a_place_that_cannot_be_is_told_before_anything_is_read(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    batch = await client.run_async_map(train, [1.0])
-    await batch.wait()
+    batch = await ended(client, [1.0])
     platform.store.requests.clear()
     with pytest.raises(ConfigurationError, match=words):
         await batch.report(path)
@@ -222,8 +224,7 @@ async def test_a_report_replaces_the_one_before_in_one_step(
     client: aio.Client, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    batch = await client.run_async_map(train, [1.0])
-    await batch.wait()
+    batch = await ended(client, [1.0])
     place = tmp_path / "report.html"
     place.write_text("before")
     with place.open() as before:
@@ -237,8 +238,7 @@ async def test_a_report_replaces_the_one_before_in_one_step(
 
 
 async def test_a_name_as_long_as_names_may_be(client: aio.Client, tmp_path: Path) -> None:
-    batch = await client.run_async_map(train, [1.0])
-    await batch.wait()
+    batch = await ended(client, [1.0])
     place = tmp_path / ("r" * 250 + ".html")
     assert await batch.report(place) == place
     with pytest.raises(ConfigurationError, match="File name too long"):
@@ -249,8 +249,7 @@ async def test_a_name_as_long_as_names_may_be(client: aio.Client, tmp_path: Path
 async def test_a_metric_that_no_result_has_is_refused_with_the_names_that_exist(
     client: aio.Client, tmp_path: Path
 ) -> None:
-    batch = await client.run_async_map(train, [1.0])
-    await batch.wait()
+    batch = await ended(client, [1.0])
     with pytest.raises(ConfigurationError, match=r"'los'.*loss"):
         await batch.report(tmp_path / "report.html", metric="los")
     assert await batch.report(tmp_path / "report.html", metric="loss", direction="maximize")
