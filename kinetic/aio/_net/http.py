@@ -225,7 +225,6 @@ class HttpClient:
         self._headers = {"User-Agent": "kinetic-aio", **(headers or {})}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, aiohttp.ClientSession] = {}
-        self._timeouts: dict[float | None, aiohttp.ClientTimeout] = {}
         self._sockets = Sockets()
         self._closed = False
 
@@ -274,15 +273,12 @@ class HttpClient:
         """Return the timeout of a request that may be silent for *idle_s*; None means no limit."""
         import aiohttp
 
-        known = self._timeouts.get(idle_s)
-        if known is None:
-            known = self._timeouts[idle_s] = aiohttp.ClientTimeout(
-                total=None,
-                connect=3 * self._connect_s,  # includes DNS, which has no limit
-                sock_connect=self._connect_s,
-                sock_read=idle_s,
-            )
-        return known
+        return aiohttp.ClientTimeout(
+            total=None,
+            connect=3 * self._connect_s,  # includes DNS, which has no limit
+            sock_connect=self._connect_s,
+            sock_read=idle_s,
+        )
 
     async def answered(self, request: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
         """Return the answer to *request*, whose content is still to be read; `cut` it afterwards.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import os
 import platform
 import shutil
@@ -14,7 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
@@ -156,13 +157,16 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 
 def find_uv(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of uv: on the PATH, or beside this interpreter.
+    """Return the path of uv: on the PATH, or of the package that pip installs.
 
     Raises:
         ConfigurationError: uv isn't installed.
     """
-    beside = os.path.dirname(sys.executable)
-    found = shutil.which("uv", path=environ.get("PATH")) or shutil.which("uv", path=beside)
+    found = shutil.which("uv", path=environ.get("PATH"))
+    if found is None:
+        with contextlib.suppress(ImportError, FileNotFoundError):
+            package: Any = importlib.import_module("uv")
+            found = package.find_uv_bin()
     if found is None:
         raise ConfigurationError(
             'container_image="prebuilt" on the local platform needs uv, which is not on the PATH: '
