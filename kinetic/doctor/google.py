@@ -66,7 +66,7 @@ class Google:
             if refusal.status not in (403, 404):
                 raise
             return warning(
-                f"{project} doesn't exist, or you have no permission to see it ({refusal.said})",
+                f"{project} doesn't exist, or you have no permission to see it ({refusal.message})",
                 "check KINETIC_PROJECT, or grant roles/browser; jobs run without it",
             )
         state = found.get("lifecycleState")
@@ -153,6 +153,6 @@ def _check(name: str, look: Callable[[], Awaitable[Finding]]) -> Check:
         try:
             return await look()
         except HttpError as refusal:
-            return skipped(f"no permission to look ({refusal.status}: {refusal.said})")
+            return skipped(f"no permission to look ({refusal.status}: {refusal.message})")
 
     return Check(name=name, group=GROUP, look=permitted, needs=("credentials",))

@@ -1,7 +1,7 @@
 """Workspaces that ended jobs leave to later jobs of the same project.
 
 A spare is the folder of a job that has ended: its workspace, and a record of
-what ``stat`` said of each file before the job's function was called. The next
+what ``stat`` returned for each file before the job's function was called. The next
 job gets the folder by one rename and puts back what differs, so that most jobs
 copy no file. Every change of a file moves its ``ctime``, which no program can set.
 """

@@ -13,7 +13,7 @@ MESSAGE = {"message": "pods is forbidden"}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (json.dumps({"kind": "Status", **MESSAGE}), "pods is forbidden"),
         (json.dumps({"error": {"code": 403, **MESSAGE}}), "pods is forbidden"),
@@ -27,8 +27,8 @@ MESSAGE = {"message": "pods is forbidden"}
         ("404 page not found\n", "no reason given"),
     ],
 )
-def test_it_is_found_and_is_one_line(text: str, said: str) -> None:
-    assert HttpError(403, text).said == said
+def test_it_is_found_and_is_one_line(text: str, message: str) -> None:
+    assert HttpError(403, text).message == message
 
 
 @pytest.mark.parametrize(

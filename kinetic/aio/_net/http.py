@@ -57,7 +57,7 @@ class HttpError(Exception):
         return json_object(self.text)
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The server's message on one line; each API has another place for it."""
         body: Any = self.body
         try:
@@ -80,21 +80,21 @@ def google_refusal(answer: HttpError, what: str, service: str) -> BackendError:
     match answer.status:
         case 401:
             return AuthError(
-                f"{what}: Google does not accept the access token ({answer.said}); run "
+                f"{what}: Google does not accept the access token ({answer.message}); run "
                 "`gcloud auth application-default login` again"
             )
         case 403 | 429:
             return Throttled(
-                f"{what}: too many requests for {service} ({answer.said}); try again later, with "
-                "fewer at a time",
+                f"{what}: too many requests for {service} ({answer.message}); try again later, "
+                "with fewer at a time",
                 retryable=True,
                 retry_after=answer.retry_after,
             )
         case status:
-            said = f"{what}: {service} answered {status} ({answer.said})"
+            failure = f"{what}: {service} answered {status} ({answer.message})"
             if not answer.retryable:
-                return BackendError(said)
-            later = f"{said}; try again later"
+                return BackendError(failure)
+            later = f"{failure}; try again later"
             return Unavailable(later, retryable=True, retry_after=answer.retry_after)
 
 
@@ -295,13 +295,13 @@ class HttpClient:
         if answer.status < 300:
             return
         try:
-            said = b""
-            while len(said) < ERROR_BYTES and (
-                piece := await answer.content.read(ERROR_BYTES - len(said))
+            body = b""
+            while len(body) < ERROR_BYTES and (
+                piece := await answer.content.read(ERROR_BYTES - len(body))
             ):
-                said += piece
+                body += piece
             wait_s = retry_after(answer.headers.get("Retry-After"))
-            raise HttpError(answer.status, said.decode(errors="replace"), wait_s)
+            raise HttpError(answer.status, body.decode(errors="replace"), wait_s)
         finally:
             cut(answer)
 

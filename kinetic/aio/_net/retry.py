@@ -68,17 +68,17 @@ class Outage:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._told = False
+        self._warned = False
         self._failing = 0
 
     def begin(self) -> None:
         """Count one more call that fails."""
         self._failing += 1
 
-    def tell(self, failure: Exception, failing_s: float) -> None:
+    def warn(self, failure: Exception, failing_s: float) -> None:
         """Warn about *failure*, unless this outage has been reported."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logging.warning("%s", self.failing(failure, failing_s))
 
     def end(self) -> None:
@@ -87,12 +87,12 @@ class Outage:
 
     def works(self) -> None:
         """Report the end of the outage after a success, unless other calls still fail."""
-        if self._told and not self._failing:
-            self._told = False
+        if self._warned and not self._failing:
+            self._warned = False
             logging.warning("%s", self.over())
 
     def failing(self, failure: Exception, failing_s: float) -> str:
-        """Return the warning that `tell` logs."""
+        """Return the warning that `warn` logs."""
         return f"{self.what} has failed for {failing_s:.0f} s: {failure}; retrying"
 
     def over(self) -> str:
@@ -211,7 +211,7 @@ class _Patience:
         """Report the outage, if it has lasted long enough."""
         failing_s = self._clock() - self._since
         if failing_s >= self._policy.quiet_s:
-            self._outage.tell(_failure(state), failing_s)
+            self._outage.warn(_failure(state), failing_s)
 
 
 def _failure(state: RetryCallState) -> Exception:

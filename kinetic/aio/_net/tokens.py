@@ -262,8 +262,8 @@ def _as_backend_error(failure: Exception, token: Token) -> BackendError:
                 f"the access token server answered {failure.status}; try again later",
                 retryable=True,
             )
-        said = " ".join(failure.message.split())[:300]
-        return Revoked(f"Google refused the credentials ({failure.status}: {said}); {LOGIN}")
+        message = " ".join(failure.message.split())[:300]
+        return Revoked(f"Google refused the credentials ({failure.status}: {message}); {LOGIN}")
     if isinstance(failure, aiohttp.ClientError | TimeoutError | OSError):
         if not token.service_data:
             return AuthError(

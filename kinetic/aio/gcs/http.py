@@ -250,26 +250,26 @@ def _is_limited(failure: Exception) -> bool:
 
 def _is_damage(failure: Exception) -> bool:
     if isinstance(failure, HttpError):
-        said = failure.text.lower()
-        return failure.status == 400 and ("crc32c" in said or "md5" in said)
+        text = failure.text.lower()
+        return failure.status == 400 and ("crc32c" in text or "md5" in text)
     return isinstance(failure, Damaged)
 
 
 def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
     """Return the error that says what failed, on what, and what to do next."""
     word, permissions = verb.value
-    said = refusal.said
+    message = refusal.message
     what = f"cannot {word} {name!r} in gs://{bucket}"
     match refusal.status:
         case 400 if _is_damage(refusal):
-            return Damaged(f"{what}: checksum mismatch on upload ({said}); check the network")
+            return Damaged(f"{what}: checksum mismatch on upload ({message}); check the network")
         case 403 if not _is_limited(refusal):
             return AuthError(
                 f"{what}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
-                f"({said}); grant it: gcloud storage buckets add-iam-policy-binding "
+                f"({message}); grant it: gcloud storage buckets add-iam-policy-binding "
                 f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
             )
-        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in said.lower():
+        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in message.lower():
             return NotFound(
                 f"{what}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
                 "to one that exists"

@@ -164,38 +164,40 @@ def refuses_token(failure: BaseException) -> bool:
 
 def explained_call(failure: Exception, project: str) -> BackendError | BuildError:
     """Translate the failure of a call to Cloud Build."""
-    status, said = _status(failure), str(getattr(failure, "message", "") or failure)
+    status, message = _status(failure), str(getattr(failure, "message", "") or failure)
     match status:
         case "PERMISSION_DENIED":
             return AuthError(
-                f"Cloud Build of project {project} refused ({said}): you need "
+                f"Cloud Build of project {project} refused ({message}): you need "
                 "roles/cloudbuild.builds.editor there, and roles/iam.serviceAccountUser on the "
                 "builds' service account; and the API cloudbuild.googleapis.com must be enabled"
             )
         case "UNAUTHENTICATED":
             return AuthError(
-                f"Cloud Build did not accept the credentials ({said}); run "
+                f"Cloud Build did not accept the credentials ({message}); run "
                 "`gcloud auth application-default login`"
             )
         case "RESOURCE_EXHAUSTED":
             return Throttled(
-                f"Cloud Build of project {project} takes no more calls ({said}); try again later, "
-                "or ask for more quota",
+                f"Cloud Build of project {project} takes no more calls ({message}); try again "
+                "later, or ask for more quota",
                 retryable=True,
             )
         case "NOT_FOUND" | "FAILED_PRECONDITION" | "INVALID_ARGUMENT" | "OUT_OF_RANGE":
             return BuildError(
-                f"Cloud Build of project {project} refused the build ({said}); the cluster's "
+                f"Cloud Build of project {project} refused the build ({message}); the cluster's "
                 "set-up makes the bucket, the repository, and the service account that it names"
             )
         case _ if status in _PASSING:
             return Unavailable(
-                f"Cloud Build did not answer ({status}: {said}); check the network, or try again "
-                "later",
+                f"Cloud Build did not answer ({status}: {message}); check the network, or try "
+                "again later",
                 retryable=True,
             )
         case _:
-            return BackendError(f"Cloud Build answered {status or type(failure).__name__}: {said}")
+            return BackendError(
+                f"Cloud Build answered {status or type(failure).__name__}: {message}"
+            )
 
 
 class Builder:

@@ -78,7 +78,7 @@ class ContainerImages:
         self._credentials = Credentials()
         self._registry = Registry(self._credentials, plain=self._registry_host, patience=patience)
         self._builder: Builder | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._seen: dict[str, float] = {}
         self._running: dict[str, _Build] = {}
         self._closed = False
@@ -136,7 +136,7 @@ class ContainerImages:
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
     def _plan(self, request: ImageRequest, place: str) -> Plan:
-        found = dependencies_of(request, self._said)
+        found = dependencies_of(request, self._logged)
         return recipe.bundled_plan(
             request, found, place, wheel=self._wheel(), python_image=self._python_image
         )
@@ -184,7 +184,7 @@ class ContainerImages:
 
     async def _prebuilt(self, request: ImageRequest) -> Image:
         uri = base_uri(named_repo(request.base_image_repo), request.category)
-        found = await in_thread(dependencies_of, request, self._said)
+        found = await in_thread(dependencies_of, request, self._logged)
         await self._once(uri, lambda: self._check_published(uri))
         requirements = None
         if found.wanted:

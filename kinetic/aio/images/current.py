@@ -56,7 +56,7 @@ class CurrentInterpreter:
         self._home = home
         self._environ = environ
         self._wheel = wheel
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     async def resolve(self, request: ImageRequest) -> Image:
         """Return this interpreter; for "prebuilt", one with the project's dependencies and kinetic.
@@ -85,7 +85,7 @@ class CurrentInterpreter:
         from kinetic.aio.images.dependencies import dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
-        found = await in_thread(dependencies_of, request, self._said, own_accelerator=True)
+        found = await in_thread(dependencies_of, request, self._logged, own_accelerator=True)
         wheel = await in_thread(self._wheel or installed_wheel)
         home = self._home or configuration.home(self._environ)
         place = home / "cache" / "environments" / _name(wheel, found.text)

@@ -60,9 +60,9 @@ class Dependencies:
 
 
 def dependencies_of(
-    request: ImageRequest, said: set[str], *, own_accelerator: bool = False
+    request: ImageRequest, logged: set[str], *, own_accelerator: bool = False
 ) -> Dependencies:
-    """Return the dependencies of the project of *request*; log each notice that isn't in *said*.
+    """Return the dependencies of the project of *request*; log each notice that isn't in *logged*.
 
     *own_accelerator* keeps `ACCELERATOR_PACKAGES`, for a job without an image. Reads files.
 
@@ -73,8 +73,8 @@ def dependencies_of(
         return Dependencies()
     found = find_dependencies(request.entry_dir, request.root, own_accelerator=own_accelerator)
     for notice in found.notices:
-        if notice not in said:
-            said.add(notice)
+        if notice not in logged:
+            logged.add(notice)
             logging.warning("%s", notice)
     return found
 

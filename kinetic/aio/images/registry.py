@@ -124,8 +124,8 @@ class Registry:
             if answer.status in (401, 403):
                 raise AuthError(
                     f"{what}: the registry does not let you look ({answer.status}: "
-                    f"{answer.said}); give yourself the role roles/artifactregistry.reader on its "
-                    "repository"
+                    f"{answer.message}); give yourself the role roles/artifactregistry.reader on "
+                    "its repository"
                 ) from None
             raise google_refusal(answer, what, host) from None
         return True

@@ -44,7 +44,7 @@ ZONES = "zonesAvailable"
 
 def explained(what: str, refusal: HttpError) -> BackendError:
     """Return kinetic's error for a definite refusal."""
-    words = f"can't {what}: {refusal.said}"
+    words = f"can't {what}: {refusal.message}"
     if refusal.status in (401, 403):
         return AuthError(
             f"{words}; ask an owner of the project for the missing role, and run the command again"
@@ -132,9 +132,9 @@ class Cloud:
         except HttpError as refusal:
             if refusal.status == 404 or is_disabled(refusal):
                 return Seen()
-            if one.read.api == "iam" and refusal.status == 403 and "not exist" in refusal.said:
+            if one.read.api == "iam" and refusal.status == 403 and "not exist" in refusal.message:
                 return Seen()  # IAM answers 403 for accounts that don't exist
-            words = f"can't read it ({refusal.status}: {refusal.said})"
+            words = f"can't read it ({refusal.status}: {refusal.message})"
             return Seen(problem=words, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
             return Seen(problem=str(exc) or f"no answer within {self.look_s:g} s")

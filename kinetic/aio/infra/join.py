@@ -301,7 +301,7 @@ class Join:
         try:
             await google.call(setups.account(site, "workers").read)
         except (HttpError, BackendError) as exc:
-            said = exc.said if isinstance(exc, HttpError) else str(exc)
+            said = exc.message if isinstance(exc, HttpError) else str(exc)
             words = f"pods get no Google service account, because {email} can't be read ({said})"
             return "", [f"{words}; `kinetic up --namespace {site.namespace}` makes it"]
         finally:

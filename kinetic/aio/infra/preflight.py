@@ -132,7 +132,7 @@ async def _guarded(
     except HttpError as refusal:
         if not is_disabled(refusal):
             what = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
-            found.notes.append(f"couldn't {what}: {refusal.said}")
+            found.notes.append(f"couldn't {what}: {refusal.message}")
 
 
 async def _project(google: GoogleClient, setup: Setup, found: Preflight) -> None:
@@ -167,7 +167,7 @@ async def _permissions(google: GoogleClient, setup: Setup, found: Preflight) -> 
         if refusal.status not in (403, 404):
             raise
         found.problems.append(
-            f"the project {project} doesn't exist, or you may not see it ({refusal.said}); "
+            f"the project {project} doesn't exist, or you may not see it ({refusal.message}); "
             "check --project, or pass --create-project"
         )
         return
@@ -240,7 +240,7 @@ async def _reservation(
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
         if refusal.status != 404:
-            found.notes.append(f"couldn't read the reservation {name}: {refusal.said}")
+            found.notes.append(f"couldn't read the reservation {name}: {refusal.message}")
         else:
             found.problems.append(
                 f"there is no reservation {name} in {site.zone}; check its name and zone"
@@ -288,7 +288,7 @@ async def _quota(
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
         if not is_disabled(refusal):
-            found.notes.append(f"couldn't read the quotas of {site.region}: {refusal.said}")
+            found.notes.append(f"couldn't read the quotas of {site.region}: {refusal.message}")
         return
     quotas = {str(one.get("metric")): one for one in answer.get("quotas") or ()}
     quota = quotas.get(metric)
@@ -322,7 +322,7 @@ async def _machine(
         every = sorted({zone async for zone, _ in google.aggregated(listing, "machineTypes")})
     except HttpError as refusal:
         if not is_disabled(refusal):
-            found.notes.append(f"couldn't look for zones that have {machine}: {refusal.said}")
+            found.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
         return
     here = [one for one in every if one == site.zone or one.startswith(f"{site.region}-")]
     found.zones = tuple(sorted(here, key=lambda one: one != site.zone)) or found.zones

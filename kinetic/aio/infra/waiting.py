@@ -37,12 +37,12 @@ def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
     None means that the refusal is final.
     """
     why = reasons(refusal)
-    message = refusal.said.lower()
+    message = refusal.message.lower()
     if is_disabled(refusal):
         return f"{request.api} is still being enabled", ENABLED_S
     busy = "FAILED_PRECONDITION" in why and ("operation" in message or "currently" in message)
     if request.api == "container" and refusal.status == 400 and busy:
-        return f"another operation runs on the cluster ({refusal.said})", BUSY_S
+        return f"another operation runs on the cluster ({refusal.message})", BUSY_S
     if request.api == "serviceusage" and refusal.status == 400 and "billing" in message:
         return "the project's billing account isn't known everywhere", SETTLED_S
     if "resourceNotReady" in why:

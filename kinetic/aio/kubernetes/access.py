@@ -440,7 +440,7 @@ async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
 
 
 def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
-    message, what = answer.said, f"cannot look up {_name(target)}"
+    message, what = answer.message, f"cannot look up {_name(target)}"
     if answer.status != 403:
         return google_refusal(answer, what, "Google's container API")
     return AuthError(

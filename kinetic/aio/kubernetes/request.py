@@ -82,7 +82,7 @@ class Forbidden(AuthError):
 def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next."""
     what = f"cannot {ask} of {cluster}"
-    message = answer.said
+    message = answer.message
     match answer.status:
         case 401:
             return AuthError(
