@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REMOTE_TRACEBACK = "Remote traceback of "
 """The beginning of the note that has an exception's traceback in its job."""
 
-_OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib")
+_OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
 
 
 def own_frames() -> int:

@@ -101,6 +101,21 @@ def start():
     assert err.count(becomes) == 1, err
 
 
+def test_ctrl_c_while_a_call_imports_what_it_needs_shows_the_line_of_the_script(script) -> None:
+    code = """
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kinetic.jobs":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+inverse.run_async(1)
+"""
+    with script(code) as process:
+        _, _, err = process.end()
+    assert "inverse.run_async(1)" in err and OURS not in err, err
+
+
 def test_ctrl_c_shows_no_exception_that_kinetic_was_handling() -> None:
     waiting: dict[str, Any] = {"__name__": "kinetic.waiting", "queue": queue}
     exec(
