@@ -183,9 +183,8 @@ class Server:
         names = [str(name) for name in header.get("names") or ()]
         for name in names:
             for waiting, held, _ in self._held.pop(name, ()):
-                self._reply(
-                    waiting, {"id": held["id"]}
-                )  # the held job is accepted, and deleted at once
+                # The held job is accepted, and deleted at once.
+                self._reply(waiting, {"id": held["id"]})
         for job in self._selected(names, header.get("labels")):
             self._delete(job)
         labels: Mapping[str, str] = header.get("labels") or {}

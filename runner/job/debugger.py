@@ -145,9 +145,8 @@ def _workspace(site: Site) -> str:
 
 
 def _debugpy(site: Site) -> Any:
-    os.environ.setdefault(
-        "PYDEVD_DISABLE_FILE_VALIDATION", "1"
-    )  # else it prints a warning about frozen modules
+    # Without this, it prints a warning about frozen modules.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as exc:

@@ -123,9 +123,8 @@ def discard(place: str, before: float) -> bool:
             for name in os.listdir(place):
                 if name.startswith("tree-"):
                     _discard(f"{place}/part")
-                    os.rename(
-                        f"{place}/{name}", f"{place}/part"
-                    )  # the rename makes it incomplete in one step
+                    # The rename makes the tree incomplete in one step.
+                    os.rename(f"{place}/{name}", f"{place}/part")
         except OSError:  # another process uses it, or removes it
             return False
         _discard(place)

@@ -98,9 +98,8 @@ class Hosts:
         jax: Any = importlib.import_module("jax")
         bind: dict[str, str] = {}
         if self.leads and set(self.coordinator) <= set("0123456789.:"):
-            bind["coordinator_bind_address"] = (
-                self.coordinator
-            )  # else it would listen on all addresses
+            # Without this, it would listen on all addresses.
+            bind["coordinator_bind_address"] = self.coordinator
         jax.distributed.initialize(
             coordinator_address=self.coordinator,
             num_processes=self.count,
@@ -274,9 +273,8 @@ def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
         by_value.teach_multiprocessing()
         sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-        sys.modules["__main__"] = types.ModuleType(
-            "__main__"
-        )  # the runner's module isn't the job's
+        # The runner's module isn't the job's.
+        sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv[:] = [""]
         code = _Job(pod, place, line).run()
         line.tell(code)

@@ -19,9 +19,8 @@ def submission_key(root: bytes, scope: str) -> bytes:
 def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """Sign an object's content and name; return hex."""
     digest = hashlib.sha256(content).hexdigest()
-    place = f"{scope}\n{name}\n{digest}".encode(
-        errors="surrogatepass"
-    )  # a forger's name may be odd
+    # A forger may choose an odd name.
+    place = f"{scope}\n{name}\n{digest}".encode(errors="surrogatepass")
     return hmac.new(key, place, hashlib.sha256).hexdigest()
 
 

@@ -97,9 +97,8 @@ class Oracle:
         self.values: dict[int, object] = {}
         self.asked: set[tuple[int, int]] = set()
         self.active: set[tuple[int, int]] = set()
-        self.reported: set[tuple[int, int]] = (
-            set()
-        )  # the platform has said that it, or a pod, ended
+        # Attempts whose end, or whose pod's end, the platform has reported.
+        self.reported: set[tuple[int, int]] = set()
         self.late = 0
         self.floor: dict[str, int] = {}
         self.fences: dict[str, int] = {}

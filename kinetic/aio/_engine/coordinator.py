@@ -155,9 +155,8 @@ class BatchCoordinator:
             if self.state.busy.get(index) != number:  # another process launched it late
                 self.post(scheduler.Found(index, number))
         if self._submission.is_damaged(index):
-            self.post(
-                scheduler.Refused(index)
-            )  # a forged object stays forged: its item counts as failed
+            # A forged object stays forged, so its item counts as failed.
+            self.post(scheduler.Refused(index))
 
     def _on_request(self, request: wire.Request) -> None:
         """Carry out a new request, whether this or another process has made it."""

@@ -414,9 +414,8 @@ class LocalCluster:
                 continue
             if answer.get("kind") != "ending":
                 return answer
-            await (
-                connection.aclose()
-            )  # the next supervisor starts when the jobs of this one have ended
+            # The next supervisor starts when the jobs of this one have ended.
+            await connection.aclose()
         raise Unavailable(
             f"the local supervisor of {self._home} died {ATTEMPTS} times over one request; "
             "see supervisor.log there"

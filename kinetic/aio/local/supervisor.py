@@ -184,9 +184,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
-        self._transport = cast(
-            "asyncio.Transport", transport
-        )  # uvloop's transport has another class
+        # uvloop's transport has another class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`."""
