@@ -18,7 +18,7 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic.aio._engine.inputs import Source
+from kinetic.aio._engine.input_source import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform

@@ -32,7 +32,8 @@ from kinetic.aio._engine import beginning, ending, prepare, removal, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import BatchCoordinator, renewed
 from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.inputs import InputIndex, Source, check_inputs
+from kinetic.aio._engine.input_source import Source
+from kinetic.aio._engine.inputs import InputIndex, check_inputs
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
     batch_manifest,

@@ -21,7 +21,8 @@ from kinetic.aio._engine import data_upload, ending, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
-from kinetic.aio._engine.inputs import InputIndex, Source
+from kinetic.aio._engine.input_source import Source
+from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of

@@ -17,7 +17,8 @@ from absl import logging
 
 from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import prepare, scheduler
-from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, Source, encode
+from kinetic.aio._engine.input_source import Source
+from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, encode
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._net.retry import create, retry_forever
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost

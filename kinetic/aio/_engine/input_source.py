@@ -1,0 +1,183 @@
+"""Pull the inputs of a batch from the collection or iterator that the user passed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import Any, cast
+
+import anyio.to_thread
+
+from kinetic.errors import ConfigurationError
+
+FLUSH_S, HURRY_S = 0.05, 0.005
+"""How long `Source.take` waits for more inputs than one, in seconds: usually, and in a hurry."""
+
+CLOSE_S = 5.0
+"""How long a step of an async generator may take to end when it is cancelled, in seconds."""
+
+
+class Source:
+    """The user's inputs, pulled only when asked for.
+
+    A sync iterator is read in a worker thread, because it may block. Neither kind is
+    interrupted while it produces an input. A list is copied, so later changes to it don't matter.
+
+    ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and ``there`` all
+    inputs if they exist already.
+
+    Raises:
+        ConfigurationError: *inputs* cannot be iterated over.
+    """
+
+    def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any], mode: str) -> None:
+        self.mode = mode
+        self.length = _size_of(inputs)
+        self.there: Sequence[Any] | None = None
+        self._async: AsyncIterator[Any] | None = None
+        self._sync: Iterator[Any] | None = None
+        self._ready: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._step: asyncio.Task[bool] | None = None
+        self._stopped = False
+        if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
+            known = cast("Collection[Any]", inputs)
+            self.there = inputs if isinstance(inputs, range) else tuple(known)
+            self._sync = iter(self.there)
+        elif isinstance(inputs, AsyncIterable):
+            self._async = aiter(inputs)
+        else:
+            try:
+                self._sync = iter(inputs)
+            except TypeError:
+                kind = type(inputs).__name__
+                raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
+
+    async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
+        """Return between 1 and *wanted* inputs, or none when there are no more.
+
+        This waits up to 50 ms for more than one input, and up to 5 ms in a *hurry*.
+
+        Cancelled: inputs already pulled from the iterator stay here, and `stop` returns them.
+        """
+        if self.there is not None and self._sync is not None:
+            return [*itertools.islice(self._sync, wanted)]
+        clock = asyncio.get_running_loop().time
+        deadline: float | None = None
+        while len(self._ready) < wanted and not self._is_over:
+            if self._step is None or self._step.done():
+                self._step = asyncio.ensure_future(self._pull(wanted - len(self._ready)))
+                self._step.add_done_callback(lambda _: self._arrived.set())
+            self._arrived.clear()
+            limit = None
+            if self._ready:
+                deadline = clock() + FLUSH_S if deadline is None else deadline
+                limit = max(0.0, deadline - clock())
+                limit = min(limit, HURRY_S) if hurry() else limit
+            try:
+                await asyncio.wait_for(self._arrived.wait(), limit)
+            except TimeoutError:
+                break
+        if not self._ready and self._step is not None and self._step.done():
+            if self._step.cancelled() and not self._stopped:
+                raise RuntimeError("the iterator of the inputs was cancelled")
+            self._step.result()  # raise what the iterator raised, after the inputs before it
+        return self._taken(wanted)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the iterator has ended or raised."""
+        step = self._step
+        if self._stopped or step is None or not step.done():
+            return self._stopped
+        return step.cancelled() or step.exception() is not None or not step.result()
+
+    def _taken(self, wanted: int) -> list[Any]:
+        return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
+
+    def stop(self) -> list[Any]:
+        """Pull nothing more, and return the pulled inputs that `take` has not returned."""
+        self._stopped = True
+        return self._taken(len(self._ready))
+
+    async def drain(self, patience: float) -> list[Any]:
+        """Do as `stop`, but wait *patience* seconds for an input that a thread is producing."""
+        self._stopped = True
+        if self._sync is not None and self._step is not None:
+            await asyncio.wait({self._step}, timeout=patience)
+        return self.stop()
+
+    async def aclose(self) -> None:
+        """Stop pulling; an async generator runs its ``finally``.
+
+        A thread that blocks in an iterator is left alone.
+        """
+        self._stopped = True
+        if self._step is not None:
+            self._step.cancel()
+            # Not forever: a generator that waits for its own batch to end would never end.
+            await asyncio.wait({self._step}, timeout=CLOSE_S)
+            if not self._step.done():
+                return
+            if not self._step.cancelled():
+                self._step.exception()  # mark it as read
+        closing = getattr(self._async, "aclose", None)
+        if closing is not None:
+            await closing()
+
+    async def _pull(self, wanted: int) -> bool:
+        """Pull *wanted* inputs; return False if there were fewer."""
+        if self._async is None:
+            return await anyio.to_thread.run_sync(
+                self._pull_in_thread,
+                asyncio.get_running_loop(),
+                wanted,
+                abandon_on_cancel=True,
+                limiter=anyio.CapacityLimiter(1),  # it may block as long as it likes
+            )
+        while wanted and not self._stopped:
+            try:
+                self._ready.append(await anext(self._async))
+            except StopAsyncIteration:
+                return False
+            self._arrived.set()
+            wanted -= 1
+        return True
+
+    def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
+        assert self._sync is not None
+        for _ in range(wanted):
+            if self._stopped:
+                break
+            try:
+                value = next(self._sync)
+            except StopIteration:
+                return False
+            except Exception:
+                raise
+            except BaseException as exc:  # in a task, it would end the loop or cancel the task
+                raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
+            self._ready.append(value)
+            if not self._arrived.is_set():
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._arrived.set)
+        return True
+
+
+def _size_of(inputs: Any) -> int | None:
+    """Return the number of inputs, if they have a length."""
+    try:
+        return len(inputs)
+    except TypeError:
+        return None
