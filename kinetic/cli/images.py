@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic.configuration import Target
-    from kinetic.errors import KineticError
     from kinetic.images import Plan
 
 CATEGORIES = ("cpu", "gpu", "tpu")
@@ -93,7 +92,7 @@ def build_image(
     rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
     columns = ("category", "image", "state")
     output.table("build-image", columns, rows, as_json=as_json)
-    failures = {str(one): one for one in found if isinstance(one, Exception)}
+    failures = {str(one): one for one in found if isinstance(one, BaseException)}
     if failures:
         first, *others = failures
         for words in others:
@@ -119,30 +118,24 @@ def _update_credentials(target: Target) -> None:
 
 async def _built(
     plans: list[Plan], target: Target, force: bool
-) -> list[bool | KineticError | None]:
+) -> list[bool | BaseException | None]:
     """Build each plan; return whether it was built or, without ending the others, its error."""
     import asyncio
 
-    from kinetic.errors import KineticError
     from kinetic.images import publish
 
-    async def build(plan: Plan) -> bool | KineticError | None:
-        try:
-            return await publish(plan, target, again=force)
-        except KineticError as exc:
-            return exc
-
-    return await asyncio.gather(*map(build, plans))
+    builds = (publish(plan, target, again=force) for plan in plans)
+    return [*await asyncio.gather(*builds, return_exceptions=True)]
 
 
-def _row(plan: Plan, found: bool | KineticError | None) -> dict[str, Any]:
+def _row(plan: Plan, found: bool | BaseException | None) -> dict[str, Any]:
     states = {None: "planned", True: "built", False: "there"}
-    error = str(found) if isinstance(found, Exception) else None
+    error = str(found) if isinstance(found, BaseException) else None
     return {
         "category": plan.category,
         "image": plan.image,
         "digest": plan.digest,
-        "state": "failed" if isinstance(found, Exception) else states[found],
+        "state": "failed" if isinstance(found, BaseException) else states[found],
         "error": error,
     }
 
