@@ -47,22 +47,22 @@ CALL_S = 30.0
 LOG_S = 5.0
 """How long one reading of the log may take; the build doesn't depend on it."""
 
-KEPT = 1000
-"""How many of the log's last lines are kept to explain a failure."""
-
 SHOWN, SHOWN_CHARACTERS = 20, 400
 """How many of the log's last lines an error shows, and how much of each."""
 
 
 class BuildLog:
-    """Read the log of a build, an object of *store* that Cloud Build keeps extending."""
+    """Read the log of a build, an object of *store* that Cloud Build keeps extending.
+
+    ``last`` has the lines that an error shows.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
         self._read = 0
         self._rest = b""
-        self.lines: deque[str] = deque(maxlen=KEPT)
+        self.last: deque[str] = deque(maxlen=SHOWN)
 
     async def more(self, *, last: bool = False) -> list[str]:
         """Return the lines added since the last call, without newlines.
@@ -82,7 +82,7 @@ class BuildLog:
             whole, self._rest = [*whole, self._rest], b""
         # A progress bar overwrites its line by carriage returns; show its last state.
         lines = [line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in whole]
-        self.lines += lines
+        self.last += (line[:SHOWN_CHARACTERS] for line in lines if line.strip())
         return lines
 
 
@@ -292,8 +292,7 @@ class Builder:
             if over:
                 break
             await asyncio.sleep(next(pauses))
-        last = [line[:SHOWN_CHARACTERS] for line in log.lines if line.strip()][-SHOWN:]
-        failure = explained_build(build, uri, last)
+        failure = explained_build(build, uri, log.last)
         if failure is not None:
             raise failure
 
