@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, settings
 from tests.kubernetes.faults import FaultServer, Handler, answer
 
 APIS = ("container", "cloudresourcemanager", "cloudbilling", "serviceusage", "artifactregistry")
@@ -19,13 +19,7 @@ APIS = ("container", "cloudresourcemanager", "cloudbilling", "serviceusage", "ar
 @pytest.fixture
 def clustered(namespace: Namespace, bucket: str, gcs_server: str) -> dict[str, str]:
     """The environment of somebody who may do everything in a namespace, and has a bucket."""
-    return {
-        "KUBECONFIG": str(namespace.kubeconfig),
-        "KINETIC_KUBE_CONTEXT": "admin",
-        "KINETIC_NAMESPACE": namespace.name,
-        "KINETIC_STORE": f"gs://{bucket}",
-        "STORAGE_EMULATOR_HOST": gcs_server,
-    }
+    return settings(namespace, bucket, gcs_server)
 
 
 class Google:

@@ -56,6 +56,23 @@ def left(cloud: Cloud) -> list[str]:
     return [name for name in cloud.bucket.objects if not name.startswith("logs/")]
 
 
+def was_cancelled(cloud: Cloud) -> None:
+    """The only build has been cancelled, and nothing of it is left."""
+    (one,) = cloud.builds.builds.values()
+    assert one.build.status == Status.CANCELLED
+    assert left(cloud) == []
+
+
+async def is_cancelled(cloud: Cloud, resolving: asyncio.Task[Image]) -> None:
+    """Cancel it once its build has begun; Cloud Build takes until it may to cancel that."""
+    usual, gate = cloud.builds.script, Gate()
+    cloud.builds.script, cloud.builds.held["cancel"] = gate, asyncio.Event()
+    await gate.begun.wait()
+    cloud.builds.script = usual
+    resolving.cancel()
+    await until(lambda: cloud.builds.calls["cancel"])
+
+
 async def test_an_image_is_built_from_everything_that_goes_in(cloud: Cloud, request_of) -> None:
     image = await cloud.images().resolve(request_of())
     assert image.command == COMMAND and image.uri in cloud.registry.images
@@ -191,9 +208,7 @@ async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, reque
     cloud.builds.held["create"].set()
     with pytest.raises(asyncio.CancelledError):
         await resolving
-    (one,) = cloud.builds.builds.values()
-    assert one.build.status == Status.CANCELLED
-    assert left(cloud) == []
+    was_cancelled(cloud)
 
 
 async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request_of) -> None:
@@ -201,9 +216,7 @@ async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
     with pytest.raises(AuthError):
         await cloud.images().resolve(request_of())
-    (one,) = cloud.builds.builds.values()
-    assert one.build.status == Status.CANCELLED
-    assert left(cloud) == []
+    was_cancelled(cloud)
 
 
 async def test_a_log_that_cannot_be_read_holds_nothing_up(cloud: Cloud, request_of) -> None:
@@ -228,18 +241,13 @@ async def test_one_of_two_that_wait_here_can_be_cancelled(cloud: Cloud, request_
 async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
     cloud: Cloud, request_of
 ) -> None:
-    gate = cloud.builds.script = Gate()
-    cloud.builds.held["cancel"] = asyncio.Event()
     images = cloud.images()
     first = asyncio.create_task(images.resolve(request_of()))
-    await gate.begun.wait()
-    first.cancel()
-    await until(lambda: cloud.builds.calls["cancel"])
+    await is_cancelled(cloud, first)
     before = cloud.registry.asked[404]
     second = asyncio.create_task(images.resolve(request_of()))
     await until(lambda: cloud.registry.asked[404] > before)
     cloud.builds.held["cancel"].set()
-    gate.go.set()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert (await second).uri in cloud.registry.images
@@ -333,9 +341,7 @@ async def test_closing_ends_what_is_being_built(cloud: Cloud, request_of) -> Non
             await one
     with pytest.raises(BackendError, match="is closed; open another"):
         await images.resolve(request_of())
-    (build,) = cloud.builds.builds.values()
-    assert build.build.status == Status.CANCELLED
-    assert left(cloud) == []
+    was_cancelled(cloud)
 
 
 async def test_making_and_watching_a_build_does_not_hold_the_loop(
@@ -356,18 +362,12 @@ async def test_what_images_begin_with_can_be_named(cloud: Cloud, request_of) -> 
 
 
 async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, request_of) -> None:
-    gate = cloud.builds.script = Gate()
-    cloud.builds.held["cancel"] = asyncio.Event()
     images = cloud.images()
     resolving = asyncio.create_task(images.resolve(request_of()))
-    await gate.begun.wait()
-    resolving.cancel()
-    await until(lambda: cloud.builds.calls["cancel"])
+    await is_cancelled(cloud, resolving)
     closing = asyncio.create_task(images.aclose())
     await asyncio.sleep(0)
     cloud.builds.held["cancel"].set()
     await closing
     await asyncio.wait({resolving})
-    (build,) = cloud.builds.builds.values()
-    assert build.build.status == Status.CANCELLED
-    assert left(cloud) == []
+    was_cancelled(cloud)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, settings
 from tests.images.conftest import Cloud
 
 
@@ -18,16 +18,9 @@ from tests.images.conftest import Cloud
 async def client(
     cloud: Cloud, namespace: Namespace, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[aio.Client]:
-    settings = {
-        **cloud.environ,
-        "KUBECONFIG": str(namespace.kubeconfig),
-        "KINETIC_KUBE_CONTEXT": "admin",
-        "KINETIC_NAMESPACE": namespace.name,
-        "KINETIC_PROJECT": "kn",
-        "KINETIC_CLUSTER": "c1",
-        "KINETIC_STORE": "gs://kn-test",
-    }
-    for name, value in settings.items():
+    named = {"KINETIC_PROJECT": "kn", "KINETIC_CLUSTER": "c1"}
+    of_cluster = settings(namespace, "kn-test", cloud.bucket.url)
+    for name, value in (cloud.environ | named | of_cluster).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(project)
     namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=cloud.bucket.url)

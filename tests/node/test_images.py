@@ -11,7 +11,7 @@ import pytest
 
 from kinetic import aio
 from kinetic.aio.images import recipe
-from tests.cluster.fixtures import Namespace
+from tests.cluster.fixtures import Namespace, settings
 from tests.gcs.server import GcsServer
 from tests.images.services import BuildServer, RegistryServer
 from tests.images.steps import run_steps
@@ -70,19 +70,15 @@ async def builds(node: Node, kitchen: Kitchen) -> AsyncIterator[BuildServer]:
 async def client(
     builds: BuildServer, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[aio.Client]:
-    settings = {
-        "STORAGE_EMULATOR_HOST": builds.bucket.url,
+    environ = {
+        **settings(namespace, "kn-test", builds.bucket.url),
         "CLOUD_BUILD_EMULATOR_HOST": builds.host,
         "ARTIFACT_REGISTRY_EMULATOR_HOST": builds.registry.host,
         "KINETIC_PYTHON_IMAGE": PYTHON,
-        "KUBECONFIG": str(namespace.kubeconfig),
-        "KINETIC_KUBE_CONTEXT": "admin",
-        "KINETIC_NAMESPACE": namespace.name,
         "KINETIC_PROJECT": "kn",
         "KINETIC_CLUSTER": "c1",
-        "KINETIC_STORE": "gs://kn-test",
     }
-    for name, value in settings.items():
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     async with aio.Client() as client:
