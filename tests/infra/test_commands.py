@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.infra import Infrastructure
+import kinetic.aio.infra
+from kinetic.accelerators import parse
+from kinetic.aio.infra import Infrastructure, Pool, Site
 from tests.cluster.fixtures import Namespace
 from tests.infra.console import SITE, Console
 from tests.infra.google import Google
@@ -111,6 +113,32 @@ async def test_from_nothing_to_a_cluster_and_back(
     assert (found["state"], found["work"]) == ("RUNNING", [])
     assert "is removed" in await console.run("pool", "remove", "tpu-v6e-8", "-y")
     await console.run("down", "-y")
+    assert not google.documents
+
+
+async def test_the_coroutines_plan_and_carry_out(
+    console: Console,
+    google: Google,
+    infra: Infrastructure,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in console.environ.items():
+        monkeypatch.setenv(name, value)
+    google.looks = 0
+    planned = await kinetic.aio.infra.up(site, preview=True)
+    assert planned.steps and google.writes == 0
+    await up(infra)
+    slices = Pool(accelerator=parse("tpu-v6e-16"))
+    await kinetic.aio.infra.add_pool(site, slices)
+    lines: list[str] = []
+    found = await kinetic.aio.infra.list_pools(site, tell=lines.append)
+    assert [one["name"] for one in found] == ["system", "tpu-v6e-16"]
+    assert "ComputeClasses" in lines[0]
+    await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16", preview=True)
+    (removal,) = (await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16")).steps
+    assert removal.name == "tpu-v6e-16"
+    await kinetic.aio.infra.down(site)
     assert not google.documents
 
 

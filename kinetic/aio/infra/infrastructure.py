@@ -32,7 +32,13 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.configuration import Target, resolve
-from kinetic.errors import BackendError, ConfigurationError, NotFound, Refused
+from kinetic.errors import (
+    BackendError,
+    ConfigurationError,
+    KineticError,
+    NotFound,
+    Refused,
+)
 
 
 def _without_sets(controllers: Sequence[Controller]) -> list[str]:
@@ -382,7 +388,7 @@ class Infrastructure:
         try:
             async with self._opened() as api:
                 pools += [classes.described(one) for one in (await classes.found(api)).values()]
-        except BackendError as exc:
+        except KineticError as exc:
             self._tell(f"can't list ComputeClasses: {str(exc).splitlines()[0]}")
         return pools
 
