@@ -80,12 +80,12 @@ class Console:
             ) as child:
                 os.close(theirs)
                 os.write(ours, keys.encode())
-                said = b""
+                output = b""
                 with contextlib.suppress(OSError):  # a terminal whose last process has ended
                     while more := os.read(ours, 65536):
-                        said += more
+                        output += more
                 os.close(ours)
-                assert child.wait(timeout=100) == 0, said.decode()
-            return said.decode()
+                assert child.wait(timeout=100) == 0, output.decode()
+            return output.decode()
 
         return await anyio.to_thread.run_sync(process)

@@ -197,8 +197,8 @@ async def test_a_zone_without_the_machine_needs_another_of_the_region(
 
 PLUGIN = """#!{python}
 import json, os
-told = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
-print(json.dumps({{"kind": "ExecCredential", "apiVersion": told["apiVersion"],
+given = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+print(json.dumps({{"kind": "ExecCredential", "apiVersion": given["apiVersion"],
     "status": {{"token": "{token}"}}}}))
 """
 

@@ -36,12 +36,12 @@ async def test_the_quota_project_of_a_login_pays_for_requests(
 
 
 async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: Google) -> None:
-    said = await console.run("up", *SITE, "--preview")
-    assert "+ create   cluster lab" in said
-    assert "an hour" in said
+    output = await console.run("up", *SITE, "--preview")
+    assert "+ create   cluster lab" in output
+    assert "an hour" in output
     assert google.writes == 0
-    said = await console.run("up", *SITE, "--preview", "--json")
-    plan = json.loads(said.partition("\nkinetic: ")[0])
+    output = await console.run("up", *SITE, "--preview", "--json")
+    plan = json.loads(output.partition("\nkinetic: ")[0])
     assert plan["schema"] == "kinetic.plan/1"
     assert {one["action"] for one in plan["changes"]} == {"create", "update"}
 
@@ -66,8 +66,8 @@ async def test_a_stock_out_prints_the_command_for_the_next_zone(
     await up(infra)
     google.stockout["us-central1-a"] = "europe-west4-a,us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16", "--spot", "-y")
-    said = await console.run(*add, ends=1)
-    (line,) = [one for one in said.splitlines() if "run: kinetic pool add" in one]
+    output = await console.run(*add, ends=1)
+    (line,) = [one for one in output.splitlines() if "run: kinetic pool add" in one]
     again = line.partition("kinetic pool")[2].split()
     assert again[1:-2] == [*SITE, "--accelerator", "tpu-v6e-16", "--spot", "--yes"]
     assert again[-2:] == ["--node-zone", "us-central1-f"]
@@ -80,8 +80,8 @@ async def test_a_terminal_is_asked_for_the_next_zone(
     await up(infra)
     google.stockout["us-central1-a"] = "us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
-    said = await console.typed("y\ny\ny\n", *add)
-    assert "Try us-central1-f?" in said
+    output = await console.typed("y\ny\ny\n", *add)
+    assert "Try us-central1-f?" in output
     (pool,) = [one for key, one in google.documents.items() if key.endswith("/tpu-v6e-16")]
     assert pool["locations"] == ["us-central1-f"]
 
@@ -94,8 +94,8 @@ async def test_from_nothing_to_a_cluster_and_back(
     console = Console.of(google, tmp_path, token=namespace.admin.token)
     console.environ["SSL_CERT_FILE"] = str(namespace.admin.ca)  # a cluster's DNS name is public
     place = (*SITE, "--namespace", namespace.name)
-    said = await console.run("up", *place, "--accelerator", "tpu-v6e-8", "-y")
-    assert "saved the profile" in said
+    output = await console.run("up", *place, "--accelerator", "tpu-v6e-8", "-y")
+    assert "saved the profile" in output
     account = namespace.call("GET", "serviceaccounts/kinetic")
     assert "kn-lab-w" in str(account["metadata"]["annotations"])
     assert "nothing to change" in await console.run("up", *place, "-y")
@@ -146,7 +146,7 @@ async def test_a_plan_of_a_cluster_and_three_pools(console: Console) -> None:
     """`KINETIC_GOLDEN=write` writes the file anew: read the difference."""
     names = ("gpu-l4:spot", "tpu-v6e-8", "tpu-v5e-16")
     pools = [word for name in names for word in ("--accelerator", name)]
-    said = await console.run("up", *SITE, *pools, "--preview")
+    output = await console.run("up", *SITE, *pools, "--preview")
     if WRITES:
-        PLAN.write_text(said)
-    assert said == PLAN.read_text()
+        PLAN.write_text(output)
+    assert output == PLAN.read_text()

@@ -46,11 +46,11 @@ async def test_the_command_asks_and_builds_use_them(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
     assert not await is_known("acme-1", google.environ)
     build = ("build-image", *SITE, "--repo", "ghcr.io/me", "--category", "cpu")
-    said = await console.run(*build, "--update-credentials", ends=2)
-    assert "DOCKERHUB_TOKEN" in said
+    output = await console.run(*build, "--update-credentials", ends=2)
+    assert "DOCKERHUB_TOKEN" in output
     console.environ |= {"DOCKERHUB_USERNAME": "ana", "DOCKERHUB_TOKEN": "t0ken"}
-    said = await console.run(*build, "--update-credentials", ends=2)  # it can't push to ghcr.io
-    assert "log in to Docker Hub as ana" in said and "t0ken" not in said
+    output = await console.run(*build, "--update-credentials", ends=2)  # it can't push to ghcr.io
+    assert "log in to Docker Hub as ana" in output and "t0ken" not in output
     assert await is_known("acme-1", google.environ)
 
 

@@ -166,15 +166,15 @@ async def test_the_command_saves_a_profile_and_runs_a_job(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
     where = ("--namespace", namespace.name, "--store", str(store))
-    said, noted = await console.streams(
+    output, notes = await console.streams(
         "init", "--kube-context", "admin", *where, "--run-job", "--image", IMAGE
     )
-    assert "+ create   Role kinetic" in noted and "it ran Python" in said
-    assert "saved the profile 'admin'" in noted
+    assert "+ create   Role kinetic" in notes and "it ran Python" in output
+    assert "saved the profile 'admin'" in notes
     shown: dict[str, Any] = json.loads((await console.streams("profile", "show", "--json"))[0])
     assert shown["store"] == str(store) and shown["kube_context"] == "admin"
-    _, noted = await console.streams("init", "--kube-context", "admin", *where)
-    assert "nothing to create" in noted
+    _, notes = await console.streams("init", "--kube-context", "admin", *where)
+    assert "nothing to create" in notes
 
 
 @on_cluster
@@ -182,12 +182,12 @@ async def test_the_command_prints_the_manifest_and_ends_with_a_code(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
     where = ("--kube-context", "dev", "--namespace", namespace.name, "--store", str(store))
-    said, noted = await console.streams("init", *where, ends=4)
-    assert "'dev'" in noted
+    output, notes = await console.streams("init", *where, ends=4)
+    assert "'dev'" in notes
     assert "no profile" in (await console.streams("profile", "show", ends=2))[1]
     printed, _ = await console.streams("init", *where, "--print")
     everything = [*yaml.safe_load_all(printed)]
-    assert everything == [*yaml.safe_load_all(said)]
+    assert everything == [*yaml.safe_load_all(output)]
     assert everything == [one.document for one in manifests(namespace.name, user="dev")]
 
 
@@ -203,7 +203,7 @@ def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"store": "gs://b"}, "--kube-context"),
         ({"kube_context": "c"}, "KINETIC_STORE"),
@@ -212,8 +212,8 @@ def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
         ({"kube_context": "c", "store": "gs://b", "store_claim": "x"}, "claim"),
     ],
 )
-def test_settings_that_make_no_target_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_settings_that_make_no_target_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         target_of(**given)
 
 

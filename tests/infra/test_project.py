@@ -84,7 +84,7 @@ async def test_what_is_no_parent_is_refused_before_anything_is_sent(
     assert google.requests == []
 
 
-async def test_an_id_that_another_project_has_is_told(
+async def test_an_id_that_another_project_has_is_refused(
     infra: Infrastructure, google: Google
 ) -> None:
     google.exists, google.taken = False, True

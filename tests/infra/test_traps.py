@@ -147,7 +147,7 @@ async def test_a_new_account_of_an_old_cluster_is_waited_for(
     assert not (await infra.plan_up()).plan.steps
 
 
-async def test_a_bucket_of_another_project_is_told_at_once(
+async def test_a_bucket_of_another_project_is_reported_at_once(
     infra: Infrastructure, google: Google
 ) -> None:
     google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"] = {"_foreign": "another project"}
@@ -156,7 +156,7 @@ async def test_a_bucket_of_another_project_is_told_at_once(
         await infra.apply(planned)
 
 
-async def test_a_project_that_is_being_deleted_is_told(
+async def test_a_project_that_is_being_deleted_is_reported(
     infra: Infrastructure, google: Google
 ) -> None:
     google.state = "DELETE_REQUESTED"

@@ -106,7 +106,9 @@ async def test_two_at_once_end_in_the_same_state(google: Google, site: Site) -> 
     assert not again.plan.steps
 
 
-async def test_everything_missing_is_said_at_once(infra: Infrastructure, google: Google) -> None:
+async def test_everything_missing_is_reported_at_once(
+    infra: Infrastructure, google: Google
+) -> None:
     from kinetic.aio.infra.preflight import PERMISSIONS
 
     google.permissions = {*PERMISSIONS} - {
@@ -119,7 +121,7 @@ async def test_everything_missing_is_said_at_once(infra: Infrastructure, google:
     google.machines = {"us-central1-a": ("ct4p-hightpu-4t",)}
     with pytest.raises(ConfigurationError) as caught:
         await infra.plan_up()
-    said = str(caught.value)
+    message = str(caught.value)
     for word in (
         "container.clusters.create, ",
         "compute.networks.create",
@@ -127,7 +129,7 @@ async def test_everything_missing_is_said_at_once(infra: Infrastructure, google:
         "billing",
         "us-central1-a has none",
     ):
-        assert word in said
+        assert word in message
     assert google.writes == 0
 
 
@@ -214,7 +216,7 @@ async def test_what_passes_is_waited_for(infra: Infrastructure, google: Google, 
         assert sum(one["role"] == "roles/viewer" for one in bindings) == 3
 
 
-async def test_a_cluster_that_is_broken_is_told(infra: Infrastructure, google: Google) -> None:
+async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
     cluster |= {"status": "DEGRADED", "conditions": [{"message": "the subnet is full"}]}

@@ -41,7 +41,7 @@ class Reads:
 
 
 async def waited(reads: Reads) -> tuple[float, list[str]]:
-    """Wait for a cluster that was under way; return the seconds, and what a user is told."""
+    """Wait for a cluster that was under way; return the seconds and a user's lines."""
     lines: list[str] = []
     google: Any = reads
     change = Change(action=Action.WAIT, kind="cluster", name="lab")

@@ -360,8 +360,8 @@ class Infrastructure:
         """
         plan = planned.plan
         if plan.obstacles:
-            said = "\n".join(f"- {one.kind} {one.name}: {one.reason}" for one in plan.obstacles)
-            raise Refused(f"nothing was changed, because of these:\n{said}")
+            reasons = "\n".join(f"- {one.kind} {one.name}: {one.reason}" for one in plan.obstacles)
+            raise Refused(f"nothing was changed, because of these:\n{reasons}")
         await self._cloud.apply(plan.changes, planned.first)
         if planned.again is not None:
             await self.apply(await planned.again())

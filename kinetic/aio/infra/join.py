@@ -237,18 +237,18 @@ class Join:
 
     async def _check_cluster(self) -> None:
         version = await self._api.call("GET", "/version")
-        said = str(version.get("gitVersion") or "")
-        found = re.match(r"v?(\d+)\.(\d+)", said)
+        number = str(version.get("gitVersion") or "")
+        found = re.match(r"v?(\d+)\.(\d+)", number)
         if found is not None and (int(found[1]), int(found[2])) < OLDEST:
             raise ConfigurationError(
-                f"{self._api.cluster} runs Kubernetes {said}, and jobs need "
+                f"{self._api.cluster} runs Kubernetes {number}, and jobs need "
                 f"{'.'.join(map(str, OLDEST))} or later; upgrade it"
             )
         jobs = await self._api.call("GET", "/apis/batch/v1")
         if not any(one.get("name") == "jobs" for one in jobs.get("resources") or ()):
             raise ConfigurationError(f"{self._api.cluster} has no Jobs (batch/v1)")
         await self._check_security()
-        self._tell(f"{self._api.cluster} answers: Kubernetes {said or 'of an unknown version'}")
+        self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
 
     async def _check_security(self) -> None:
         """Refuse a namespace that would refuse every pod, because it mounts a path of its node."""
@@ -301,8 +301,8 @@ class Join:
         try:
             await google.call(setups.account(site, "workers").read)
         except (HttpError, BackendError) as exc:
-            said = exc.message if isinstance(exc, HttpError) else str(exc)
-            words = f"pods get no Google service account, because {email} can't be read ({said})"
+            reason = exc.message if isinstance(exc, HttpError) else str(exc)
+            words = f"pods get no Google service account, because {email} can't be read ({reason})"
             return "", [f"{words}; `kinetic up --namespace {site.namespace}` makes it"]
         finally:
             await google.aclose()

@@ -154,11 +154,11 @@ def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> boo
 def problem_of(document: Document) -> str:
     """Return what Google says is wrong with a cluster or a pool."""
     conditions = document.get("conditions") or ()
-    said = [
+    messages = [
         str(document.get("statusMessage") or ""),
         *(str(one.get("message")) for one in conditions),
     ]
-    return "; ".join(one for one in said if one) or "Google gives no reason"
+    return "; ".join(one for one in messages if one) or "Google gives no reason"
 
 
 def removals(

@@ -160,8 +160,8 @@ def _has(policy: Document, binding: Binding) -> bool:
     )
 
 
-def _is_member(said: str, members: Sequence[str]) -> bool:
-    return said.removeprefix("deleted:").partition("?")[0] in members
+def _is_member(listed: str, members: Sequence[str]) -> bool:
+    return listed.removeprefix("deleted:").partition("?")[0] in members
 
 
 class Action(enum.Enum):

@@ -139,9 +139,9 @@ class Site:
             return bool(labels.get(OF) == self.cluster) or (
                 OF not in labels and labels.get(SOLUTION) == "kinetic"
             )
-        said = str(document.get("description") or "")
+        description = str(document.get("description") or "")
         shown = str(document.get("displayName") or "")
-        return said == self.description or shown.startswith(f"kinetic {self.cluster} ")
+        return description == self.description or shown.startswith(f"kinetic {self.cluster} ")
 
 
 def is_our_pool(document: Mapping[str, Any]) -> bool:
