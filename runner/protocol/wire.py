@@ -85,6 +85,12 @@ VOID = "void"
 """The executor in a claim that a client makes to close an attempt which has not started."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+"""The attempt has its value; it has none, and another pod would not help; another pod may help.
+
+Only pods exit with 43, for Kubernetes. A local job whose attempt has no value exits with 42, also
+if another process closed it: the submitter decides about the next attempt by the outcome alone.
+"""
+
 START_ALLOWANCE_S = 3600.0
 """How long a job may take until its function is called, for data and packages."""
 
