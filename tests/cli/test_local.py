@@ -207,7 +207,7 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
     for _ in range(2):
         kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach")
     said = kinetic("jobs", "status", "job-local-")
-    assert said.code == 2 and "2 ids begin with 'job-local-'" in said.err
+    assert said.code == 2 and "2 IDs begin with 'job-local-'" in said.err
 
 
 @pytest.mark.parametrize(
