@@ -87,8 +87,8 @@ VOID = "void"
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 """The attempt has its value; it has none, and another pod would not help; another pod may help.
 
-Only pods exit with 43, for Kubernetes. A local job whose attempt has no value exits with 42, also
-if another process closed it: the submitter decides about the next attempt by the outcome alone.
+Only pods exit with 43, for Kubernetes. A local job exits with 0 or 42 by its own end, also if
+another process closed its attempt: the submitter decides by the outcome alone.
 """
 
 START_ALLOWANCE_S = 3600.0
