@@ -17,8 +17,8 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from tests.engine.world import left_on
 
-SHARED = ("code/", "functions/", "data/")
 DEADLINE_S = 60.0
 
 
@@ -106,12 +106,6 @@ def same(value: object) -> object:
 async def for_ever(value: object) -> object:
     await asyncio.Event().wait()
     return value
-
-
-async def left_on(platform: Platform) -> list[str]:
-    jobs = [one.name for one in await platform.cluster.find()]
-    names = [one.name for one in await platform.store.list("")]
-    return jobs + [name for name in names if not name.startswith(SHARED)]
 
 
 async def until_there_is(store: Any, what: str) -> None:

@@ -22,7 +22,7 @@ from kinetic.aio._engine.input_source import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
-from tests.engine.world import Passing
+from tests.engine.world import Passing, left_on
 
 
 @pytest.fixture
@@ -200,14 +200,6 @@ class Held(Passing):
             return answer
 
         return ask
-
-
-async def left_on(platform: Platform) -> list[str]:
-    """Objects that are no content which submissions share, secrets and jobs."""
-    names = [one.name for one in await platform.store.list("")]
-    own = [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
-    secrets: dict[str, bytes] = platform.cluster._secrets  # type: ignore[attr-defined]
-    return own + [*secrets] + [seen.name for seen in await platform.cluster.find()]
 
 
 @pytest.mark.parametrize("about", ["secret", "manifest", "lease"])

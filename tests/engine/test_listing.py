@@ -43,21 +43,27 @@ async def test_only_the_handles_that_are_returned_are_read(limit: int | None) ->
     assert read <= wanted
 
 
-class Listed(MemoryStore):
-    """Counts the objects that listings return."""
+class Counts:
+    """Counts the objects that the listings of a store return."""
 
     objects = 0
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        found = await super().list(prefix)
+        found: list[ObjectInfo] = await super().list(prefix)  # type: ignore[misc]
         self.objects += len(found)
         return found
+
+
+class InMemory(Counts, MemoryStore): ...
+
+
+class OnDisk(Counts, DirectoryStore): ...
 
 
 async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
     cost: list[int] = []
     for items in (3, 60):
-        store = Listed()
+        store = InMemory()
         platform = replace(memory_platform(), store=store, cluster=MemoryCluster(store, carry_out))
         async with aio.Client(platform=platform) as client:
             batch = await client.run_async_map(add, [(1, number) for number in range(items)])
@@ -70,17 +76,6 @@ async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
             cost.append(store.objects - before)
             assert await (await other.list_jobs(limit=1))[0].result(cleanup=False) > 0
     assert cost[0] == cost[1]
-
-
-class OnDisk(DirectoryStore):
-    """Counts the objects that listings return."""
-
-    objects = 0
-
-    async def list(self, prefix: str) -> list[ObjectInfo]:
-        found = await super().list(prefix)
-        self.objects += len(found)
-        return found
 
 
 async def test_single_jobs_on_this_machine_are_found_without_a_listing(tmp_path: Path) -> None:

@@ -92,27 +92,28 @@ class Endless(Passing):
         yield
 
 
-async def test_output_that_cannot_be_shown_is_told_and_costs_no_result(
-    platform: Platform, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened = replace(platform, cluster=Forbidden(platform.cluster))
-    async with aio.Client(platform=opened) as client:
-        job = await client.submit(listed, 1)
-        assert await job.result(stream_logs=True) == [1]
-    words = f"can't show the output of {job.job_id}: you may not get pods/log"
-    assert words in caplog.text
-
-
 @pytest.mark.looptime(noop_cycles=300)
-async def test_output_that_has_no_end_is_told_and_costs_no_result(
-    platform: Platform, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kind", "words", "kept"),
+    [
+        (Forbidden, "can't show the output of {}: you may not get pods/log", []),
+        (Endless, "lines of the output of {}", ["kinetic-{}"]),
+    ],
+)
+async def test_output_that_cannot_be_shown_whole_is_told_and_costs_no_result(
+    platform: Platform,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Passing],
+    words: str,
+    kept: list[str],
 ) -> None:
-    opened = replace(platform, cluster=Endless(platform.cluster))
+    opened = replace(platform, cluster=kind(platform.cluster))
     async with aio.Client(platform=opened) as client:
         job = await client.submit(listed, 1)
         assert await job.result(stream_logs=True) == [1]
-        assert [one.name for one in await platform.cluster.find()] == [f"kinetic-{job.job_id}"]
-    assert f"lines of the output of {job.job_id}" in caplog.text
+        names = [one.format(job.job_id) for one in kept]
+        assert [one.name for one in await platform.cluster.find()] == names
+    assert words.format(job.job_id) in caplog.text
 
 
 class Lasting(Endless):

@@ -120,8 +120,7 @@ async def test_a_changed_manifest_starts_nothing(
     world.gate.clear()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=1)
-        while not world.started:
-            await asyncio.sleep(0.2)
+        await world.begun(1)
     begun = world.started
     await change(world, f"batches/{batch.group_id}/manifest", how)
     async with aio.Client(platform=world.platform) as other:
@@ -169,8 +168,7 @@ async def test_forged_requests_say_nothing(
     """Neither to who submits the batch, nor to its jobs, nor to who observes it; later ones do."""
     world.gate.clear()
     batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    while not world.started:
-        await asyncio.sleep(0.2)
+    await world.begun(1)
     scope = f"batches/{batch.group_id}/"
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
     elsewhere = signing.submission_key(await world.platform.cluster.root_key(), "batches/grp-x/")
@@ -200,8 +198,7 @@ async def test_forged_requests_say_nothing(
 async def test_a_request_after_a_forged_one_is_heeded(world: World, client: aio.Client) -> None:
     world.gate.clear()
     batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    while not world.started:
-        await asyncio.sleep(0.2)
+    await world.begun(1)
     scope = f"batches/{batch.group_id}/"
     stop = wire.Request(kind="stop").to_bytes()
     assert await world.platform.store.create(wire.control_key(scope, 0), stop)

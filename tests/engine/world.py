@@ -21,6 +21,7 @@ __all__ = [
     "World",
     "claim",
     "dies",
+    "left_on",
     "platform_with",
     "preempted",
     "until",
@@ -83,6 +84,14 @@ class Passing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.port, name)
+
+
+async def left_on(platform: Platform) -> list[str]:
+    """Return the objects that submissions don't share, the secrets, and the jobs."""
+    names = [one.name for one in await platform.store.list("")]
+    own = [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
+    secrets: dict[str, bytes] = platform.cluster._secrets  # type: ignore[attr-defined]
+    return own + [*secrets] + [seen.name for seen in await platform.cluster.find()]
 
 
 async def claim(run: Run) -> None:

@@ -164,15 +164,6 @@ def test_the_job_of_a_call_ends_when_the_script_is_killed(
         until(lambda: gone(pid) and not left(home, job_id))
 
 
-def test_ctrl_c_of_a_call_says_that_its_job_was_removed(script, tmp_path: Path, home: Path) -> None:
-    with script(CALLS["sync"]) as process:
-        pid, job_id = started(tmp_path)
-        process.interrupt()
-        _, _, err = process.end()
-    assert f"{job_id} was cancelled and removed" in err
-    assert gone(pid) and left(home, job_id) == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_job_of_a_handle_goes_on_whatever_ends_the_script(
     script, tmp_path: Path, number: int
