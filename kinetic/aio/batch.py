@@ -20,7 +20,7 @@ from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
-from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.iteration import Consumer
 from kinetic.aio._engine.progress import Shown, progress
 from kinetic.aio.job import JobHandle

@@ -35,7 +35,7 @@ from kinetic.options import MapOptions, MapSettings, Options, check, settings_of
 
 if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
-    from kinetic.aio._engine.batches import Batch
+    from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.prepare import Call
     from kinetic.aio._engine.session import JobRef, Session

@@ -11,7 +11,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.notes import ERROR, Note
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import in_thread
-from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.progress import state_of
 from kinetic.job_status import JobStatus
 

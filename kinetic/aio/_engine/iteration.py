@@ -26,7 +26,7 @@ from kinetic.errors import (
 from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 
 if TYPE_CHECKING:
-    from kinetic.aio._engine.batches import Batch
+    from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.input_pump import Backpressure
 
 AHEAD = 32

@@ -15,7 +15,7 @@ from kinetic._progress.entry import in_notebook
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._tasks import running_loop
-from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.progress import Shown, is_shown, progress, state_at
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.errors import KineticError

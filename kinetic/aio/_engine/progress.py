@@ -22,7 +22,7 @@ from kinetic.progress import Progress
 
 if TYPE_CHECKING:
     from kinetic._progress.entry import Entry
-    from kinetic.aio._engine.batches import Batch
+    from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.submission import Submission
 
 AT_ONCE = 500

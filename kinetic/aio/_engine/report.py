@@ -19,7 +19,7 @@ from kinetic._report.page import render
 from kinetic._runner.protocol import frames
 from kinetic._tasks import bounded, in_thread
 from kinetic.aio._engine import history
-from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.batch import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
 QUOTED = 20

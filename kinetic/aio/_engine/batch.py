@@ -1,0 +1,721 @@
+"""A batch behind its handle: its items, its submitter, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from kinetic._collector import OF_ITEMS, items_of
+from kinetic._runner.protocol import wire
+from kinetic._tasks import release
+from kinetic.aio import _lease
+from kinetic.aio._engine import ending, prepare, removal, scheduler
+from kinetic.aio._engine.cleanup import delete_all, delete_left
+from kinetic.aio._engine.coordinator import BatchCoordinator, renewed
+from kinetic.aio._engine.input_source import Source
+from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.launcher import BatchContext
+from kinetic.aio._engine.manifest import map_settings_of, placed_of, read_manifest
+from kinetic.aio._engine.recovery import read_inputs, recover_state, since
+from kinetic.aio._engine.refusals import Pause, until_lifted
+from kinetic.aio._engine.session import JobRef, Session
+from kinetic.aio._engine.submission import Submission
+from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
+from kinetic.errors import (
+    ConfigurationError,
+    Conflict,
+    KineticError,
+    NotFound,
+    SubmitterLost,
+    Unavailable,
+)
+from kinetic.job_status import JobStatus
+from kinetic.options import MapSettings
+from kinetic.prices import HOUR_S, Estimate, Price
+
+LEAVING_S = 15.0
+"""How long to wait for the inputs to be stored and the lease released, when a client closes."""
+
+
+class Batch:
+    """One batch as this process sees it; with a coordinator, this process submits it."""
+
+    def __init__(
+        self,
+        session: Session,
+        submission: Submission,
+        manifest: Mapping[str, Any],
+        *,
+        followed: bool = True,
+    ) -> None:
+        self.session = session
+        self.submission = submission
+        self.manifest = manifest
+        self.coordinator: BatchCoordinator | None = None
+        self.watchers: list[asyncio.Event] = []
+        identity = submission.identity
+        self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
+        self.followed = followed
+        """Whether the session keeps this batch current; a listed batch only after its first use."""
+        self.items_removed = False
+        self._taking_over = asyncio.Lock()
+        self._abandonment_watch: asyncio.Task[None] | None = None
+        self._environment_here: Mapping[str, str] = {}
+        self._asked: wire.Request | None = None
+        submission.listen(self.wake)
+        submission.batch_reader = self.reread
+        submission.requests.listeners.append(self._on_request)
+
+    @property
+    def group_id(self) -> str:
+        """The ID of the batch."""
+        return self.submission.identity.id
+
+    def following(self, index: int) -> JobRef:
+        """Return the job of an item, for a handle."""
+        return JobRef(session=self.session, submission=self.submission, index=index)
+
+    # --- state ---
+
+    @property
+    def submits(self) -> bool:
+        """Whether this process submits the batch now."""
+        return self.coordinator is not None and not self.coordinator.over.is_set()
+
+    @property
+    def total(self) -> int | None:
+        """The number of items, once it is known."""
+        if self.inputs.total is not None:
+            return self.inputs.total
+        if self.coordinator is not None and self.coordinator.state.sealed:
+            return self.coordinator.state.total
+        total: int | None = self.manifest["total"]
+        return total if self.coordinator is None else None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no more items can come: the end of the inputs is stored, or was collected."""
+        return self.inputs.sealed or self.submission.collected is not None
+
+    @property
+    def known(self) -> int:
+        """How many items there are so far."""
+        if self.inputs.total is not None:
+            return self.inputs.total  # `len(inputs)` may have been wrong
+        return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
+
+    @property
+    def stored(self) -> int:
+        """How many inputs are stored, or were until they were collected."""
+        return max(self.inputs.count, self.submission.collected or 0)
+
+    def submitted(self, index: int) -> bool:
+        """Return whether an attempt of the item was decided on.
+
+        If another process submits the batch, all its items count as submitted.
+        """
+        if self.submission.refusal(index) is not None:
+            return False
+        if self.coordinator is None:
+            return True
+        return self.submission.begun(index) or index in self.coordinator.state.busy
+
+    @property
+    def finished(self) -> bool:
+        """Whether a waiter has nothing left to wait for.
+
+        All items are settled, or this process has stopped submitting the batch.
+        """
+        if self.coordinator is not None:
+            settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
+            return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
+        return self.total is not None and self.submission.settled_items >= self.total
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item has ended, as opposed to this process submitting it no more."""
+        return self.finished if self.coordinator is None else self.coordinator.complete
+
+    def follow(self, *, observed: bool = True) -> None:
+        """Keep the batch current from now on, and if *observed*, watch its lease."""
+        if not self.followed:
+            self.followed = True
+            self.session.follow(self.submission, ours=False)
+            if observed:
+                self.observe()
+
+    async def refresh(self) -> None:
+        """Read how many items there are, if another process submits them."""
+        self.follow()
+        if not self.submits and self.inputs.total is None:
+            await read_inputs(self.submission, self.inputs)
+
+    async def look(self) -> None:
+        """Read the objects of all items that are not final."""
+        await self.refresh()
+        left = [index for index in range(self.known) if not self.submission.is_final(index)]
+        await self.submission.look_at_each(left)
+        # That look has read new requests, which may have reopened final items.
+        reopened = {*self.submission.requests.reopened}.difference(left)
+        if again := [index for index in reopened if not self.submission.is_final(index)]:
+            await self.submission.look_at_each(again)
+
+    async def reread(self) -> None:
+        """Read open items again, and ask the platform about those that have started."""
+        if self.coordinator is not None and self.submits:
+            await self.coordinator.reread()
+        elif not self.finished:
+            await self.look()
+            submission = self.submission
+            open_here = (one for one in range(self.known) if not self.submission.is_final(one))
+            begun = [
+                one for one in open_here if submission.begun(one) or one in submission.doubtful
+            ]
+            await ending.ask(submission, begun)
+
+    async def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Return index and status of each submitted item, read from the store now."""
+        submitted = [index for index in range(self.known) if self.submitted(index)]
+        await self.look()
+        submitted = submitted if self.coordinator is not None else [*range(self.known)]
+        return [(index, self.submission.status(index)) for index in submitted]
+
+    async def input_of(self, index: int) -> Any:
+        """Return the input of an item: the user's own object, or one rebuilt from the store.
+
+        Raises:
+            NotFound: The input isn't stored, or was removed.
+            SubmissionError: The input could not be pickled.
+            Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
+        """
+        pump = self.coordinator.pump if self.coordinator is not None else None
+        if pump is not None and (here := pump.input_of(index)) is not None:
+            return here[0]
+        await self.refresh()
+        return await self.inputs.value(index)
+
+    # --- waiting ---
+
+    def wake(self, index: int = 0, item: wire.Item | None = None) -> None:
+        """Wake the waiting tasks, because something changed."""
+        for awake in self.watchers:
+            awake.set()
+
+    async def submitted_all(self) -> None:
+        """Wait until every item was requested once, or never will be."""
+        while self.coordinator is not None and not (
+            self.finished or self.coordinator.all_asked_for
+        ):
+            awake = asyncio.Event()
+            self.watchers.append(awake)
+            try:
+                await awake.wait()
+            finally:
+                self.watchers.remove(awake)
+
+    # --- submitting ---
+
+    def coordinate(
+        self,
+        lease: _lease.HeldLease,
+        placed: prepare.UploadedCall,
+        source: Source | None,
+        settings: MapSettings,
+        events: Iterable[scheduler.Event] = (),
+    ) -> None:
+        """Submit the batch from now on, beginning with the *events* of `recover_state`."""
+        submission = self.submission
+        submission.closes, submission.fence = True, lease.fence
+        self._environment_here = placed.environment
+        submission.reclaim()
+        context = BatchContext(
+            session=self.session,
+            submission=submission,
+            placed=placed,
+            inputs=self.inputs,
+            lease=lease,
+        )
+        length = source.length if source is not None else self.manifest["total"]
+        budget = self._budget_s(settings)
+        coordinator = BatchCoordinator(context, settings, source, length, self.wake, budget)
+        self.coordinator = coordinator
+        coordinator.post(scheduler.Spent(submission.meter.seconds))
+        for event in events:
+            coordinator.post(event)
+            for news in since(submission, event):
+                coordinator.post(news)
+        self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
+        if (deadline := self.manifest["deadline"]) is not None:
+            if submission.requests.reopened:  # a retry gets the whole time again
+                deadline = time.time() + (settings.batch_timeout or 0.0)
+            self.session.spawn(
+                self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
+            )
+
+    @property
+    def price(self) -> Price | None:
+        """The price of the batch's accelerator at the time when the batch began."""
+        fields = self.manifest["price"]
+        return Price(**fields) if fields else None
+
+    def _budget_s(self, settings: MapSettings) -> float:
+        """Return how many seconds of attempts the budget pays for."""
+        if settings.budget is None or self.price is None or not self.price.usd_per_hour:
+            return math.inf
+        return settings.budget / self.price.usd_per_hour * HOUR_S
+
+    @property
+    def cause(self) -> str:
+        """Why kinetic stopped the batch; empty if a user stopped it, or nothing did."""
+        terms = self.manifest["terms"]
+        words = {
+            "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
+            "fail_fast": "fail_fast",
+            "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
+        }
+        stops = [one for one in self.submission.requests.entries if one.kind == "stop"]
+        return next((words[one.cause] for one in stops if one.cause in words), "")
+
+    def estimate(self) -> Estimate:
+        """Estimate the cost so far and in the end, from the items that this process has read."""
+        meter, total = self.submission.meter, self.total
+        ended = self.submission.ended
+        expected = None if total is None or not ended else meter.seconds * total / ended
+        return Estimate(
+            accelerator=self.manifest["placed"]["resources"]["accelerator"],
+            price=self.price,
+            hours=meter.seconds / HOUR_S,
+            expected_hours=None if expected is None else expected / HOUR_S,
+        )
+
+    async def _submitting(self, coordinator: BatchCoordinator) -> None:
+        """Run *coordinator*; when it has ended, follow what other processes do with the batch.
+
+        If the coordinator has ended with an error, all waiters get that error.
+        """
+        await coordinator.run()
+        requests, lost = self.submission.requests, coordinator.lease.lost is not None
+        if (
+            self.coordinator is not coordinator
+            or requests.removing
+            or not (lost or coordinator.complete)
+        ):
+            return
+        if not all(map(self.submission.is_final, requests.reopened)):
+            self._observe_again()
+        elif lost:
+            self.session.watch(self.submission)  # for the waiters of its jobs
+            self.observe()
+
+    def _on_request(self, request: wire.Request) -> None:
+        """When another process asks for a retry after this one stopped submitting, observe again.
+
+        Not for our own request, nor while we take the batch over.
+        """
+        if request.kind != "retry" or request == self._asked or self._taking_over.locked():
+            return
+        if self.coordinator is not None and not self.submits:
+            self._observe_again()
+
+    async def _end_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
+        """Stop the batch at its timeout, whichever process submits it."""
+        try:
+            await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
+        except TimeoutError:
+            logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
+            coordinator.stop_in_background("timeout", keep_running=False)
+
+    async def take_over(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None = None,
+        *,
+        seal: bool = False,
+        force: bool = False,
+    ) -> None:
+        """Submit the rest of the batch, if no other process does.
+
+        Raises:
+            Conflict: A living process submits it.
+            ConfigurationError: *inputs* are given, but the batch has all its inputs. Or this
+                process lacks a variable that the batch captured.
+            NotFound: The batch was cleaned up.
+            WireError: This version doesn't know the batch's format.
+        """
+        async with self._taking_over:
+            await self.refresh()
+            self._refuse_more(inputs)
+            if (coordinator := self.coordinator) is not None and self.submits:
+                if not await coordinator.is_replaced():
+                    if inputs is None and not seal and not force:
+                        return
+                    raise Conflict(
+                        f"this client submits {self.group_id} already; you need not resume it"
+                    )
+                await coordinator.over.wait()
+            environment = await self._environment()
+            placed = placed_of(self.manifest, environment)
+            identity, platform = self.submission.identity, self.session.platform
+            lease = await _lease.acquire(
+                platform.store, identity.scope, identity.submitter, platform.clock, force=force
+            )
+            try:
+                await self._coordinate_again(lease, placed, inputs, seal=seal)
+            except BaseException:
+                with contextlib.suppress(ConfigurationError):  # the client is closed
+                    self.observe()
+                await release(lease.release(), what=f"releasing {self.group_id}")
+                raise
+
+    async def _environment(self) -> Mapping[str, str]:
+        """Return the environment of the jobs: the platform's copy, ours, or one captured again."""
+        try:
+            secret = self.session.platform.cluster.secret
+            content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
+        except NotFound:
+            await read_manifest(self.session, self.group_id)
+            await self.look()
+            if self.total is not None and self.submission.ended >= self.total:
+                return {}  # nothing will run
+            return self._environment_here or self._captured_again()
+        environment: dict[str, str] = json.loads(content)
+        return environment
+
+    def _captured_again(self) -> dict[str, str]:
+        """Capture the variables of the batch from this process, as its first submitter did.
+
+        Raises:
+            ConfigurationError: This process lacks one of them.
+        """
+        names: list[str] = self.manifest["placed"]["captured"]
+        if lacking := [name for name in names if name not in os.environ]:
+            raise ConfigurationError(
+                f"{self.group_id} captured {', '.join(lacking)}, and the values ended with the "
+                "process that submitted it; set them in this process and call again"
+            )
+        if names:
+            logging.warning("%s: captured again: %s", self.group_id, ", ".join(names))
+        captured = {name: os.environ[name] for name in names}
+        return prepare.job_environment(self.session, captured, self.manifest["output_dir"] or "")
+
+    async def _coordinate_again(
+        self,
+        lease: _lease.HeldLease,
+        placed: prepare.UploadedCall,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None,
+        *,
+        seal: bool,
+    ) -> None:
+        keeping = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
+        if self._abandonment_watch is not None:
+            # Two tasks that close the same attempts would write the same outcomes.
+            self._abandonment_watch.cancel()
+        try:
+            if self._abandonment_watch is not None:
+                await asyncio.wait({self._abandonment_watch})
+            self.submission.closes, self.submission.fence = True, lease.fence
+            self.session.watch(self.submission)
+            store = self.session.platform.store
+            gone = await retry_forever(lambda: renewed(store, placed), "looking at what jobs share")
+            events = await recover_state(self.session, self.submission, self.inputs)
+            total, stored = self.inputs.total, self.inputs.count
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+        if lease.lost is not None:
+            raise lease.lost
+        self._refuse_more(inputs)
+        if gone and (inputs is not None or self._is_open):
+            raise NotFound(
+                f"the {gone[0].partition('/')[0]} of {self.group_id} is not in the store any more: "
+                "it was collected by its age; submit what is left in a new batch"
+            )
+        settings = map_settings_of(self.manifest)
+        source: Source | None = Source(() if inputs is None else inputs, settings.input_mode)
+        if inputs is None and not (seal and total is None):
+            source = None
+            end = total if total is not None else stored
+            events.append(scheduler.Ended(end, sealed=total is not None))
+        self.coordinate(lease, placed, source, settings, events)
+
+    @property
+    def _is_open(self) -> bool:
+        return any(not self.submission.is_final(index) for index in range(self.inputs.count))
+
+    def _refuse_more(self, inputs: object) -> None:
+        if inputs is not None and self.inputs.total is not None:
+            raise ConfigurationError(
+                f"{self.group_id} has all its {self.inputs.total} inputs: resume() without more, "
+                "and submit these in a batch of their own"
+            )
+
+    async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
+        """Retry the items that failed or were cancelled; any process may call this.
+
+        Returns how many will run again.
+
+        Raises:
+            NotFound: The batch has no such item, or was cleaned up.
+        """
+        if not await self.exists():
+            raise self.submission.identity.gone
+        await self.refresh()
+        wanted = {*range(self.known)} if indices is None else {*indices}
+        if strange := [index for index in wanted if not 0 <= index < self.known]:
+            raise NotFound(f"batch {self.group_id} has no item {strange[0]}; it has {self.known}")
+        count = await self._request_retry(wanted)
+        if (coordinator := self.coordinator) is not None and self.submits:
+            await coordinator.caught_up()
+            if await coordinator.is_replaced():
+                await coordinator.over.wait()
+        # This includes items reopened by a process that died before it started them.
+        reopened = self.submission.requests.reopened
+        is_open = any(not self.submission.is_final(index) for index in reopened)
+        if is_open and not self.submits and await self._is_free():
+            try:
+                await self.take_over()
+            except Conflict:
+                logging.info(
+                    "%s: another process took it over, and carries this out", self.group_id
+                )
+        if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
+            self._observe_again()  # what was reopened runs elsewhere
+        return count
+
+    async def exists(self) -> bool:
+        """Return whether the batch exists; after a cleanup, nothing would remove a new object."""
+        entry = self.submission.identity.entry
+        if self.submits or await self.session.platform.store.look(entry) is not None:
+            return True
+        self.session.forget(self.submission)
+        return False
+
+    async def _request_retry(self, wanted: Iterable[int]) -> int:
+        submission, budgets = self.submission, self.submission.identity.budgets
+        while True:
+            await self.look()
+            slot = len(submission.requests.entries)
+            ended = [i for i in wanted if self.submission.is_final(i)]
+            failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
+            bases: dict[int, int] = {}
+            for index, attempts in (await submission.all_attempts(failed)).items():
+                base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
+                if base is not None:
+                    bases[index] = base
+            if not bases:
+                return 0
+            self._asked = request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
+            if await submission.requests.append_at(slot, request):
+                await submission.look_at_all(bases)  # new waiters wait for these
+                return len(bases)
+
+    async def _is_free(self) -> bool:
+        """Return whether no living process has the lease; wait until that is certain."""
+        identity, platform = self.submission.identity, self.session.platform
+        there = await _lease.read(platform.store, identity.scope)
+        return there is None or not there[0].held or not await self._is_served(there[0])
+
+    async def _is_served(self, lease: _lease.Lease) -> bool:
+        """Return whether the holder of *lease* renews it, or another process has it now."""
+        identity, platform = self.submission.identity, self.session.platform
+        since = platform.clock()
+        while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
+            await lease.owner.ended(_lease.LOOK_S)
+            there = await _lease.read(platform.store, identity.scope)
+            if there is None or there[0] != lease:
+                return there is not None and there[0].held
+        return False
+
+    async def leave(self, why: str) -> None:
+        """Stop submitting at once: the client is being closed."""
+        if self.coordinator is not None and self.submits:
+            coordinator = self.coordinator
+            what = f"leaving {self.group_id}"
+            await release(coordinator.leave(), what=what, grace=LEAVING_S)
+            left = coordinator.waiting
+            if left or not (coordinator.complete or coordinator.all_asked_for):
+                logging.warning(
+                    "%s: this process submits %s no more. What runs goes on; %d items wait. "
+                    "To submit the rest: kinetic batches resume %s",
+                    why,
+                    self.group_id,
+                    len(left),
+                    self.group_id,
+                )
+
+    async def seal(self) -> None:
+        """Pull no more inputs, and store the end of those that were pulled."""
+        if self.coordinator is not None and self.submits:
+            await self.coordinator.finish_inputs(seal=True)
+
+    # --- ending ---
+
+    async def cancel(self) -> None:
+        """Stop the batch and wait until all its items have ended.
+
+        Raises:
+            BackendError: The stop can't be stored, or an outcome can't be read.
+        """
+        coordinator = self.coordinator
+        if coordinator is not None and self.submits and not coordinator.complete:
+            await coordinator.stop("cancel", keep_running=False)
+            await coordinator.over.wait()
+            if coordinator.request_error is not None:
+                raise coordinator.request_error
+            if coordinator.lease.lost is None:
+                return  # else another process has it now, and ends it
+        await self.look()
+        if self.total is not None and self.submission.ended >= self.total:
+            await delete_left(self.submission)
+            return  # nothing else is left to stop, and the logs stay
+        if not await self.exists():
+            return
+        its_round = await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
+        await delete_left(self.submission)
+        await delete_all(self.submission, its_round)
+        await self.look()
+        for index in range(self.known):
+            if not self.submission.is_final(index) and self.submission.final_error(index) is None:
+                await self.session.closed(self.submission, index)
+
+    async def delete_jobs(self) -> None:
+        """Delete all jobs of the batch from the platform, unless a retry still needs some."""
+        submission = self.submission
+        if all(map(submission.is_final, submission.requests.reopened)):
+            await self._until_lifted(lambda: delete_all(submission, submission.requests.round))
+            submission.note_cleaned()
+
+    async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
+        """Remove all objects of the items, which have these *values*; the manifest stays.
+
+        *history* is what a report needs of each item; it's stored first.
+
+        Cancelled: some objects may be removed. This process keeps *values*; call it again.
+        """
+        submission = self.submission
+        if self.items_removed or not await self.exists():
+            return
+        submission.values = values
+        if self.coordinator is not None:
+            await self.coordinator.over.wait()
+        await self.delete_jobs()
+        await submission.write_collected(len(values), history)
+        store, identity = self.session.platform.store, submission.identity
+        await self.session.platform.cluster.drop_secret([identity.id])
+        for part in OF_ITEMS:
+            found = items_of(await store.list(f"{identity.scope}{part}"))
+            await store.delete([one.name for one in found])
+        self.items_removed = True
+
+    async def remove(self, *, jobs: bool, objects: bool) -> None:
+        """Stop the batch, and remove its jobs and objects."""
+        if self.submission.removed:
+            return
+        if self.coordinator is not None and self.submits:
+            await self.cancel()
+            # Otherwise `removal` would wait until the lease expires.
+            await self.coordinator.over.wait()
+        identity = self.submission.identity
+        await self._until_lifted(
+            lambda: removal.remove(self.session, identity, jobs=jobs, objects=objects)
+        )
+        if objects:
+            self.session.forget(self.submission)
+
+    async def _until_lifted(self, removal: Callable[[], Awaitable[None]]) -> None:
+        """Await *removal*; the process that submitted the batch retries passing refusals."""
+
+        def waits() -> bool:
+            return self.coordinator is not None and self.submission.has_started
+
+        pause = Pause(f"the removal of {self.group_id}")
+        await until_lifted(removal, pause, waits=waits)
+
+    # --- observing ---
+
+    def observe(self) -> None:
+        """Watch the lease, to find out when no process submits the batch any more."""
+        if self._abandonment_watch is None or self._abandonment_watch.done():
+            self._abandonment_watch = self.session.spawn(
+                self.watch_abandonment(), name=f"lease of {self.group_id}"
+            )
+
+    def _observe_again(self) -> None:
+        self.coordinator = None
+        self.submission.closes = False
+        self.submission.reclaim()
+        self.session.watch(self.submission)
+        self.observe()
+
+    async def look_again(self) -> None:
+        """Observe the batch again, if it was abandoned and a process submits it now."""
+        if self.submits or self.submission.abandoned is None:
+            return
+        identity, platform = self.submission.identity, self.session.platform
+        there = await _lease.read(platform.store, identity.scope)
+        if there is not None and there[0].held:
+            self._observe_again()
+
+    async def abandonment(self) -> KineticError | None:
+        """Return why some items won't start, if one look at the lease shows it."""
+        await self.look_again()
+        identity, store = self.submission.identity, self.session.platform.store
+        if (
+            self.submission.abandoned is None
+            and not (self.submits or self.finished)
+            and await _lease.is_abandoned(store, identity.scope, identity.submitter)
+        ):
+            self.observe()
+            assert self._abandonment_watch is not None
+            await asyncio.wait({self._abandonment_watch}, timeout=_lease.LOOK_S)
+        return self.submission.abandoned
+
+    async def _close_unattended(self) -> list[int]:
+        """Close the items that have ended; return those that won't end without a submitter."""
+        await self.refresh()
+        stuck = await ending.close_unattended(self.submission, range(self.known))
+        await self.submission.requests.read()
+        if self.submission.doubtful:
+            raise Unavailable("the ends of some items can't be read", retryable=True)
+        if self.total is None and self.submission.requests.all_stopped:
+            self.inputs.total = self.known
+        return stuck
+
+    async def watch_abandonment(self) -> None:
+        """Wait until no process submits the batch, then fail waiters of items without outcome."""
+        identity, platform = self.submission.identity, self.session.platform
+        lease = await retry_forever(
+            lambda: _lease.until_abandoned(
+                platform.store, identity.scope, identity.submitter, platform.clock
+            ),
+            f"reading the lease of {self.group_id}",
+        )
+        # Waiters depend on this task, so it retries every error that kinetic knows.
+        stuck = await retry(
+            self._close_unattended,
+            FOREVER,
+            Outage(f"reading {self.group_id}"),
+            is_passing=lambda failure: isinstance(failure, KineticError),
+        )
+        if stuck or self.total is None:
+            who = lease.who if lease is not None else "its submitter"
+            error = SubmitterLost(
+                f"batch {self.group_id}: {who} does not submit it any more, and {len(stuck)} of "
+                f"its items have no outcome; kinetic.attach_batch({self.group_id!r}).resume(), or "
+                f"`kinetic batches resume {self.group_id}`, goes on with them, and runs nothing "
+                "again that has ended",
+                job_id=self.group_id,
+            )
+            self.submission.abandon(error, stuck)
+        self.wake()
+        try:
+            await delete_left(self.submission)
+        except KineticError as exc:
+            logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)
