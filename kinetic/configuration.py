@@ -228,7 +228,7 @@ _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+(-[a-z0-9]+)?")
 
 
 def checked_zone(zone: str | None, origin: str) -> str:
-    """Return *zone*, which *origin* names, if it has the form of a zone or a region.
+    """Check that *zone* has the form of a zone or a region; None and "" give the default zone.
 
     Raises:
         ConfigurationError: *zone* has another form.
@@ -236,8 +236,8 @@ def checked_zone(zone: str | None, origin: str) -> str:
     zone = zone or DEFAULTS["zone"]
     if _ZONE.fullmatch(zone) is None:
         raise ConfigurationError(
-            f"{zone!r} (from {origin}) isn't a zone of Google Cloud; write one such as "
-            f"{DEFAULTS['zone']}, or leave it out"
+            f"{zone!r} (from {origin}) isn't a valid zone or region of Google Cloud; write one "
+            f"such as {DEFAULTS['zone']}, or omit it"
         )
     return zone
 

@@ -124,7 +124,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Start the function in a job and return the job's handle.
 
-        Returns once the platform has accepted the job; it may not run yet.
+        Returns once the platform has accepted the job; it may start later.
 
         Args:
             args, kwargs: The function's own arguments; kinetic pickles them.

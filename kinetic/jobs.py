@@ -747,7 +747,7 @@ class BatchHandle(Generic[T, X]):
 def _bundle(
     twin: aio.JobHandle[Any] | aio.BatchHandle[Any], home: LoopThread | None
 ) -> dict[str, str]:
-    """Return what a cell shows. If the loop of *twin* runs, it then updates the cell."""
+    """Return the MIME bundle for a notebook. While the loop of *twin* runs, the cell is updated."""
 
     async def bundle() -> dict[str, str]:
         return twin.bundle()
@@ -762,7 +762,7 @@ def _bundle(
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)`` and return the job's handle.
 
-    Returns once the platform has accepted the job; it may not run yet.
+    Returns once the platform has accepted the job; it may start later.
 
     Args:
         function: The function to run, plain or decorated.

@@ -115,7 +115,7 @@ def price_of(
     Without *listed*, only your own prices count: list prices are those of GKE.
 
     Raises:
-        ConfigurationError: The file of KINETIC_PRICES is wrong.
+        ConfigurationError: The file that KINETIC_PRICES names is invalid.
     """
     if (own := _own(environ).get(str(accelerator))) is not None:
         return Price(usd_per_hour=own, source=environ[VARIABLE])
@@ -182,7 +182,7 @@ def rows(zone: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
     """List the accelerators of the catalogue, with their prices in the region of *zone*.
 
     Raises:
-        ConfigurationError: The file of KINETIC_PRICES is wrong.
+        ConfigurationError: The file that KINETIC_PRICES names is invalid.
     """
     memory: Mapping[str, int] = _listed()["memory_gb"]
     return [

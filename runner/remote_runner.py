@@ -37,10 +37,11 @@ def load_runner(folder: Path) -> None:
 
 
 def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Split the message that makes a process of this machine a job.
+    """Split the message that tells a local process which job to run.
 
-    It has three lines of JSON. The supervisor writes the first: where the job runs. The client
-    writes the second, its key and environment, and the third, the order (`wire.Order.encode`).
+    It has three lines of JSON. The supervisor writes the first line: where the job runs. The client
+    writes the second line (the job's key and environment) and the third (the order; see
+    `wire.Order.encode`).
     """
     local, secrets, order = message.split(b"\n", 2)
     return json.loads(local), json.loads(secrets), order

@@ -344,7 +344,7 @@ def _columns(
     order: dict[_Column, int] = {}
     for of in ("result", "input"):
         order |= {one: place for place, one in enumerate(one for one in values if one[0] == of)}
-    # Numbers come first, because the page plots them; inputs and results take turns.
+    # Numeric columns get space first, because the page plots them; results and inputs alternate.
     for column in sorted(
         values, key=lambda one: (not _is_numeric(values[one].values()), order[one])
     ):

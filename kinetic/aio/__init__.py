@@ -94,7 +94,7 @@ async def submit(
 async def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)`` and return the job's handle, from asyncio.
 
-    Returns once the platform has accepted the job; it may not run yet.
+    Returns once the platform has accepted the job; it may start later.
 
     Args:
         function: The function to run, plain or decorated.

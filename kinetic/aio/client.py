@@ -151,7 +151,7 @@ class Client:
     ) -> JobHandle[Any]:
         """Start ``function(*args, **kwargs)`` and return the job's handle.
 
-        Returns once the platform has accepted the job; it may not run yet.
+        Returns once the platform has accepted the job; it may start later.
 
         Args:
             function: The function to run, plain or decorated.
@@ -371,7 +371,7 @@ class Client:
     ) -> None:
         """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
 
-        Reads nothing of the objects, so it also removes damaged ones. A missing ID isn't an error.
+        This doesn't read the objects, so it also removes damaged ones. A missing ID isn't an error.
 
         Args:
             submission: The ID of a batch or of a single job.
@@ -529,7 +529,8 @@ class Client:
                 where["backend"] = backend
         session = await self._open(where)
         own = BACKENDS[session.target.backend]
-        if own.beside and f"-{own.marker}" not in identity:  # the default is for other jobs
+        if own.beside and f"-{own.marker}" not in identity:
+            # Another backend of the same cluster runs this job.
             session = await self._open({**where, "backend": own.beside[0]})
         return session
 

@@ -152,7 +152,7 @@ def _failed(error: Exception) -> int:
     """Print why a command failed and what helps, and return its exit code.
 
     Raises:
-        Exception: *error* is a defect of kinetic; the user sees its traceback.
+        Exception: *error* is a bug in kinetic, so the user sees the traceback.
     """
     from kinetic import errors
     from kinetic._tracebacks import hint

@@ -195,7 +195,7 @@ def up(
 
 
 async def _project(infra: Infrastructure, *, creates: bool, account: str) -> tuple[bool, str]:
-    """Ask whether to create the project, and which billing account to link, if it lacks them."""
+    """Ask for a missing project or billing account; return whether to create, and the account."""
     import anyio.to_thread
 
     name = infra.site.project

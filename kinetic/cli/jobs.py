@@ -46,7 +46,7 @@ def jobs() -> None:
 async def rows_of(
     handles: Sequence[Handle], row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
 ) -> list[dict[str, Any]]:
-    """Return the *row* of each handle, in their order; reads some *at_once*."""
+    """Return ``row(handle)`` for each handle, in order; at most *at_once* calls run at a time."""
     from kinetic._tasks import bounded
 
     rows: dict[int, dict[str, Any]] = {}

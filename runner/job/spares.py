@@ -96,8 +96,8 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
     """Restore the workspace of a spare to its original content.
 
-    *fill* copies the files that are missing, named by their paths in the
-    workspace. Returns whether there is a workspace now; False leaves none.
+    *fill* copies the missing files, given by their paths in the workspace. Returns whether the
+    workspace is restored; a workspace that can't be restored is moved aside.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     try:
@@ -113,7 +113,10 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         if _restore(root, known["folders"], known["files"], fill):
             note(work, digest)
         return True
-    except (OSError, ValueError):  # a job has left what this user can't remove, or a torn record
+    except (
+        OSError,
+        ValueError,
+    ):  # this user can't remove the job's files, or the record is damaged
         with contextlib.suppress(OSError):
             os.unlink(record)
         with contextlib.suppress(FileNotFoundError):

@@ -39,7 +39,7 @@ KERNEL = ("/proc", "/sys", "/dev")
 
 
 def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
-    """Give this process a view of each Data, and put volumes in their place.
+    """Give this process a private view of each Data, and show volumes at their paths.
 
     If there are volumes, call it before you start threads.
 
@@ -69,7 +69,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
         point, shown, path = _place(ref.mount, view, ref.is_dir)
         _check_point(point, objects, site)
         if volumes.setdefault(point, shown) != shown:
-            raise RuntimeError(f"two volumes have the same place, {point}")
+            raise RuntimeError(f"two volumes have the same path, {point}")
         paths.append(path)
     if volumes and in_namespace:
         namespace.place(volumes, os.fspath(site.work))

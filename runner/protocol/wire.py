@@ -631,10 +631,10 @@ def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: Retry
 def retry_base(
     stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
 ) -> int | None:
-    """Return the base of a request to retry the item, or None if there is nothing to retry.
+    """Return the base of a request to retry the item; None if there is nothing to retry.
 
-    The base includes all closed attempts. For a stopped item it includes the open attempt,
-    because a job with that number may still start.
+    The base is the number of the last attempt that the retry leaves behind. For a stopped item that
+    is the open attempt, because its job may still start; otherwise it is the last closed one.
     """
     ended = item_state(stands, attempts, budgets).state
     if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):

@@ -206,13 +206,14 @@ def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts
 async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
     """Read the item; if the attempt's outcome is enough, read only that."""
     index, number = evidence.index, evidence.number
-    if evidence.refusal is not None:  # creating the claim tells whether it has begun
+    if evidence.refusal is not None:
+        # No read is needed: the claim that `_close` creates shows whether the attempt has begun.
         return submission.item(index) or wire.Item(wire.ItemState.OPEN, number)
     receipt = evidence.seen.receipt if evidence.seen is not None else None
     for copy in (receipt, None) if receipt is not None else (None,):
         try:
             item = await submission.look_at_outcome(index, number, copy)
-        except WireError as exc:  # its body is damaged; a listing has the signed header
+        except WireError as exc:  # the outcome's body is damaged; a listing has the signed header
             logging.warning("%s: %s", submission.identity.attempt_name(index, number), exc)
             continue
         if item is not None:

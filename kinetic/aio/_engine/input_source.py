@@ -112,7 +112,7 @@ class Source:
         return self._taken(len(self._ready))
 
     async def drain(self, patience: float) -> list[Any]:
-        """Do as `stop`, but wait *patience* seconds for an input that a thread is producing."""
+        """Do as `stop`, but give a thread up to *patience* seconds to produce its input."""
         self._stopped = True
         if self._sync is not None and self._step is not None:
             await asyncio.wait({self._step}, timeout=patience)

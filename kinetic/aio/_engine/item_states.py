@@ -419,13 +419,13 @@ class ItemStates:
         return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
 
     def _update(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
-        """Take in what was found of an item, and call the listeners.
+        """Merge the attempts *found* into the item's known state, and call the listeners.
 
         A final state is not changed unless a retry has reopened the item.
 
-        *asked* is how many requests were known before it was read. When a stop
-        was read after that, an attempt may have begun in between, which *found*
-        does not have: then the item is not taken for stopped yet.
+        *asked* is the number of requests to stop or retry that were known when the item was read.
+        If a stop was read since then, an attempt that *found* lacks may have begun, so the item
+        doesn't count as stopped yet.
         """
         known = self._items.get(index)
         if known is not None and known.state.final and not self._reopened(index, known):

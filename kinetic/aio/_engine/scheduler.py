@@ -377,7 +377,7 @@ def _found(state: State, index: int, attempt: int) -> None:
 
 def _reopened(state: State, event: Reopened) -> Sequence[Action]:
     index, attempt = event.index, event.attempt
-    if index >= len(state.marks):  # the requester has read its input before this process did
+    if index >= len(state.marks):  # this process hasn't read the item's input yet
         state.early[index] = event
         return ()
     known = index >= 0 and state.marks[index] != SUCCEEDED

@@ -173,7 +173,7 @@ class Sockets:
             cut(answer)
 
     async def closed(self) -> None:
-        """Wait until all sockets are closed, at most `GOODBYE_S`; close the sessions first."""
+        """Wait up to `GOODBYE_S` until all sockets of the closed sessions are closed."""
         await asyncio.sleep(0)
         for _ in range(round(GOODBYE_S / LOOK_S)):
             if all(one.fileno() < 0 for one in self._made):

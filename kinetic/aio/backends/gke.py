@@ -80,7 +80,7 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[Store, ContainerImages]:
-    """Return the store of jobs at *url*, and the images, built with the project's other bucket."""
+    """Return the job store at *url*, and the images, which the project's builds bucket serves."""
     store, builds = open_store(url, environ), open_store(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 

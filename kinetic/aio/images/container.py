@@ -107,7 +107,7 @@ class ContainerImages:
                 return Image(uri=request.mode, command=COMMAND)
 
     async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
-        """Build *context* and push it as *uri*; return whether that was needed.
+        """Build *context* and push it as *uri*; return whether a build ran.
 
         An image that is there already stays, unless *again* asks for a new build.
 
@@ -121,8 +121,8 @@ class ContainerImages:
         if not self._can_ask(uri):
             raise ConfigurationError(
                 "Cloud Build can push to Artifact Registry (REGION-docker.pkg.dev/…), not to "
-                f"{uri}; write its context with python -m kinetic.images base CATEGORY FOLDER, "
-                "then build and push it with docker"
+                f"{uri}; write the build context with python -m kinetic.images base CATEGORY "
+                "FOLDER, then build and push the image with docker"
             )
         if not again and await self._registry.has(uri):
             return False

@@ -185,7 +185,7 @@ def _dockerfile(category: str, start: str, minor: str, wheel: Wheel, found: Depe
 
 
 def runner_files() -> dict[str, bytes]:
-    """Return the runner of the running kinetic, by the names of its files; reads the disk."""
+    """Return the source files of the installed runner: relative path → content. Reads the disk."""
     folder = Path(os.path.realpath(PACKAGE / "_runner"))
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()

@@ -126,7 +126,7 @@ async def has_sets(api: Api) -> bool:
 
 
 def as_yaml(wanted: tuple[Manifest, ...]) -> str:
-    """Return them as a file for an administrator."""
+    """Return the manifests as YAML documents, for an administrator to apply."""
     import yaml
 
     documents = json.loads(json.dumps([one.document for one in wanted]))

@@ -282,7 +282,7 @@ def _proxy(context: Context) -> str | None:
 
 
 def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a user who impersonates another."""
+    """Return the headers for the impersonation that the kubeconfig's *user* asks for."""
     headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
     headers += [("Impersonate-Group", str(one)) for one in user.values.get("as-groups") or ()]
     extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}

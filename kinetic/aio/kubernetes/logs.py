@@ -207,7 +207,7 @@ class _Scene:
 
     @asynccontextmanager
     async def kept_up(self) -> AsyncGenerator[None]:
-        """Read the jobs and pods; to *follow*, keep them up to date until the block ends."""
+        """Read the jobs and pods once; to follow the log, also watch them until the block ends."""
         (selector,) = by_items([self.name])
         if not self.follow:
             await list_both(self._api, self._paths, selector, self.take)

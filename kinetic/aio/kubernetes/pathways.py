@@ -106,11 +106,11 @@ class PathwaysCluster(GkeCluster):
         if labels is not None:
             query["labelSelector"] = by_labels(labels)
             for sets in kinds:
-                with suppress(NotFound):  # the cluster lacks its own kind of sets
+                with suppress(NotFound):  # the cluster lacks the definition of this kind of set
                     await self._api.call("DELETE", sets.paths.jobs, query=query)
 
     async def _kinds(self) -> Sequence[_Sets]:
-        """Return its own kind of sets, and the other kinds that it may read in the cluster."""
+        """Return this backend's kind of set, and the other kinds that it may read."""
         if self._others is None:
             self._others = [one for one in self._candidates if await self._has(one)]
         return [self._own, *self._others]
@@ -132,11 +132,11 @@ class PathwaysCluster(GkeCluster):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs as of one moment; see `GkeCluster.find`."""
+        """Read jobs, one kind of set after another; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
             empty, inquiry = partial(sets.table, hints=False), sets.inquiry if explained else None
-            with suppress(NotFound):  # the cluster lacks its own kind of sets
+            with suppress(NotFound):  # the cluster lacks the definition of this kind of set
                 found += await sought(self._api, sets.paths, names, labels, empty, inquiry)
         return found
 

@@ -170,7 +170,7 @@ class Diagnostics:
         return self._nodes
 
     async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
-        """Return Kueue's object for the Job, if the Job or its pods wait in one of its queues."""
+        """Return Kueue's Workload for the Job, if the Job or its pods wait in a queue of Kueue."""
         suspended = part(job, "spec").get("suspend") or condition(job, "Suspended") is not None
         groups = [
             part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
