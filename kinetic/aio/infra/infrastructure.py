@@ -142,19 +142,22 @@ class Infrastructure:
             *([projects.link(self.site, billing_account)] if billing_account else []),
         )
         if create_project and not await projects.exists(self._google, self.site):
-            rest = partial(
-                self.plan_up,
-                shape=shape,
-                pools=pools,
-                public_endpoint=public_endpoint,
-                billing_account=billing_account,
-                controllers=controllers,
-            )
+            billing = tuple(one for one in first if one.kind == "billing")
+            rest = partial(self._plan_setup, setup, pools, billing, controllers)
             return self._in_new_project(setup, pools, first, controllers, rest)
+        return await self._plan_setup(setup, pools, first, controllers)
+
+    async def _plan_setup(
+        self,
+        setup: Setup,
+        pools: tuple[Pool, ...],
+        first: tuple[Resource, ...],
+        controllers: tuple[Controller, ...],
+    ) -> Planned:
+        """Plan everything in a project that exists, after the resources *first*."""
         missing = await self._missing(pools)
-        checked = await preflight(
-            self._google, self.site, missing, setup, links=bool(billing_account)
-        )
+        links = any(one.kind == "billing" for one in first)
+        checked = await preflight(self._google, self.site, missing, setup, links=links)
         checked.check()
         setup = replace(setup, machine=checked.machine)
         wanted = (

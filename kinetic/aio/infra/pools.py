@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.accelerators import GPUS, Accelerator, catalogue, parse
-from kinetic.aio.infra.resources import Resource, call
+from kinetic.aio.infra.resources import Resource, call, resource
 from kinetic.aio.infra.setup import MACHINE_USD, SYSTEM_POOL, node_body, pool_body
 from kinetic.aio.infra.site import Site, is_gkes_pool, is_our_pool
 from kinetic.aio.kubernetes.compute_classes import class_name
@@ -121,14 +121,7 @@ class Pool:
 def named(site: Site, name: str) -> Resource:
     """Return the pool of this name, to read and to remove it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
-    path = f"{parent}/{name}"
-    return Resource(
-        kind="node pool",
-        name=name,
-        read=call(api="container", method="GET", path=path),
-        create=call(api="container", method="POST", path=parent),
-        remove=call(api="container", method="DELETE", path=path),
-    )
+    return resource("node pool", name, "container", parent, {})
 
 
 def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
@@ -199,18 +192,8 @@ def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
     """Return the placement policy *name*; creating it needs *topology*, other requests don't."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": topology}
-    return Resource(
-        kind="placement policy",
-        name=name,
-        read=call(api="compute", method="GET", path=f"{parent}/{name}"),
-        create=call(
-            api="compute",
-            method="POST",
-            path=parent,
-            body={"name": name, "description": site.description, "workloadPolicy": workload},
-        ),
-        remove=call(api="compute", method="DELETE", path=f"{parent}/{name}"),
-    )
+    made = {"name": name, "description": site.description, "workloadPolicy": workload}
+    return resource("placement policy", name, "compute", parent, made)
 
 
 def _max_nodes(pool: Pool) -> int:

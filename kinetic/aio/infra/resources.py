@@ -145,6 +145,46 @@ class Policy:
         return {**policy, "bindings": bindings, "version": 3}
 
 
+def resource(
+    kind: str,
+    name: str,
+    api: str,
+    parent: str,
+    body: Document,
+    *,
+    path: str = "",
+    add: tuple[tuple[str, str], ...] = (),
+    **more: Any,
+) -> Resource:
+    """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
+
+    *add* is the query of its creation.
+    """
+    own = path or f"{parent}/{name}"
+    return Resource(
+        kind=kind,
+        name=name,
+        read=call(api=api, method="GET", path=own),
+        create=call(api=api, method="POST", path=parent, query=add, body=body),
+        remove=call(api=api, method="DELETE", path=own),
+        **more,
+    )
+
+
+def policy(
+    name: str, api: str, path: str, *bindings: Binding, needs: tuple[str, ...], read: str = "GET"
+) -> Policy:
+    """Return a policy of the usual form: getIamPolicy and setIamPolicy at the resource's *path*."""
+    version = (("options.requestedPolicyVersion", "3"),)
+    return Policy(
+        name=name,
+        read=call(api=api, method=read, path=f"{path}:getIamPolicy", query=version),
+        write=call(api=api, method="POST", path=f"{path}:setIamPolicy"),
+        bindings=bindings,
+        needs=needs,
+    )
+
+
 def _is_of(each: Document, binding: Binding) -> bool:
     condition: Document = each.get("condition") or {}
     return (

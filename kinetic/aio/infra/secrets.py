@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.images.docker_hub import TOKEN, USERNAME
-from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
+from kinetic.aio.infra.resources import (
+    Binding,
+    Policy,
+    Resource,
+    call,
+    policy,
+    query,
+    resource,
+)
 from kinetic.aio.infra.site import Site
 
 API = "secretmanager"
@@ -35,32 +44,17 @@ def versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]
 
 
 def _secret(site: Site, name: str) -> Resource:
-    parent = f"projects/{site.project}/secrets"
-    return Resource(
-        kind="secret",
-        name=name,
-        read=call(api=API, method="GET", path=f"{parent}/{name}"),
-        create=call(
-            api=API,
-            method="POST",
-            path=parent,
-            query=query(secretId=name),
-            body={"replication": {"automatic": {}}, "labels": {"kinetic": "true"}},
-        ),
+    body: dict[str, Any] = {"replication": {"automatic": {}}, "labels": {"kinetic": "true"}}
+    return resource(
+        "secret", name, API, f"projects/{site.project}/secrets", body, add=query(secretId=name)
     )
 
 
 def _policy(site: Site, name: str) -> Policy:
-    path = f"projects/{site.project}/secrets/{name}"
-    return Policy(
-        name=f"secret {name}",
-        read=call(
-            api=API,
-            method="GET",
-            path=f"{path}:getIamPolicy",
-            query=(("options.requestedPolicyVersion", "3"),),
-        ),
-        write=call(api=API, method="POST", path=f"{path}:setIamPolicy"),
-        bindings=(Binding(role=READS, member=f"serviceAccount:{site.account('builds')}"),),
+    return policy(
+        f"secret {name}",
+        API,
+        f"projects/{site.project}/secrets/{name}",
+        Binding(role=READS, member=f"serviceAccount:{site.account('builds')}"),
         needs=(f"secret {name}",),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kinetic.accelerators import GPUS, TPUS
 from kinetic.aio._net.google import GoogleRequest
-from kinetic.aio.infra.resources import Binding, Policy, Resource, call, query
+from kinetic.aio.infra.resources import Binding, Policy, Resource, call, policy, query, resource
 from kinetic.aio.infra.site import MARK, Site
 from kinetic.errors import ConfigurationError
 
@@ -133,29 +133,6 @@ def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest
     )
 
 
-def _resource(
-    kind: str,
-    name: str,
-    api: str,
-    parent: str,
-    body: dict[str, Any],
-    *,
-    path: str = "",
-    add: tuple[tuple[str, str], ...] = (),
-    **more: Any,
-) -> Resource:
-    """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path."""
-    own = path or f"{parent}/{name}"
-    return Resource(
-        kind=kind,
-        name=name,
-        read=call(api=api, method="GET", path=own),
-        create=call(api=api, method="POST", path=parent, query=add, body=body),
-        remove=call(api=api, method="DELETE", path=own),
-        **more,
-    )
-
-
 def _repository(site: Site) -> Resource:
     parent = f"projects/{site.project}/locations/{site.registry}/repositories"
     want = {
@@ -167,7 +144,7 @@ def _repository(site: Site) -> Resource:
             }
         }
     }
-    return _resource(
+    return resource(
         "repository",
         site.prefix,
         "artifactregistry",
@@ -203,7 +180,7 @@ def _bucket(site: Site, what: str, location: str) -> Resource:
         },
         "lifecycle": {"rule": rules},
     }
-    return _resource(
+    return resource(
         "bucket",
         name,
         "storage",
@@ -225,7 +202,7 @@ def account(site: Site, what: str, email: str = "") -> Resource:
     """Return a service account; *email* names the workers' of another namespace."""
     email = email or site.account(what)
     parent = f"projects/{site.project}/serviceAccounts"
-    return _resource(
+    return resource(
         "service account",
         email,
         "iam",
@@ -247,7 +224,7 @@ def _network(site: Site) -> tuple[Resource, ...]:
     router = f"{site.prefix}-router"
     common = {"network": network, "description": site.description}
     return (
-        _resource(
+        resource(
             "network",
             site.prefix,
             "compute",
@@ -259,7 +236,7 @@ def _network(site: Site) -> tuple[Resource, ...]:
                 "description": site.description,
             },
         ),
-        _resource(
+        resource(
             "subnetwork",
             site.prefix,
             "compute",
@@ -272,7 +249,7 @@ def _network(site: Site) -> tuple[Resource, ...]:
             },
             needs=(f"network {site.prefix}",),
         ),
-        _resource(
+        resource(
             "router",
             router,
             "compute",
@@ -313,7 +290,7 @@ def cluster(setup: Setup) -> Resource:
         path=f"{parent}/{site.cluster}",
         body={"update": {"desiredControlPlaneEndpointsConfig": endpoint}},
     )
-    return _resource(
+    return resource(
         "cluster",
         site.cluster,
         "container",
@@ -497,20 +474,12 @@ def _policies(site: Site) -> tuple[Policy, ...]:
         ),
         needs=(accounts["nodes"], accounts["builds"]),
     )
-    path = f"projects/{site.project}/locations/{site.registry}/repositories/{site.prefix}"
-    repository = Policy(
-        name=f"repository {site.prefix}",
-        read=call(
-            api="artifactregistry",
-            method="GET",
-            path=f"{path}:getIamPolicy",
-            query=(("options.requestedPolicyVersion", "3"),),
-        ),
-        write=call(api="artifactregistry", method="POST", path=f"{path}:setIamPolicy"),
-        bindings=(
-            Binding(role="roles/artifactregistry.reader", member=nodes),
-            Binding(role="roles/artifactregistry.writer", member=builds),
-        ),
+    repository = policy(
+        f"repository {site.prefix}",
+        "artifactregistry",
+        f"projects/{site.project}/locations/{site.registry}/repositories/{site.prefix}",
+        Binding(role="roles/artifactregistry.reader", member=nodes),
+        Binding(role="roles/artifactregistry.writer", member=builds),
         needs=(f"repository {site.prefix}", accounts["nodes"], accounts["builds"]),
     )
     return (
@@ -559,21 +528,14 @@ def _identity(site: Site) -> Policy:
     The identity pool exists only after the project's first cluster.
     """
     email = site.account("workers")
-    path = f"projects/{site.project}/serviceAccounts/{email}"
-    return Policy(
-        name=f"service account {email}",
-        read=call(
-            api="iam",
-            method="POST",
-            path=f"{path}:getIamPolicy",
-            query=(("options.requestedPolicyVersion", "3"),),
-        ),
-        write=call(api="iam", method="POST", path=f"{path}:setIamPolicy"),
-        bindings=(
-            Binding(
-                role="roles/iam.workloadIdentityUser",
-                member=f"serviceAccount:{site.identity_pool}[{site.namespace}/kinetic]",
-            ),
+    return policy(
+        f"service account {email}",
+        "iam",
+        f"projects/{site.project}/serviceAccounts/{email}",
+        Binding(
+            role="roles/iam.workloadIdentityUser",
+            member=f"serviceAccount:{site.identity_pool}[{site.namespace}/kinetic]",
         ),
         needs=(f"service account {email}", f"cluster {site.cluster}"),
+        read="POST",
     )
