@@ -374,7 +374,7 @@ def _drop_empty_outputs(store: Path) -> None:
             if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
                 continue
             for folder, _, _ in os.walk(entry.path, topdown=False):
-                with contextlib.suppress(OSError):  # it isn't empty
+                with contextlib.suppress(OSError):  # the folder isn't empty
                     os.rmdir(folder)
 
 

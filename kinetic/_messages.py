@@ -18,7 +18,7 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 
 
     *cutoff* is the minimum similarity, from 0 to 1.
     """
-    import difflib  # only an error needs it
+    import difflib  # only an error needs this module
 
     if len(word) > LONGEST_NAME:
         return []

@@ -439,7 +439,8 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def _aio(self) -> aio.BatchHandle[T, X]:
-        if self._home is not PORTAL.home():  # its loop is closed, or is the parent's before a fork
+        # The loop is closed, or belongs to the parent of this fork.
+        if self._home is not PORTAL.home():
             self._twin = PORTAL.call(aio.attach_batch, self.group_id)
             self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
         return self._twin
@@ -1060,6 +1061,6 @@ async def _close_client() -> None:
     await client.aclose()
 
 
-os.register_at_fork(after_in_child=_SUBMITTING.clear)  # the parent submits them
+os.register_at_fork(after_in_child=_SUBMITTING.clear)  # the parent submits the batches
 PORTAL.on_close(_finish_submitting, patient=True)
 PORTAL.on_close(_close_client)

@@ -124,7 +124,7 @@ class ArchiveCache:
         """Remove old archives and drafts, then the least recently used archives."""
         known: list[tuple[float, int, Path]] = []
         for path in self.directory.iterdir():
-            with contextlib.suppress(OSError):  # another process removed it
+            with contextlib.suppress(OSError):  # another process removed the file
                 status = path.stat()
                 known.append((status.st_mtime, status.st_size, path))
         total = 0

@@ -41,7 +41,7 @@ class Screen:
         self._patience = patience
         self._lock = threading.RLock()
         self._lines: list[str] = []
-        self._height = 0  # how many of them are on the terminal now
+        self._height = 0  # how many lines are on the terminal now
         self._unended: bool | None = None  # whether others' last text lacks a newline
         self._guarded: list[Any] = []
         for one in streams:
@@ -85,7 +85,7 @@ class Screen:
         original = stream.write
         try:
             stream.write = write
-        except AttributeError:  # its text may mix with our lines
+        except AttributeError:  # the stream's text may mix with our lines
             return
         self._guarded.append(stream)
 

@@ -100,7 +100,7 @@ class Tally:
         self._retries: dict[int, int] = {}
         self._retried = 0
         self._retried_after: Counter[str] = Counter()
-        self._bad: dict[int, None] = {}  # in the order in which they ended
+        self._bad: dict[int, None] = {}  # failed items, in the order of their ends
         self._pace: Pace | None = None
         self._begun = self._now = begun
         self._age = max(0.0, age)

@@ -352,7 +352,7 @@ class Table:
 
     def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
-        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was being stopped anyway
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # the job was being stopped anyway
             return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
@@ -439,7 +439,7 @@ class Table:
 
     def _leave_queue(self, job: Job) -> None:
         self._queued -= 1
-        job.state = State.GONE  # the deque drops it when its turn comes
+        job.state = State.GONE  # `next` drops the job from its queue
 
     def _release(self, job: Job) -> None:
         if job.grant is not None:

@@ -131,7 +131,7 @@ class Parent:
             self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, number)
             unwanted = all(one.stopping is not None for one in self._jobs.values())
             if number == signal.SIGKILL and not self.ready and unwanted:
-                self.kill()  # it hangs and reads no commands
+                self.kill()  # the parent hangs and reads no commands
 
     def flush(self) -> None:
         """Send as much as the parent takes now.
@@ -237,7 +237,7 @@ class Parent:
                 return None
             owners = self._orphans[pid] = frozenset({executor})
             return owners
-        if pid in self._orphans:  # it has removed its mark, or is ending
+        if pid in self._orphans:  # the process has removed its mark, or is ending
             return self._orphans[pid]
         try:
             session = os.getsid(pid)
@@ -266,7 +266,7 @@ def processes_of(directory: str) -> list[int]:
             if not entry.name.isdigit() or entry.stat().st_uid != os.getuid():
                 continue
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         pid = int(entry.name)
         if pid != os.getpid() and mark_of(pid)[0] == directory:
             found.append(pid)
@@ -290,7 +290,7 @@ def _kill(pid: int, directory: str, until: float) -> None:
     try:
         fd = os.pidfd_open(pid)
     except OSError:
-        return  # it has ended
+        return  # the process has ended
     try:
         # The descriptor belongs to the process that has the number now, so check its mark again.
         if mark_of(pid)[0] != directory:
@@ -348,7 +348,7 @@ class Sweeper:
         while project in self._kept:
             try:
                 os.rename(self._kept[project][-1].path, folder)
-            except FileNotFoundError:  # a user has removed it
+            except FileNotFoundError:  # a user has removed the spare
                 self._forget(project)
                 continue
             self._forget(project)
@@ -364,7 +364,7 @@ class Sweeper:
         """Keep the *folder* of a job that has ended as a spare, or put it aside."""
         try:
             names = os.listdir(folder)
-        except OSError:  # it was never made, or the job has made it unreadable
+        except OSError:  # the folder was never made, or is unreadable
             self._put_aside(folder)
             return
         project = spares.project_of(names) if self.keeps else ""
@@ -528,7 +528,7 @@ class Parents:
         if _OUTPUTS.fullmatch(folder):
             self._outputs[job] = folder
             self._writers[folder] += 1
-            with contextlib.suppress(OSError):  # the job reports it
+            with contextlib.suppress(OSError):  # the job reports the error
                 private.make_folder(folder)
 
     def _drop_outputs(self, job: Job) -> None:
@@ -537,11 +537,11 @@ class Parents:
         if folder is None:
             return
         self._writers[folder] -= 1
-        if self._writers[folder]:  # the next attempt uses it
+        if self._writers[folder]:  # the next attempt uses the folder
             return
         del self._writers[folder]
         named = _OUTPUTS.fullmatch(folder)
-        with contextlib.suppress(OSError):  # it isn't empty
+        with contextlib.suppress(OSError):  # the folder isn't empty
             os.rmdir(folder)
             if named is not None and named[2]:
                 os.rmdir(named[1])

@@ -245,7 +245,7 @@ class Supervisor:
         self._select(connection.channel, lambda: self._on_connection(connection))
 
     def _on_connection(self, connection: Connection) -> None:
-        self._server.dirty.add(connection)  # it may have room for unsent messages
+        self._server.dirty.add(connection)  # the client may have room for unsent messages
         try:
             messages = connection.channel.receive()
             for message in messages or ():
@@ -318,7 +318,7 @@ class Supervisor:
         while (due := self._timers.due(now)) is not None:
             what, job = due
             left = self._parents.time_left(job, now) if what is Due.DEADLINE else 0.0
-            if left > 0:  # its timeout counts from the call of its function
+            if left > 0:  # the timeout counts from the function's call
                 self._timers.set(now + left, what, job)
             else:
                 self._perform(self._table.due(what, job, time.time()))
@@ -383,14 +383,14 @@ class Supervisor:
         owner.jobs.add(job)
 
     def _on_owner_gone(self, client: int) -> None:
-        owner = self._owners.get(client)  # its last job may have ended in this turn
+        owner = self._owners.get(client)  # the owner's last job may have ended in this turn
         for job in [*owner.jobs] if owner is not None else []:
             say(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
 
     def _orphan(self, job: Job) -> None:
         """End *job*, whose only client has ended, and remove its objects afterwards."""
-        if job.header is not None:  # else it has just ended
+        if job.header is not None:  # else the job has just ended
             self._orphans[job] = job.header
         self._disown(job)
         self._delete(job)
@@ -484,7 +484,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self._journal.rewrite([supervisor_line(), *self._table.lines()])
         for parent in self._flushing:
-            with contextlib.suppress(OSError):  # `hear` notices its end
+            with contextlib.suppress(OSError):  # `hear` notices that the parent has ended
                 parent.flush()
             self._wait_for_room(parent)
         self._flushing.clear()

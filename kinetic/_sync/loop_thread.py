@@ -243,7 +243,7 @@ class _Loop(_EventLoop):
             super().call_exception_handler(context)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # its construction may have failed
+        with contextlib.suppress(Exception):  # the object's construction may have failed
             if self._owner == os.getpid() and not self.is_running():
                 self.close()
 

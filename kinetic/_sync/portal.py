@@ -46,7 +46,7 @@ class Portal:
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
-        self._lock = threading.RLock()  # a finalizer can call while its thread holds it
+        self._lock = threading.RLock()  # a finalizer can call while its thread holds the lock
         self._home: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
@@ -154,7 +154,7 @@ class Portal:
             return
         from kinetic._progress.entry import in_notebook
 
-        if in_notebook():  # its loop has nothing else to do while a cell waits
+        if in_notebook():  # the notebook's loop has nothing else to do while a cell waits
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
@@ -212,7 +212,7 @@ class Crossing:
         try:
             return _result(outcome)
         finally:
-            del outcome  # its error's traceback holds this frame
+            del outcome  # the traceback of its error holds this frame
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -251,7 +251,7 @@ class Crossing:
             start = functools.partial(self._start, home, function, outcome, context)
             try:
                 home.loop.call_soon_threadsafe(start)
-            except RuntimeError:  # it has just closed: start another one
+            except RuntimeError:  # the loop has just closed: start another one
                 home.waiting.discard(outcome)
                 if not home.loop.is_closed():
                     raise
@@ -268,7 +268,7 @@ class Crossing:
         def end(task: asyncio.Task[None]) -> None:
             home.carried.discard(task)
             home.waiting.discard(outcome)
-            outcome.fail(asyncio.CancelledError())  # it was cancelled before its first step
+            outcome.fail(asyncio.CancelledError())  # the task was cancelled before its first step
 
         context.run(_leave_library)
         carrying = _carry_out(function, outcome)
@@ -388,7 +388,8 @@ def _leave_library() -> None:
     Both look up the library in sniffio, if it is installed.
     """
     sniffio: Any = sys.modules.get("sniffio")
-    library = getattr(sniffio, "current_async_library_cvar", None)  # it may just be imported
+    # Another thread may be importing the module.
+    library = getattr(sniffio, "current_async_library_cvar", None)
     if library is not None:
         library.set(None)
 

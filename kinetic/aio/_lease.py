@@ -362,11 +362,11 @@ async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> H
         except Conflict:
             pass
     if generation is None:
-        there = await read(store, scope)  # it is ours if only the reply was lost
+        there = await read(store, scope)  # the lease is ours if only the reply was lost
         if there is not None and there[0].nonce == lease.nonce:
             generation = there[1]
         elif there is None and seen is None:
-            generation = await store.begin(name, lease.to_bytes())  # it was removed since
+            generation = await store.begin(name, lease.to_bytes())  # the lease was removed since
             if generation is None and await read(store, scope) is None:
                 raise displaced(name, store)
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

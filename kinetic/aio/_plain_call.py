@@ -172,7 +172,7 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         if isinstance(exc, ResultTimeout):
             await release(_ended(job), what=f"removing {job.job_id}")
             raise
-        return await _owned(job, stream_logs=False)  # it has ended: nothing to attach to
+        return await _owned(job, stream_logs=False)  # the job has ended: nothing to attach to
     except BaseException:
         await release(_ended(job), what=f"removing {job.job_id}")
         raise

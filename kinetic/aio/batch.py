@@ -351,11 +351,11 @@ class BatchHandle(Generic[T, X]):
         try:
             return await self._batch.input_of(index)
         except SubmissionError:
-            return None  # it could not be pickled, as its outcome says
+            return None  # the input could not be pickled, as the outcome says
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            if index not in self._batch.submission.values:  # else `results` removed it
+            if index not in self._batch.submission.values:  # else `results` removed the value
                 what = "can't rebuild input %d of %s in this process; its input is None: %s"
                 logging.warning(what, index, self.group_id, exc)
             return None

@@ -680,4 +680,4 @@ async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
         await client.aclose()
         loop = asyncio.get_running_loop()
         _IMPLICIT.pop(loop, None)
-        _LIFETIMES.pop(loop, None)  # it would keep its loop alive
+        _LIFETIMES.pop(loop, None)  # the entry would keep the loop alive

@@ -207,7 +207,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not item.state.final:
             try:
                 await at.reconcile()
-            except NotFound:  # another process has just removed it
+            except NotFound:  # another process has just removed the job
                 return JobStatus.NOT_FOUND
         return at.submission.status(at.index)
 
@@ -443,7 +443,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Print the log; return why printing stopped early, or "" if nothing more can be read."""
         try:
             await printer.run(self.logs(follow=True))
-        except (NotFound, AuthError) as exc:  # this process can't read it later either
+        except (NotFound, AuthError) as exc:  # this process can't read the job later either
             logging.warning("can't show the output of %s: %s", self.job_id, exc)
         except BrokenPipeError:
             return "standard output was closed"
@@ -657,7 +657,7 @@ class JobHandle(JobRecord, Generic[T]):
         item = await at.submission.look(at.index)
         if item.state.final:
             return
-        with suppress(NotFound):  # another process has just removed it
+        with suppress(NotFound):  # another process has just removed the job
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
             # It was removed before the stop was stored, and nothing reads the stop now.

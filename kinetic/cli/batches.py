@@ -269,7 +269,7 @@ async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tai
         for index, _ in await batch.statuses():
             try:
                 text = await (await batch.job(index)).tail(tail)
-            except NotFound:  # it hasn't started, or its log was removed
+            except NotFound:  # the job hasn't started, or its log was removed
                 continue
             output.lines(f"[{index}] {line}" for line in text.splitlines())
     elif follow:

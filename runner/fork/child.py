@@ -95,7 +95,7 @@ def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
         _collect()
         threads: Any = sys.modules.get("threading")
         if threads is not None:
-            threads.main_thread()._set_native_id()  # a fork inherits its parent's
+            threads.main_thread()._set_native_id()  # a fork inherits the parent's ID
         code = _carry_out(local, secrets, order)
     except BaseException:
         _report()

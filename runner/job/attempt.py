@@ -178,8 +178,9 @@ class Invocation:
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             )
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
-            if not self._order.owned:  # its caller prints the log and raises the error
-                with suppress(Exception):  # the user's code may have closed it
+            # The caller of an owned job prints the log and raises the error.
+            if not self._order.owned:
+                with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
         else:
             text = self._located(outcomes.error_text(error, phase=self._phase))

@@ -179,7 +179,7 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
     writable. *scratch* is a directory of the job.
     """
     here = "/"
-    with contextlib.suppress(OSError):  # another process may have deleted it
+    with contextlib.suppress(OSError):  # another process may have deleted the folder
         here = os.getcwd()
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
@@ -256,7 +256,7 @@ def _show(entry: os.DirEntry[str], target: str) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         bind(entry.path, target)
-    except FileNotFoundError:  # another process removed it
+    except FileNotFoundError:  # another process removed the entry
         (os.rmdir if os.path.isdir(target) else os.unlink)(target)
 
 

@@ -97,7 +97,7 @@ class Opening:
         except KeyError:
             return False
         except ValueError:
-            pass  # they are damaged; the next reader reports it
+            pass  # the inputs are damaged; the next reader reports this
         return True
 
     def _standing_of_first(self) -> wire.Item | None:

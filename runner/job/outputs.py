@@ -166,7 +166,7 @@ class Mirror:
                 except FileNotFoundError:
                     if os.path.islink(path):
                         others.append(f"{relative} (a link to nothing)")
-                    continue  # it was deleted meanwhile
+                    continue  # the file was deleted meanwhile
                 except OSError as exc:
                     others.append(f"{relative} ({exc.strerror})")
                     continue
@@ -181,7 +181,7 @@ class Mirror:
         if not new:
             return
         try:
-            self._bucket()  # open it once, before several threads use it
+            self._bucket()  # open the bucket once, before several threads use it
         except OSError as exc:
             self._why.update({name: str(exc) for name, _ in new})
             return
@@ -204,7 +204,7 @@ class Mirror:
             path = Path(self._folder, name)
             bucket.write(bucket.blob(self._prefix + name), path, metadata={}, absent=False)
         except FileNotFoundError:
-            return  # it was deleted meanwhile
+            return  # the file was deleted meanwhile
         except (OSError, ValueError) as exc:
             self._why[name] = str(exc)
         else:

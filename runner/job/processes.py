@@ -166,7 +166,7 @@ def _children_by_search(parent: int) -> list[int]:
                 with open(f"/proc/{entry}/stat", "rb") as file:
                     its_parent = file.read().rpartition(b")")[2].split()[1]
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             if int(its_parent) == parent:
                 found.append(int(entry))
     return found
@@ -241,7 +241,7 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
     """Remove *folder* if it has at most *entries* files and folders; return whether it did."""
     folders = [folder]
     files: list[str] = []
-    for each in folders:  # grows while it is walked
+    for each in folders:  # the list grows in the loop
         with os.scandir(each) as found:
             for entry in found:
                 inside = folders if entry.is_dir(follow_symlinks=False) else files

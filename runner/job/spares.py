@@ -26,7 +26,7 @@ def can_keep(folder: str) -> bool:
 
     A file system in memory doesn't show a store through a mapping that was read before.
     """
-    import mmap  # only the supervisor needs it
+    import mmap  # only the supervisor needs this module
 
     probe = f"{folder}/probe"
     try:

@@ -76,7 +76,7 @@ def _made(place: str, build: Callable[[str], Weight]) -> Tree | None:
         if (found := find(place)) is not None:
             return found
         part = os.path.join(place, "part")
-        if os.path.isdir(part):  # its builder died: this process holds the lock now
+        if os.path.isdir(part):  # the builder died: this process holds the lock now
             _discard(part)
         os.mkdir(part, 0o700)
         try:
@@ -125,7 +125,7 @@ def discard(place: str, before: float) -> bool:
                     _discard(f"{place}/part")
                     # The rename makes the tree incomplete in one step.
                     os.rename(f"{place}/{name}", f"{place}/part")
-        except OSError:  # another process uses it, or removes it
+        except OSError:  # another process uses or removes the tree
             return False
         _discard(place)
         return True

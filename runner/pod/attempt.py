@@ -246,7 +246,7 @@ def close_dead(
     opening = Opening(order, key, executor, objects)
     try:
         if not opening.claim():
-            return wire.EXIT_RETRY  # another pod claimed it and may still run it
+            return wire.EXIT_RETRY  # another pod claimed the attempt and may still run it
         if not opening.inputs_there():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL

@@ -85,7 +85,7 @@ class Line:
 
     def tell_called(self) -> None:
         """In the job: report that the function is called now, which starts its timeout."""
-        with contextlib.suppress(OSError):  # then its timeout is longer
+        with contextlib.suppress(OSError):  # without the message, the timeout is longer
             self.far.send(b"called")
 
     def last_lines(self) -> str:
@@ -237,7 +237,7 @@ class Guard:
                 self._deadline = time.monotonic() + self._limits.timeout
         elif word.startswith(b"code "):
             self._reported = int(word[5:])
-            end = time.monotonic() + LEAVING_S  # threads and libraries may block its exit
+            end = time.monotonic() + LEAVING_S  # threads and libraries may block the job's exit
             self._end = end if self._end is None else min(end, self._end)
 
     def _reaped(self) -> int | None:
@@ -246,7 +246,7 @@ class Guard:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return -signal.SIGKILL  # it was already reaped
+                return -signal.SIGKILL  # the child was already reaped
             if pid == 0:
                 return None
             if pid == self._pid:
@@ -285,7 +285,7 @@ class Guard:
         except BlockingIOError:
             pass
         except OSError:
-            waiting.clear()  # its reader is closed; the job keeps running
+            waiting.clear()  # the reader has closed the pipe; the job keeps running
 
     def _flush(self) -> None:
         for out, waiting in self._waiting.items():

@@ -60,7 +60,7 @@ class Hosts:
             ValueError: The environment is incomplete.
         """
         count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
-        if count < 2 and not environ.get("KINETIC_LWS"):  # which starts its pods again
+        if count < 2 and not environ.get("KINETIC_LWS"):  # a LeaderWorkerSet starts its pods again
             return None
         names = ("KINETIC_HOST", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX")
         index = next((environ[name] for name in names if environ.get(name)), "")
@@ -408,7 +408,7 @@ class _Job:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the user's code may have closed them
+        with contextlib.suppress(Exception):  # the user's code may have closed the streams
             stream.flush()
 
 

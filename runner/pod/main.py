@@ -170,7 +170,7 @@ def _lacking(store: str) -> str:
     for name in ("requests", "google.auth", "google_crc32c") if store.startswith("gs://") else ():
         try:
             found = importlib.util.find_spec(name)
-        except ImportError:  # its package is missing
+        except ImportError:  # the parent package is missing
             found = None
         if found is None:
             return name

@@ -155,7 +155,7 @@ def _links(error: BaseException, kept: Callable[[Any], bool]) -> dict[str, Any]:
     links: dict[str, Any] = {
         name: one for name, one in found.items() if one is not None and kept(one)
     }
-    return {**links, "__suppress_context__": hidden}  # the last: a cause sets it
+    return {**links, "__suppress_context__": hidden}  # must come last: setting a cause changes it
 
 
 def _made(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -60,7 +60,7 @@ def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None 
 
 
 def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
-    if not fields:  # of most containers, so it is written without the detour over an encoder
+    if not fields:  # most containers have none; this is faster than an encoder
         return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()
     return json.dumps({**fields, "frames": sizes}, separators=(",", ":")).encode()
 

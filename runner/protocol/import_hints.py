@@ -84,7 +84,7 @@ def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
 def _computed(one: Any) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = one.__annotations__
-    except Exception:  # they are code of the user's
+    except Exception:  # the hints are the user's code
         return None
     return found
 

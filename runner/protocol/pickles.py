@@ -33,7 +33,8 @@ def slotted(defined: type, reduced: Any) -> Any:
             and not issubclass(defined, tuple)  # a named tuple has empty slots and loses nothing
         ):
             for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
-                state.pop(_mangled(slot, defined.__name__), None)  # the new class makes its own
+                # The new class makes its own descriptor.
+                state.pop(_mangled(slot, defined.__name__), None)
             facts["__slots__"] = slots
             return (make, (kind, name, bases, facts, *more), (state, later), *rest)
         case _:

@@ -201,7 +201,7 @@ class Bucket:
                 content: bytes = blob.download_as_bytes(
                     start=start, end=end, checksum=checksum, **how
                 )
-            except self._errors.RequestRangeNotSatisfiable:  # it ends before *start*
+            except self._errors.RequestRangeNotSatisfiable:  # the object ends before *start*
                 return b""
             return content
 

@@ -570,7 +570,7 @@ class Batch:
             if coordinator.request_error is not None:
                 raise coordinator.request_error
             if coordinator.lease.lost is None:
-                return  # else another process has it now, and ends it
+                return  # else another process has the batch now, and ends it
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
             await delete_left(self.submission)

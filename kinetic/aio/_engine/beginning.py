@@ -77,7 +77,7 @@ async def _store_arguments(
 
 def _on_closed(session: Session, waiting: asyncio.Task[Any]) -> None:
     if not waiting.cancelled():
-        waiting.exception()  # mark it as read: `result()` raises it
+        waiting.exception()  # mark the error as read: `result()` raises it
     session.limit.release()
 
 
@@ -172,11 +172,12 @@ async def begun(
     session.follow(submission, ours=True)
     try:
         yield submission
-    except (Conflict, SubmitterLost):  # another process owns it; its objects must stay
+    except (Conflict, SubmitterLost):  # another process owns the batch; its objects must stay
         session.forget(submission)
         raise
     except BaseException:
-        from kinetic.aio._engine import removal  # most submissions succeed, and don't need it
+        # Most submissions succeed, and don't need this module.
+        from kinetic.aio._engine import removal
 
         session.forget(submission)
         undoing = removal.undo(session, identity)

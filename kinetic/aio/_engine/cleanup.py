@@ -54,7 +54,7 @@ async def delete_left(submission: Submission) -> None:
     found = await submission.cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
     if not found:
         return
-    await submission.requests.look()  # those that led to what was found were stored before it
+    await submission.requests.look()  # requests are stored before their jobs are launched
     live = [
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT]))
         for seen in found
@@ -125,7 +125,8 @@ def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:
-        return item.outcome.executor == wire.VOID  # a process that starts late finds it closed
+        # A process that starts late finds the attempt closed.
+        return item.outcome.executor == wire.VOID
     if item.state is wire.ItemState.CANCELLED and item.attempt == number:
         # It has no claim: with one the item would be CANCELLING, and be at the next number
         # as soon as this attempt had its outcome.

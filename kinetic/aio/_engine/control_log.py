@@ -65,7 +65,7 @@ class ControlLog:
                 content = await self._store.get(name)
             except NotFound:
                 return self.entries
-            if known == len(self.entries):  # otherwise another task has read it meanwhile
+            if known == len(self.entries):  # otherwise another task has read the entry meanwhile
                 self._note(self._parsed(content))
 
     async def look(self) -> None:
@@ -86,7 +86,7 @@ class ControlLog:
         body, metadata = request.signed(self._key, self._scope, name)
         if not await self._store.create(name, body, metadata):
             return False
-        if slot == len(self.entries):  # else it was read back meanwhile
+        if slot == len(self.entries):  # else another task has read the entry meanwhile
             self._note(request)
         return True
 
@@ -97,7 +97,7 @@ class ControlLog:
         async with self._sending:
             mine &= self._unsent
             if not mine:
-                return  # another caller's request has included them
+                return  # another caller's request has included these items
             loop = asyncio.get_running_loop()
             if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
                 await asyncio.sleep(wait)

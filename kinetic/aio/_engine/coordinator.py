@@ -63,7 +63,7 @@ def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
         try:
             place = inputs.place(index)
         except KineticError:
-            continue  # it could not be pickled
+            continue  # the input could not be pickled
         if place is not None:
             yield from place[1]
 
@@ -153,7 +153,7 @@ class BatchCoordinator:
             self._awake.set()
         elif (seen := self._submission.observation(index)) is not None:
             number = int(seen.labels.get(LABEL_ATTEMPT, 0))
-            if self.state.busy.get(index) != number:  # another process launched it late
+            if self.state.busy.get(index) != number:  # another process launched the attempt late
                 self.post(scheduler.Found(index, number))
         if self._submission.is_damaged(index):
             # A forged object stays forged, so its item counts as failed.

@@ -207,7 +207,7 @@ def _started(order: ForwardRequest) -> Forwarder:
         start_new_session=True,  # Ctrl-C goes to the debugged program
     )
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # then it says why, or nothing
+    with contextlib.suppress(OSError):  # the forwarder has ended; its output says why
         process.stdin.write(order.to_line())
         process.stdin.flush()
     _keep(process)

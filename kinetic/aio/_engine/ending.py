@@ -136,7 +136,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     evidence.since = None
     submission.clear_error(index)
     if not (item.state.final or item.attempt != number or submission.closes):
-        submission.doubt(evidence)  # the holder of the batch is about to close it
+        submission.doubt(evidence)  # the batch's holder is about to close the attempt
         return
     submission.doubtful.pop(index, None)
     if not submission.identity.leased:
@@ -175,7 +175,7 @@ async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
     before: tuple[wire.Item, Step] | None = None
     while (step := decide(_facts(submission, item, evidence))) is not None:
         if (item, step) == before:
-            break  # it had no effect: another process acts, or the next read decides
+            break  # no effect: another process acts, or the next read decides
         before = item, step
         match step:
             case Close(death):
@@ -255,7 +255,7 @@ async def _close(
         claimant = wire.VOID
     outcome = await _store_closed(submission, index, number, claimant, death)
     if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
-        submission.note_refusal(index, evidence.refusal)  # before others hear that it failed
+        submission.note_refusal(index, evidence.refusal)  # before others learn that the item failed
     return True
 
 
@@ -266,11 +266,12 @@ async def _store_closed(
     identity = submission.identity
     place = (identity.scope, index, number)
     item = await submission.look(index)  # requests are read after the claim was seen
-    silent = item.stopped or death.reason == SUBMISSION  # it has no log, or needs none
+    # The attempt has no log, or its error needs none.
+    silent = item.stopped or death.reason == SUBMISSION
     log = "" if silent else await _log_tail(submission, index, number)
     outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
     metadata = outcome.signed(identity.key, *place)
-    await _refuse_cleaned(submission)  # reading its log took a while
+    await _refuse_cleaned(submission)  # the job may have been cleaned up while its log was read
     if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
         await _refuse_displaced(submission, index, number, "outcome")
     return outcome
@@ -461,10 +462,11 @@ def _evidence(
     index, number = asked.index, asked.number
     executor = submission.attempt(index, number).executor
     seen = found.get((index, number))
-    doubted = submission.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
+    # This answer decides, or leaves the attempt in doubt.
+    doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
     if seen is None and doubted is not None and doubted.is_about(executor):
-        return doubted  # it has more details than the job's absence
+        return doubted  # this evidence has more details than the job's absence
     if seen is None and not submission.identity.leased:
         later = any(of == index and other > number for of, other in found)
         if not later:
@@ -472,7 +474,7 @@ def _evidence(
         name = submission.identity.attempt_name(index, number)
         words = "its process is gone, and was replaced by the platform"
         seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
-    void = executor == wire.VOID  # the process that wanted to close it may have died
+    void = executor == wire.VOID  # the process that made the void claim may have died
     if void or submission.is_over(index, number, seen, asked.before):
         return Evidence(index, number, seen, asked.claimant, since=since)
     return None

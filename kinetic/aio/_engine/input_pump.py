@@ -277,7 +277,8 @@ class InputPump:
     def _remember(self, first: int, values: Sequence[Any]) -> None:
         for index, value in enumerate(values, start=first):
             self._kept[index] = value
-        limit = self._window.limit or CHUNK_ITEMS  # more are not pulled before they are delivered
+        # More inputs aren't pulled before these are delivered.
+        limit = self._window.limit or CHUNK_ITEMS
         while len(self._kept) > limit + (self._state.settings.max_concurrent or 0):
             self._kept.popitem(last=False)
 

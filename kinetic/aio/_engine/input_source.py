@@ -92,7 +92,7 @@ class Source:
         if not self._ready and self._step is not None and self._step.done():
             if self._step.cancelled() and not self._stopped:
                 raise RuntimeError("the iterator of the inputs was cancelled")
-            self._step.result()  # raise what the iterator raised, after the inputs before it
+            self._step.result()  # raise the iterator's error, after the inputs before it
         return self._taken(wanted)
 
     @property
@@ -131,7 +131,7 @@ class Source:
             if not self._step.done():
                 return
             if not self._step.cancelled():
-                self._step.exception()  # mark it as read
+                self._step.exception()  # mark the error as read
         closing = getattr(self._async, "aclose", None)
         if closing is not None:
             await closing()
@@ -144,7 +144,7 @@ class Source:
                 asyncio.get_running_loop(),
                 wanted,
                 abandon_on_cancel=True,
-                limiter=anyio.CapacityLimiter(1),  # it may block as long as it likes
+                limiter=anyio.CapacityLimiter(1),  # the iterator may block for any time
             )
         while wanted and not self._stopped:
             try:

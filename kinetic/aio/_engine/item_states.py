@@ -165,7 +165,7 @@ class ItemStates:
         """Read the attempts of items now, also of final ones."""
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
-            if len(members) == 1:  # don't list the 499 items beside it
+            if len(members) == 1:  # don't list the other 499 items of the block
                 found[members[0]] = await self._list_one(members[0])
                 continue
             for index, listed in (await self._listed(prefix, members)).items():
@@ -392,7 +392,7 @@ class ItemStates:
         for name in names:
             try:
                 found = await self._store.get(name, limit=wire.LOG_BYTES)
-            except NotFound:  # a cleanup has just removed it
+            except NotFound:  # a cleanup has just removed the object
                 continue
             key, scope = self.identity.key, self.identity.scope
             if not signing.is_signed(found.metadata, key, scope, name, found.body):

@@ -74,7 +74,7 @@ class Consumer:
         self._search_until = search_until
         self._window: Backpressure | None = None
         self._delivered = 0
-        self._reported = bytearray()  # by index: whether it was ready once
+        self._reported = bytearray()  # by index: whether the item was ready once
         self._turn = 0
         self._awake = asyncio.Event()
         self._ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
@@ -183,7 +183,7 @@ class Consumer:
             item = self._batch.submission.item(index)
             if self._ordered or item is None or item.state.final or self._is_over(index):
                 return index
-            self._reported[index] = False  # a retry has reopened it, so it ends again
+            self._reported[index] = False  # a retry has reopened the item, so it ends again
         return None
 
     async def more(self) -> bool:

@@ -67,7 +67,7 @@ class Launcher:
         self._post = post
         self._on_change = on_change
         self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
-        self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
+        self._slots: dict[int, int] = {}  # slots of the client's limit: item → its attempt
         self._launched = 0
         self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
         batch = f"batch {context.submission.identity.id}"
@@ -213,7 +213,7 @@ class Launcher:
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
-                self.free(index)  # it has ended, or an attempt by another process is under way
+                self.free(index)  # the item has ended, or another process' attempt is under way
             return False
         if self._state.halted(index) or submission.requests.standing(index).stopped:
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")
@@ -263,6 +263,6 @@ class Launcher:
             submission.refuse(index, error)
             refused = True
         if refused and (item := submission.item(index)) is not None and item.state.final:
-            return  # reading it has notified the listeners, the scheduler among them
+            return  # reading the item has notified the scheduler
         if refused:
             self._post(scheduler.Refused(index))

@@ -62,10 +62,11 @@ async def records(
         if limit is not None and len(listed) >= limit:
             oldest = listed[-1][0] if listed else ANY_TIME
             if jobs[start][0][:SECOND] <= oldest[:SECOND]:
-                break  # each was made before the platform had it
+                break  # every job is made before the platform has it
         listed += await _read(session, jobs[start : start + size], manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
-        start, size = start + size, min(2 * size, LISTING)  # its objects may be in another store
+        # A job's objects may be in another store.
+        start, size = start + size, min(2 * size, LISTING)
     refused = [why for why in manifests.values() if isinstance(why, Exception)]
     if refused:
         why = refused[0]

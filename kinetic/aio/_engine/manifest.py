@@ -245,7 +245,8 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             code=code,
             function=wire.Input(**fields["function"]),
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
-            table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
+            # Only the number of Data counts.
+            table=tuple(Data("gs://shared/") for _ in fields["data"]),
             image=Image(
                 uri=image["uri"],
                 command=tuple(image["command"]),

@@ -76,7 +76,7 @@ async def _show_job(at: JobRef, name: str) -> None:
     ignore = submission.listen(update)
     try:
         update(index, None)
-        with contextlib.suppress(KineticError):  # `result()` raises it
+        with contextlib.suppress(KineticError):  # `result()` raises the error
             await at.session.closed(submission, index)
         update(index, None)
     finally:

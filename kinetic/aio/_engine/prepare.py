@@ -315,7 +315,8 @@ def log_choice(session: Session, placed: UploadedCall) -> None:
     if target.backend == "local" and options.accelerator not in _substitutes_logged:
         _substitutes_logged.add(options.accelerator)
         if became := _substitute(options, session.platform.capacity):
-            asked = options.accelerator != DEFAULT_ACCELERATOR  # else it is only the default
+            # Else nobody asked for this accelerator.
+            asked = options.accelerator != DEFAULT_ACCELERATOR
             logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 
 

@@ -44,7 +44,7 @@ def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> Sta
             lost = outcome is not None and outcome.kind is wire.Kind.LOST
             return State.LOST if lost else State.FAILED
         case wire.ItemState.CANCELLING:
-            return State.RUNNING  # until it has ended
+            return State.RUNNING  # the job runs until it has ended
         case wire.ItemState.OPEN:
             if refused:
                 return State.FAILED
@@ -70,7 +70,7 @@ class Watch:
         age = time.time() - batch.submission.identity.created
         self._tally = Tally(self._clock(), age=age)
         self._looking = looking and batch.coordinator is None
-        self._message: tuple[int, str] | None = None  # of the first failure, and whose it is
+        self._message: tuple[int, str] | None = None  # the first failure: its item and its message
         self._reading: asyncio.Task[None] | None = None
         self._open = contextlib.AsyncExitStack()
 
@@ -137,7 +137,7 @@ class Watch:
         if self._reading is None or self._reading.done():
             reading = self._read(index)
             self._reading = asyncio.create_task(reading, name="first failure of a batch")
-        return ""  # its message isn't known yet
+        return ""  # the message isn't known yet
 
     async def _read(self, index: int) -> None:
         try:

@@ -337,7 +337,7 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
     if item.state.final:
         succeeded = item.state is wire.ItemState.SUCCEEDED
         if not succeeded and item.attempt <= state.reopened.get(index, UNASKED).base:
-            return ()  # it ended before it was reopened
+            return ()  # the item ended before it was reopened
         return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
     running = state.busy.get(index)
     if item.state is not wire.ItemState.OPEN or running is None or item.attempt <= running:
@@ -421,7 +421,7 @@ def _start(state: State, actions: list[Action]) -> None:
             if index + 1 < stop:
                 state.fresh.appendleft((index + 1, stop))
             if state.marks[index]:
-                continue  # it runs already, or has ended
+                continue  # the item runs already, or has ended
         else:
             return
         state.busy[index] = attempt

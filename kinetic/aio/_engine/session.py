@@ -224,7 +224,7 @@ class Session:
         if name not in self._watches:
             for known in tuple(self._watches):
                 if known != OWN and known not in self._submissions:
-                    self._watches.pop(known).cancel()  # its submission isn't followed any more
+                    self._watches.pop(known).cancel()  # nothing follows the submission any more
             watching = self._watch(dict(labels))
             self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
 

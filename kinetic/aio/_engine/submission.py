@@ -259,7 +259,7 @@ class Submission(ItemStates):
     def _set(self, index: int, item: wire.Item) -> None:
         abandoned = self._abandonment
         if abandoned is not None and abandoned.items and item != self.item(index):
-            abandoned.items.discard(index)  # another process has gone on with it
+            abandoned.items.discard(index)  # another process has gone on with the item
         super()._set(index, item)
         doubt = self.doubtful.get(index)
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
@@ -344,7 +344,7 @@ class Submission(ItemStates):
         same_process = now is not None and (
             (now.name, now.phase, now.executor) == (seen.name, seen.phase, seen.executor)
         )
-        if now is before or same_process:  # else they differ in more than their words
+        if now is before or same_process:  # else they differ in more than the message
             self.note(index, number, seen)
         return False
 

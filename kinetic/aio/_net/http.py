@@ -153,7 +153,7 @@ class Sockets:
         for level, option, value in (
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
             (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PROBE_S),
-            (socket.IPPROTO_TCP, "TCP_KEEPALIVE", PROBE_S),  # macOS has this name for it
+            (socket.IPPROTO_TCP, "TCP_KEEPALIVE", PROBE_S),  # the name of TCP_KEEPIDLE on macOS
             (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PROBE_S // 3),
             (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
             (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 2000 * PROBE_S),

@@ -86,7 +86,7 @@ class GcsStore:
         """See the port."""
         made = await transfer.write(self._http, Verb.REPLACE, name, body, {}, generation=generation)
         if made is None:
-            await self._http.described(name)  # NotFound, if it was deleted
+            await self._http.described(name)  # raises NotFound if the object was deleted
             raise Conflict(f"{name} is no longer of generation {generation}")
         return made
 

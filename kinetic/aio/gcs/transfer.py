@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import aiohttp
     from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
-CRC32C: Any = google_crc32c  # it ships half of its types
+CRC32C: Any = google_crc32c  # the library ships only half of its types
 
 TYPE = "application/octet-stream"
 

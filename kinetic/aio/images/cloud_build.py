@@ -263,7 +263,7 @@ class Builder:
             operation = await asyncio.shield(ordering)
             await self._follow(uri, str(operation.metadata.build.id), show)
         except BuildError:
-            raise  # Cloud Build refused it, or it is over
+            raise  # Cloud Build refused the build, or it is over
         except BaseException:
             # It may take a call that is in progress, and one with retries for each step.
             grace = 2 * (CALL_S + self._policy.total_s)

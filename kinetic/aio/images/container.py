@@ -158,7 +158,7 @@ class ContainerImages:
             await shared(build.task, "the client that builds images")
         finally:
             build.waiting -= 1
-            if not build.waiting:  # it is over, or all callers were cancelled
+            if not build.waiting:  # the build is over, or all callers were cancelled
                 del self._running[plan.image]
                 await release(build.end(), what=f"cancelling {plan.image}", grace=60.0)
 

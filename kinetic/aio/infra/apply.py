@@ -228,7 +228,7 @@ class Cloud:
                 unusable = True
                 exc.answer["kind"] = one.kind
             if unusable:
-                await self._delete(one)  # else it stays in ERROR, without nodes
+                await self._delete(one)  # else the pool stays in ERROR, without nodes
             if _status(exc) != 409:
                 raise
             # An earlier request whose reply was lost has made it, or another client has.

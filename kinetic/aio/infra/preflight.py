@@ -144,7 +144,7 @@ async def _project(google: GoogleClient, setup: Setup, found: Preflight) -> None
     except HttpError as refusal:
         if refusal.status not in (403, 404):
             raise
-        return  # the check of permissions reports it
+        return  # the check of permissions reports this
     if state != "ACTIVE":
         found.problems.append(
             f"the project {project} is {state}; restore it at "

@@ -262,7 +262,7 @@ def _cluster_info(context: Context) -> dict[str, Any]:
     try:
         ca = context.cluster.pem("certificate-authority")
     except ValueError:
-        ca = None  # `_shown` reports it
+        ca = None  # `_shown` reports the error
     if ca:
         info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in values.get("extensions") or ():

@@ -87,7 +87,7 @@ class Plugin:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
-        except OSError as exc:  # built for another machine, or its interpreter is missing
+        except OSError as exc:  # the plugin is for another machine, or lacks its interpreter
             raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
 
     def __str__(self) -> str:

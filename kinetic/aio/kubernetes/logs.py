@@ -290,7 +290,7 @@ class _Scene:
             pod = further[0] if further else None
             if pod is None and self._over:
                 if not (read or any(self.name == name_of(job) for job in self._jobs.values())):
-                    raise self._absent()  # its replacement pod was never created
+                    raise self._absent()  # the replacement pod was never created
                 return
             if pod is None or not (_begun(pod) or Pod(pod).ended):
                 await self.change()

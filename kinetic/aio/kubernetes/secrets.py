@@ -149,7 +149,7 @@ class Secrets:
             known = {key: metadata[key] for key in ("uid", "resourceVersion")}
             await self._api.call("DELETE", path, body={"preconditions": known})
         except (NotFound, Conflict):
-            return  # another client deleted or marked it meanwhile
+            return  # another client deleted or marked the Secret meanwhile
 
     async def _until_made(self, name: str) -> None:
         """Wait for a creation in progress, which would follow the deletion."""
@@ -224,7 +224,7 @@ class Secrets:
                 if await settle():
                     return
             except (NotFound, Conflict):
-                continue  # another client removed or changed it meanwhile
+                continue  # another client removed or changed the Secret meanwhile
 
     def _labels(self, job: JobSpec) -> dict[str, str]:
         submission = job.labels.get(SUBMISSION, job.name)

@@ -81,7 +81,7 @@ class Entry:
         if whose:
             pods = [pod for pod in pods if owner(pod) in (whose, "")]
             if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
-                pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes them a moment later
+                pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes the pods a moment later
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
         self.see(sorted(pods, key=_age))
@@ -98,8 +98,8 @@ class Entry:
         known = uid(self.job) or uid(self.seen.any_job) or self.over
         if deleted:
             if uid(job) != known:
-                return False  # it is an earlier Job of this name
-            if not self.over:  # its last state may say how it ended
+                return False  # the document is of an earlier Job of this name
+            if not self.over:  # the Job's last state may say how it ended
                 self.seen = replace(self.seen, job=job)
             self.job = None
             return True
@@ -255,13 +255,13 @@ class Table:
             return
         verdict = entry.judge(orphans=self.orphans)
         if verdict is None:
-            if entry.reported:  # nothing of it runs any more
+            if entry.reported:  # no process of the Job runs any more
                 yield from self._gone(entry)
             elif not entry.pods:
                 del self.entries[entry.name]
             return
         gone = entry.job is None and not any(is_process(pod) for pod in entry.seen.pods)
-        if gone:  # none of its pods that are left is a process
+        if gone:  # its remaining pods have no process
             verdict = replace(verdict, phase=Phase.GONE)
         words = observations(entry.seen, verdict)
         if gone:
@@ -274,7 +274,8 @@ class Table:
         over = settled(entry.seen, verdict)
         for now in (*words, *(never_ran(entry.reported, words, verdict) if over else ())):
             before = entry.reported.get(now.name)
-            entry.reported[now.name] = replace(now, receipt=None)  # it may have the whole value
+            # A receipt may have the whole value.
+            entry.reported[now.name] = replace(now, receipt=None)
             if is_news(before, now):
                 yield now
         if over:

@@ -473,7 +473,7 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return -1  # it has not started
+        return -1  # the job has not started
 
 
 def _observation(view: Mapping[str, Any]) -> Observation:

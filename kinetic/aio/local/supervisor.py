@@ -292,7 +292,7 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
         try:
             hello = await connection.ask({"op": "hello", "protocol": VERSION})
         except Lost:
-            continue  # it was about to shut down
+            continue  # the supervisor was about to shut down
         except BaseException:
             connection.close()
             raise
@@ -339,7 +339,7 @@ async def running(home: Path) -> Running | None:
         if tuple(hello["protocol"]) == VERSION:
             found = await connection.ask({"op": "find", "names": [], "labels": {}})
             jobs.update(str(one["phase"]) for one in found["jobs"])
-    except Lost:  # it was about to shut down
+    except Lost:  # the supervisor was about to shut down
         return None
     finally:
         connection.close()

@@ -160,7 +160,7 @@ class _Pods:
         self.over = [
             (pod, _ended_pod(pod))
             for pod in found
-            if pod not in alive and not (suspended and pod.deleted)  # the queue evicted it
+            if pod not in alive and not (suspended and pod.deleted)  # the queue evicted the pod
         ]
 
     @property
