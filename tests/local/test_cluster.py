@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import stat
@@ -10,7 +9,6 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kinetic._supervisor.protocol import Places
@@ -28,7 +26,6 @@ from .conftest import (
     marked,
     run_job,
     spec,
-    supervisor_pid,
     until,
 )
 
@@ -313,15 +310,3 @@ atexit.register(logging.warning, "said by a library at the end")
 """
     assert (await run_job(cluster, spec("keeps", source))).exit_code == 0
     assert await lines(cluster, "keeps") == ["kept", "said by a library at the end"]
-
-
-async def test_a_thousand_jobs_are_queued_in_no_time(cluster: LocalCluster, home: Path) -> None:
-    await run_job(cluster, spec("wide", SLEEP, resources=Resources(cpu=2)), Phase.RUNNING)
-    async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*(cluster.launch(spec(f"n{i}")) for i in range(1000)))
-        assert len(await cluster.find(labels={"test": "yes"})) == 1001
-        memory = psutil.Process(supervisor_pid(home)).memory_info().rss
-        assert memory < 80 << 20
-        await cluster.delete(labels={"test": "yes"})
-        await gone(cluster)
-        assert len(marked(home)) == 1

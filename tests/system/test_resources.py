@@ -384,6 +384,8 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
                 assert len(listed) == many + 1
                 statuses = [await listed[place].status() for place in (0, -1)]
                 assert {*statuses} <= {JobStatus.PENDING, JobStatus.RUNNING}
+            assert (supervisor := scene.supervisor()) is not None
+            assert supervisor.memory_info().rss < 80 << 20
             await batch.cancel()
             assert await batch.status_counts() == {"NOT_FOUND": many}
             assert len(await client.list_jobs()) == 1
