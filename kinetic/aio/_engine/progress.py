@@ -7,7 +7,6 @@ import contextlib
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from absl import logging
@@ -236,12 +235,8 @@ class Shown:
             name = f"progress of {self._batch.group_id}"
             self._task = asyncio.create_task(self._feed(entry), name=name)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
+        _, error, _ = exc_info
         if self._entry is not None:
             _SHOWN.discard(self._batch)
             # A caller that waits one second at a time doesn't want a line for each.
