@@ -28,7 +28,7 @@ from kinetic._supervisor.protocol import Places
 from kinetic._supervisor.supervisor import Supervisor, say, seconds
 
 WAITING_CLIENTS = 512
-DIARY_BYTES = 1 << 20
+OWN_LOG_BYTES = 1 << 20
 """Above this size, a new supervisor empties the log of earlier ones."""
 
 
@@ -47,7 +47,7 @@ def found(
         places.state,
         places.logs,
         places.work,
-        places.refuse,
+        places.trash,
         places.spares,
         places.cache,
     ):
@@ -89,12 +89,12 @@ def _go_on(table: Table, places: Places) -> Journal:
 def _clear(places: Places) -> None:
     """Move the folders of earlier jobs to the trash, and empty a long log."""
     with contextlib.suppress(OSError):
-        if places.diary.stat().st_size > DIARY_BYTES:
-            os.truncate(places.diary, 0)
+        if places.own_log.stat().st_size > OWN_LOG_BYTES:
+            os.truncate(places.own_log, 0)
     for folder in (places.work, places.spares):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
-                os.rename(entry.path, places.refuse / os.urandom(8).hex())
+                os.rename(entry.path, places.trash / os.urandom(8).hex())
 
 
 def _listen(places: Places) -> socket.socket:

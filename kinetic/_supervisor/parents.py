@@ -85,7 +85,7 @@ class Parent:
         self.status: int | None = None
         self.used = time.monotonic()
         self.gone_at = 0.0
-        self.diary_at = 0
+        self.log_at = 0
         self._sock = sock
         self._directory = directory
         self._out = bytearray()
@@ -322,17 +322,17 @@ class _Spare:
 class Sweeper:
     """Makes the folders of jobs, keeps some of them as *spares*, and removes the others.
 
-    It renames a folder into *refuse*, and one helper process at a time removes what is there.
+    It renames a folder into *trash*, and one helper process at a time removes what is there.
     """
 
-    def __init__(self, refuse: Path, kept: Path) -> None:
+    def __init__(self, trash: Path, kept: Path) -> None:
         self.helpers: set[int] = set()
         self.keeps = spares.can_keep(str(kept))
         self._sweeping = 0
-        self._refuse = str(refuse)
+        self._trash = str(trash)
         self._spares = str(kept)
         self._kept: dict[str, list[_Spare]] = {}
-        self._waiting = [entry.path for entry in os.scandir(refuse)]
+        self._waiting = [entry.path for entry in os.scandir(trash)]
 
     @property
     def due(self) -> float:
@@ -400,7 +400,7 @@ class Sweeper:
                 del self._kept[project]
 
     def _put_aside(self, folder: str) -> None:
-        aside = f"{self._refuse}/{os.urandom(8).hex()}"
+        aside = f"{self._trash}/{os.urandom(8).hex()}"
         with contextlib.suppress(OSError):
             os.rename(folder, aside)
             self._waiting.append(aside)
@@ -452,7 +452,7 @@ class Parents:
         self._parents: dict[Key, Parent] = {}
         self._homes: dict[Job, Parent] = {}
         self._dead: list[Parent] = []
-        self._left: dict[str, Job] = {}
+        self._ended: dict[str, Job] = {}
         self._outputs: dict[Job, str] = {}
         self._writers: Counter[str] = Counter()
 
@@ -462,7 +462,7 @@ class Parents:
         Raises:
             OSError: The interpreter can't be started, or the job's folder can't be made.
         """
-        if job.name in self._left:  # a job of this name has just ended: remove its folder first
+        if job.name in self._ended:  # a job of this name has just ended: remove its folder first
             self.tidy()
         key = Key.of(header, sys.executable)
         parent = self._parents.get(key)
@@ -510,15 +510,15 @@ class Parents:
     def ended(self, job: Job) -> None:
         """Note that all processes of *job* have ended; the next `tidy` removes its folder."""
         self._homes.pop(job, None)
-        self._left[job.name] = job
+        self._ended[job.name] = job
 
     def tidy(self) -> None:
         """Clear the folders of ended jobs."""
-        for job in self._left.values():
+        for job in self._ended.values():
             self._sweeper.clear(self.work(job), job.executor)
             time_limit.forget(self.work(job))
             self._drop_outputs(job)
-        self._left.clear()
+        self._ended.clear()
 
     def _make_outputs(self, job: Job, folder: str) -> None:
         """Make the output directory of *job*; `_drop_outputs` removes it if it stays empty.
@@ -611,9 +611,9 @@ class Parents:
     def last_words(self, parent: Parent) -> str:
         """Return the end of *parent*'s standard error."""
         try:
-            with open(self._places.diary, "rb") as file:
+            with open(self._places.own_log, "rb") as file:
                 end = os.fstat(file.fileno()).st_size
-                file.seek(max(parent.diary_at, end - LAST_WORDS))
+                file.seek(max(parent.log_at, end - LAST_WORDS))
                 return file.read().decode(errors="replace").strip()
         except OSError:
             return ""
@@ -638,17 +638,17 @@ class Parents:
         mine, theirs = socket.socketpair()
         warm = str(Path(key.runner) / "fork" / "warm.py")
         argv = [*key.command, "-P", warm, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
-        diary = str(self._places.diary)
+        log = str(self._places.own_log)
         opening = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
-            diary_at = os.stat(diary).st_size if os.path.exists(diary) else 0
+            log_at = os.stat(log).st_size if os.path.exists(log) else 0
             pid = os.posix_spawnp(
                 argv[0],
                 argv,
                 self._environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, diary, opening, 0o600),
+                    (os.POSIX_SPAWN_OPEN, 1, log, opening, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD),
                 ],
@@ -660,5 +660,5 @@ class Parents:
         finally:
             theirs.close()
         parent = Parent(key, pid, mine, self._directory)
-        parent.diary_at = diary_at
+        parent.log_at = log_at
         return parent

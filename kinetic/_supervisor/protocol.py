@@ -255,10 +255,10 @@ class Places:
         self.lock = self.state / "lock"  # held while the supervisor runs
         self.starting = self.state / "starting"  # a lock, held while one starts or stops
         self.journal = self.state / "journal"
-        self.diary = self.state / "supervisor.log"  # the standard error, also of warm parents
+        self.own_log = self.state / "supervisor.log"  # the standard error, also of warm parents
         self.logs = self.state / "logs"
         self.work = self.state / "work"  # a folder for each running job
-        self.refuse = self.state / "refuse"  # the trash, which a helper process empties
+        self.trash = self.state / "trash"  # a helper process empties it
         self.spares = self.state / "spares"
 
     def log(self, name: str) -> Path:

@@ -196,7 +196,7 @@ class Supervisor:
         self._gpus = bool(slots.gpus)
         self._journal = journal
         self._server = Server(table, self._launch, self._delete, self._discard)
-        self._sweeper = Sweeper(places.refuse, places.spares)
+        self._sweeper = Sweeper(places.trash, places.spares)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
         self._timers = Timers()

@@ -120,7 +120,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         with contextlib.suppress(OSError):
             os.unlink(record)
         with contextlib.suppress(FileNotFoundError):
-            os.rename(root, f"{work}/spoilt")
+            os.rename(root, f"{work}/broken")
         return False
     finally:
         os.umask(before)

@@ -158,10 +158,10 @@ async def test_work_folders_are_private_and_large_ones_go_too(
     await run_job(cluster, spec("many", source))
     assert await lines(cluster, "many") == ["0o700 []"]
     assert not (places.work / "many").exists()
-    await eventually(lambda: not [*places.refuse.iterdir()])
+    await eventually(lambda: not [*places.trash.iterdir()])
     for path in (places.state, places.logs, places.work):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (places.log("many"), places.journal, places.socket, places.diary):
+    for path in (places.log("many"), places.journal, places.socket, places.own_log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

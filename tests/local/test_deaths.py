@@ -315,7 +315,7 @@ async def test_a_folder_that_is_deleted_under_the_supervisor_is_made_again_and_t
     assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
     assert await lines(cluster, "after") == ["fine"]
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert Places(home).diary.read_text().count(f"{folder} was deleted") == 1
+    assert Places(home).own_log.read_text().count(f"{folder} was deleted") == 1
     await cluster.delete(names=["before", "after"])
     await gone(cluster, "after")
 

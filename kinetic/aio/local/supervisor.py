@@ -59,7 +59,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
         if not _start(home, places, environ, until):
             break
     raise SupervisorError(
-        f"the supervisor of {home} can't be started, or ends at once; its log is {places.diary}"
+        f"the supervisor of {home} can't be started, or ends at once; its log is {places.own_log}"
     )
 
 
@@ -88,7 +88,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
     """
     try:
         make_folder(places.state)
-        diary = os.open(places.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(places.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
         raise _unusable(home, exc.strerror or str(exc), str(exc.filename)) from exc
     ready, theirs = os.pipe()
@@ -101,8 +101,8 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
             env=_environment(home, environ) | {"PYTHONPATH": str(package)},
             cwd="/",
             stdin=subprocess.DEVNULL,
-            stdout=diary,
-            stderr=diary,
+            stdout=log,
+            stderr=log,
             pass_fds=[theirs],
             start_new_session=True,
         )
@@ -113,7 +113,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
     except OSError as exc:
         raise SupervisorError(f"no supervisor can be started: {exc}") from exc
     finally:
-        for fd in (diary, ready, theirs):
+        for fd in (log, ready, theirs):
             if fd >= 0:
                 os.close(fd)
     if "error" in words:
@@ -346,7 +346,7 @@ async def running(home: Path) -> Running | None:
     return Running(
         pid=int(hello["pid"]),
         protocol=tuple(hello["protocol"]),
-        log=str(places.diary),
+        log=str(places.own_log),
         jobs=jobs,
     )
 
