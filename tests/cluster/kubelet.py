@@ -105,9 +105,9 @@ class Kubelet:
             time.sleep(children.POLL_S)  # it has killed them: they go in a moment
         for one in left:
             one.kill()
-        said = children.tail(self._log)
+        output = children.tail(self._log)
         shutil.rmtree(self.folder, ignore_errors=True)
-        assert "Traceback" not in said and process.returncode == 0, said
+        assert "Traceback" not in output and process.returncode == 0, output
         assert not left, f"processes of pods outlived them: {left}"
 
     def heal(self) -> None:
@@ -231,10 +231,10 @@ class Kubelet:
             try:
                 step(what)
             except Refused as refusal:
-                said = f"{what}: {refusal} after {ANSWER_S:g} s"
+                failure = f"{what}: {refusal} after {ANSWER_S:g} s"
             else:
                 return
-            assert time.monotonic() < until, said
+            assert time.monotonic() < until, failure
             time.sleep(children.POLL_S)
 
     # How it is told

@@ -88,9 +88,9 @@ class Account:
                 )
             except urllib.error.HTTPError as refusal:
                 with refusal:
-                    said = Refused(refusal.code, decoded(refusal.read()))
-                if said.code != BUSY or time.monotonic() > until:
-                    raise said from None
+                    refused = Refused(refusal.code, decoded(refusal.read()))
+                if refused.code != BUSY or time.monotonic() > until:
+                    raise refused from None
             else:
                 return answer
             time.sleep(BUSY_S)

@@ -26,7 +26,7 @@ from tests.orders import order_of
 
 DEADLINE_S = 60.0
 IMAGE = "example.org/python:1"
-IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, told_s=1.0, hopeless_s=1.0, least_s=0.5)
+IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, report_s=1.0, hopeless_s=1.0, least_s=0.5)
 LENIENT = replace(IMPATIENT, least_s=30.0)
 """Of a client that leaves every job some time to start, whatever its start_timeout is."""
 

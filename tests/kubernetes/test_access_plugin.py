@@ -1,4 +1,4 @@
-"""Credentials from a program: when it runs, what it is told, and what it may do wrong."""
+"""Credentials from a program: when it runs, what it receives, and what it may do wrong."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def config(tmp_path: Path, server: FaultServer) -> Config:
 
 COUNTING = """
 import json, os, pathlib, sys
-told = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
 runs = pathlib.Path(os.environ["RUNS"])
 count = int(runs.read_text() or 0) + 1 if runs.exists() else 1
 runs.write_text(str(count))
-pathlib.Path(os.environ["RUNS"] + ".told").write_text(json.dumps([sys.argv[1:], told]))
+pathlib.Path(os.environ["RUNS"] + ".info").write_text(json.dumps([sys.argv[1:], info]))
 status = {"token": f"token-{count}"}
 if until := os.environ.get("UNTIL"):
     status["expirationTimestamp"] = until
-print(json.dumps({"kind": "ExecCredential", "apiVersion": told["apiVersion"], "status": status}))
+print(json.dumps({"kind": "ExecCredential", "apiVersion": info["apiVersion"], "status": status}))
 """
 
 
@@ -58,9 +58,9 @@ async def test_a_plugin_runs_once_and_again_when_its_token_is_refused(
         server.always = first_is_refused  # whichever of them comes when the next is there
         await asyncio.gather(*(api.call("GET", PODS) for _ in range(10)))
     assert (tmp_path / "runs").read_text() == "2"
-    arguments, told = json.loads((tmp_path / "runs.told").read_text())
+    arguments, info = json.loads((tmp_path / "runs.info").read_text())
     assert arguments == ["--for", "7"]
-    assert told == {
+    assert info == {
         "apiVersion": ONCE, "kind": "ExecCredential", "spec": {"interactive": False},
     }  # fmt: skip
     assert set(shown(server)) == {"Bearer token-1", "Bearer token-2"}
@@ -91,8 +91,8 @@ async def test_a_plugin_that_wants_to_know_the_cluster_is_told(
     config.plugin(COUNTING, env=env, provideClusterInfo=True, interactiveMode="Never")
     async with opened(config):
         pass
-    _, told = json.loads((tmp_path / "runs.told").read_text())
-    assert told["spec"]["cluster"] == {
+    _, info = json.loads((tmp_path / "runs.info").read_text())
+    assert info["spec"]["cluster"] == {
         "server": config.cluster["server"],
         "certificate-authority-data": base64.b64encode(made.ca.read_bytes()).decode(),
         "config": {"audience": "a"},

@@ -17,7 +17,7 @@ BATCH = "/apis/batch/v1/namespaces/team/jobs"
 CORE = "/api/v1/namespaces/team"
 
 
-def said(status: int, message: str, reason: str = "Forbidden") -> HttpError:
+def failed(status: int, message: str, reason: str = "Forbidden") -> HttpError:
     body = {"kind": "Status", "code": status, "reason": reason, "message": message}
     return HttpError(status, json.dumps(body))
 
@@ -63,7 +63,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
         'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
         'group "batch" in the namespace "team": requires one of ["container.jobs.create"]'
     )
-    error = explained(said(403, message), Request(method="POST", path=BATCH), "c")
+    error = explained(failed(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, AuthError)
     text = str(error)
     assert "cannot create jobs in namespace 'team' of c" in text
@@ -77,7 +77,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
 
 def test_a_right_beyond_the_usual_is_added() -> None:
     ask = Request(method="PUT", path=f"{CORE}/services/s")
-    text = str(explained(said(403, 'User "a" cannot update'), ask, "c"))
+    text = str(explained(failed(403, 'User "a" cannot update'), ask, "c"))
     rules = granted(text)[0]["rules"]
     assert rules[-1] == {"apiGroups": [""], "resources": ["services"], "verbs": ["update"]}
     assert rules[0]["resources"] == ["jobs"]
@@ -85,7 +85,7 @@ def test_a_right_beyond_the_usual_is_added() -> None:
 
 def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> None:
     ask = Request(method="GET", path="/api/v1/nodes")
-    text = str(explained(said(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
+    text = str(explained(failed(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
     made, binding = granted(text)
     assert (made["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
     assert made["metadata"] == {"name": "kinetic"}
@@ -94,14 +94,14 @@ def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> Non
 
 def test_a_service_account_is_bound_as_one() -> None:
     message = 'User "system:serviceaccount:team:runner" cannot get'
-    text = str(explained(said(403, message), Request(method="GET", path=BATCH), "c"))
+    text = str(explained(failed(403, message), Request(method="GET", path=BATCH), "c"))
     (subject,) = granted(text)[1]["subjects"]
     assert subject == {"kind": "ServiceAccount", "namespace": "team", "name": "runner"}
 
 
 def test_whoever_is_nobody_is_told_to_log_in() -> None:
     message = 'User "system:anonymous" cannot get'
-    text = str(explained(said(403, message), Request(method="GET", path=BATCH), "c"))
+    text = str(explained(failed(403, message), Request(method="GET", path=BATCH), "c"))
     assert "log in first" in text
 
 
@@ -114,7 +114,7 @@ def test_whoever_is_nobody_is_told_to_log_in() -> None:
     ],
 )
 def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
-    error = explained(said(403, message), Request(method="POST", path=BATCH), "c")
+    error = explained(failed(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, Refused)
     assert message in str(error)
     assert error.answer["message"] == message

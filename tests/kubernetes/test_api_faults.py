@@ -390,9 +390,9 @@ async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, ap
     asking = asyncio.create_task(api.call("GET", JOBS))
     while not server.busy:
         await asyncio.sleep(0)
-    async with aclosing(api.lines("/x", idle=None)) as told, asyncio.timeout(60):
-        assert await anext(told) == b"a"
-        reading = asyncio.ensure_future(anext(told))
+    async with aclosing(api.lines("/x", idle=None)) as following, asyncio.timeout(60):
+        assert await anext(following) == b"a"
+        reading = asyncio.ensure_future(anext(following))
         await asyncio.sleep(0)  # it waits for the next
         await api.aclose()
         for one in (asking, reading):
@@ -404,9 +404,9 @@ def test_a_client_stays_on_its_loop() -> None:
     async def ask(api: Api) -> None:
         with pytest.raises(BackendError) as caught:
             await api.call("GET", JOBS)
-        said.append(str(caught.value))
+        messages.append(str(caught.value))
 
-    said: list[str] = []
+    messages: list[str] = []
 
     async def make() -> Api:
         access = Access(server="http://127.0.0.1:1", name="a test", passes=Tokens().passes)
@@ -419,8 +419,8 @@ def test_a_client_stays_on_its_loop() -> None:
         with asyncio.Runner() as second:
             second.run(ask(api))
         first.run(api.aclose())
-    assert "does not answer" in said[0]
-    assert "belongs to another event loop" in said[1]
+    assert "does not answer" in messages[0]
+    assert "belongs to another event loop" in messages[1]
 
 
 async def test_a_request_keeps_its_turn_while_it_waits_to_retry(

@@ -69,7 +69,7 @@ def test_each_step_of_a_recording_has_its_cause(name: str) -> None:
         verdicts = [judge(seen_of(case, upto + 1)) for upto in range(len(case["steps"]))]
     for verdict, expected in zip(verdicts, case["expected"], strict=True):
         assert row(verdict) == expected["verdict"], verdict.text
-        for words in expected.get("told", ()):
+        for words in expected.get("text", ()):
             assert words in verdict.text
 
 
@@ -77,13 +77,13 @@ def test_each_step_of_a_recording_has_its_cause(name: str) -> None:
 def test_the_end_of_a_recording_has_its_cause_and_advice(name: str) -> None:
     case = ENDS[name]
     verdict = refused_request(case["answer"]) if "answer" in case else judge(seen_of(case))
-    told = case["told"]
-    assert verdict.status.name in told["status"].split("|"), verdict.text
-    for pattern in told["cause"]:
+    expected = case["expected"]
+    assert verdict.status.name in expected["status"].split("|"), verdict.text
+    for pattern in expected["cause"]:
         assert re.search(pattern, verdict.text, re.IGNORECASE), verdict.text
-    for pattern in told["never"]:
+    for pattern in expected["never"]:
         assert not re.search(pattern, verdict.text, re.IGNORECASE), verdict.text
-    for pattern in told["advice"]:
+    for pattern in expected["advice"]:
         assert re.search(pattern, verdict.advice, re.IGNORECASE), verdict.text
 
 

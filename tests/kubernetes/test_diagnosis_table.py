@@ -77,16 +77,16 @@ def one_pod(
     return Seen(job=a_job(), pods=[a_pod(state, **pod)], events=events, absent=absent)
 
 
-def image(said: str, name: str = IMAGE) -> Seen:
+def image(message: str, name: str = IMAGE) -> Seen:
     """An image that cannot be pulled, in these words of containerd."""
-    text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {said}'
+    text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {message}'
     return one_pod({"waiting": {"reason": "ImagePullBackOff", "message": text}}, image=name)
 
 
-def refused(said: str) -> Seen:
+def refused(message: str) -> Seen:
     """A pod that the API server does not create."""
-    told = event("FailedCreate", f"Error creating: {PODS}{said}", kind="Job")
-    return Seen(job=a_job(), events=[told])
+    failed = event("FailedCreate", f"Error creating: {PODS}{message}", kind="Job")
+    return Seen(job=a_job(), events=[failed])
 
 
 def queued(*conditions: Json, checks: Any = (), **spec: Any) -> Seen:
@@ -101,45 +101,45 @@ def reserved(reason: str, message: str = "", status: str = "False") -> Json:
     return {"type": "QuotaReserved", "status": status, "reason": reason, "message": message}
 
 
-def unmounted(*said: str, absent: Any = ()) -> Seen:
+def unmounted(*message: str, absent: Any = ()) -> Seen:
     """A pod whose volumes are not mounted."""
-    events = [event("FailedMount", one) for one in said]
+    events = [event("FailedMount", one) for one in message]
     return one_pod({"waiting": {"reason": "ContainerCreating"}}, events=events, absent=absent)
 
 
-def unstarted(said: str, reason: str = "CreateContainerError") -> Seen:
+def unstarted(message: str, reason: str = "CreateContainerError") -> Seen:
     """A container that cannot be created."""
-    return one_pod({"waiting": {"reason": reason, "message": said}})
+    return one_pod({"waiting": {"reason": reason, "message": message}})
 
 
 def unplaced(
-    said: str, *nodes: Json, reason: str = "Unschedulable", events: Any = (), **pod: Any
+    message: str, *nodes: Json, reason: str = "Unschedulable", events: Any = (), **pod: Any
 ) -> Seen:
     """A pod that the scheduler refuses in these words."""
-    told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": said}
-    made = a_pod(status={"conditions": [told]}, nodeName=None, **pod)
+    refusal = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    made = a_pod(status={"conditions": [refusal]}, nodeName=None, **pod)
     return Seen(job=a_job(), pods=[made], nodes=nodes or None, events=events)
 
 
-def scaled(*told: tuple[str, str], nodes: Any = ()) -> Seen:
-    """A pod that wants 16 TPU chips where nodes have 8, and what the autoscaler said."""
+def scaled(*reports: tuple[str, str], nodes: Any = ()) -> Seen:
+    """A pod that wants 16 TPU chips where nodes have 8, and the messages of the autoscaler."""
     events = [
-        event(reason, said, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
-        for second, (reason, said) in enumerate(told)
+        event(reason, message, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
+        for second, (reason, message) in enumerate(reports)
     ]
     there = nodes or [a_node("a", {"pool": "tpu"}, tpu="8")]
-    said = "0/1 nodes are available: 1 Insufficient google.com/tpu."
-    return unplaced(said, *there, asks={"google.com/tpu": "16"}, events=events)
+    message = "0/1 nodes are available: 1 Insufficient google.com/tpu."
+    return unplaced(message, *there, asks={"google.com/tpu": "16"}, events=events)
 
 
 def exited(
-    code: int, reason: str = "Error", said: str = "", *, sidecar: bool = False, **more: Any
+    code: int, reason: str = "Error", message: str = "", *, sidecar: bool = False, **more: Any
 ) -> Seen:
     """A Job that failed with its only pod, whose *sidecar* ran out of memory."""
     end = {
         "exitCode": code,
         "reason": reason,
-        "message": said,
+        "message": message,
         "finishedAt": "2026-01-01T00:00:09Z",
     }
     pod = a_pod({"terminated": end}, phase="Failed", status=more.pop("status", {}))
@@ -150,8 +150,8 @@ def exited(
         ]
         killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         pod["status"]["initContainerStatuses"] = [{"name": name, "state": killed}]
-    told = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-    return Seen(job=a_job({"failed": 1, "conditions": [told]}), pods=[pod], **more)
+    condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    return Seen(job=a_job({"failed": 1, "conditions": [condition]}), pods=[pod], **more)
 
 
 def removed(
@@ -160,8 +160,8 @@ def removed(
     """A Job that failed because something ended its pod: *reason* of its status, or *by*."""
     status: Json = {"reason": reason, "message": message} if reason else {}
     if by:
-        told = {"type": "DisruptionTarget", "status": "True", "reason": by, "message": message}
-        status["conditions"] = [told, *[{"type": "Ready", "status": "False"}] * silent]
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": by, "message": message}
+        status["conditions"] = [condition, *[{"type": "Ready", "status": "False"}] * silent]
     return exited(143, status=status, nodes=nodes)
 
 
@@ -261,9 +261,9 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("a limit below what the runtime needs", unstarted("runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)"), Reason.OUT_OF_MEMORY, BLOCKED, ("too low", "memory=")),
     ("a node lacks the store", unmounted('MountVolume.SetUp failed for volume "store" : hostPath type check failed: /shared/kinetic is not a directory'), Reason.SETUP, BLOCKED, ("/shared/kinetic is not a directory", "mount the store's volume", "KINETIC_STORE_CLAIM")),
     ("a Secret that is not read yet", unmounted('MountVolume.SetUp failed for volume "key" : failed to sync secret cache: timed out waiting for the condition'), None, OPEN, ("failed to sync secret cache", "isn't an error")),
-    ("no credentials", exited(1, said="no credentials for Cloud Storage here"), Reason.SETUP, FINAL, ("exit code 1", "service account of the pod", "STORAGE_EMULATOR_HOST")),
-    ("no identity", exited(1, said="Failed to retrieve http://metadata/ from the Google Compute Engine metadata service. Status: 404"), Reason.SETUP, FINAL, ("Status: 404", "GKE_METADATA")),
-    ("no runner in the image", exited(2, said="python3: can't open file '/app/remote_runner.py': [Errno 2] No such file"), Reason.SETUP, FINAL, ("doesn't contain kinetic's runner", "kinetic.images runner")),
+    ("no credentials", exited(1, message="no credentials for Cloud Storage here"), Reason.SETUP, FINAL, ("exit code 1", "service account of the pod", "STORAGE_EMULATOR_HOST")),
+    ("no identity", exited(1, message="Failed to retrieve http://metadata/ from the Google Compute Engine metadata service. Status: 404"), Reason.SETUP, FINAL, ("Status: 404", "GKE_METADATA")),
+    ("no runner in the image", exited(2, message="python3: can't open file '/app/remote_runner.py': [Errno 2] No such file"), Reason.SETUP, FINAL, ("doesn't contain kinetic's runner", "kinetic.images runner")),
     ("a disruption of later versions", removed(by="DeletionByTomorrow", message="the rack is moved"), Reason.NODE_LOST, FINAL, ("the platform ended it: the rack is moved",)),
     ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("unable to find user trainer", "KINETIC_RUN_AS_USER")),
     ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("not created container 'main' yet",)),
@@ -275,7 +275,7 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("killed, with the last lines of its log", exited(137, "Error", "step 41: loss 0.3"), Reason.LOST, FINAL, ("signal 9", "step 41: loss 0.3")),
     ("aborted", exited(134), Reason.USER_ERROR, FINAL, ("SIGABRT",)),
     ("interrupted", exited(130), Reason.LOST, FINAL, ("SIGINT",)),
-    ("no right on the bucket", exited(1, said="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("403 POST", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
+    ("no right on the bucket", exited(1, message="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("403 POST", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
     ("a critical pod of the system", removed("Preempting", "Preempted in order to admit critical pod", "TerminationByKubelet"), Reason.PREEMPTED, FINAL, ("critical pod of the system",)),
     ("short of memory", removed("Evicted", PRESSED, "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "main was using 1567440Ki", "memory=")),
     ("short of process numbers", removed("Evicted", "The node was low on resource: pids. ", "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "low on resource: pids")),
@@ -309,8 +309,8 @@ def test_the_cause_is_told_with_its_reason(row: Any) -> None:
     ],
 )
 def test_an_event_of_a_clock_that_is_behind_counts_by_its_uid(beside: Json) -> None:
-    (told,) = refused('serviceaccount "trainer" not found').events
-    told = {**told, **beside, "involvedObject": {**told["involvedObject"], "uid": "job-uid"}}
-    assert "trainer" in judge(Seen(job=a_job(), events=[told])).message
-    other = {**told, "involvedObject": {**told["involvedObject"], "uid": "another"}}
+    (failed,) = refused('serviceaccount "trainer" not found').events
+    failed = {**failed, **beside, "involvedObject": {**failed["involvedObject"], "uid": "job-uid"}}
+    assert "trainer" in judge(Seen(job=a_job(), events=[failed])).message
+    other = {**failed, "involvedObject": {**failed["involvedObject"], "uid": "another"}}
     assert "trainer" not in judge(Seen(job=a_job(), events=[other])).message

@@ -181,8 +181,8 @@ async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
                     pass
     assert place.requests["list events"] <= 9
     assert place.requests["list nodes"] == 1
-    told = [line for line in caplog.messages if "1000 CPUs" in line]
-    assert 1 <= len(told) <= 2, "by the scheduler's words, and then by what the nodes have"
+    lines = [line for line in caplog.messages if "1000 CPUs" in line]
+    assert 1 <= len(lines) <= 2, "by the scheduler's words, and then by what the nodes have"
 
 
 # --- logs ---

@@ -16,7 +16,7 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
     cluster = await place.open(rhythm=Rhythm(longest_pause_s=0.5))
     jobs = [place.job(f"n{number}", gate="gate") for number in range(24)]
     plane = place.namespace.control_plane
-    told: dict[str, set[Phase]] = {job.name: set() for job in jobs}
+    phases: dict[str, set[Phase]] = {job.name: set() for job in jobs}
 
     async def launch(job: JobSpec) -> None:
         await cluster.launch(job)
@@ -24,8 +24,8 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
     async with asyncio.timeout(120), watching(cluster) as watch:
         launching = asyncio.gather(*(launch(job) for job in jobs[:12]))
         async for seen in watch:
-            told[seen.name].add(seen.phase)
-            if sum(Phase.RUNNING in phases for phases in told.values()) == 12:
+            phases[seen.name].add(seen.phase)
+            if sum(Phase.RUNNING in found for found in phases.values()) == 12:
                 break
         await launching
         launching = asyncio.gather(*(launch(job) for job in jobs[12:]))
@@ -34,8 +34,8 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
         plane.compact()
         plane.start_api()  # it holds the loop, as a laptop that sleeps does
         async for seen in watch:
-            told[seen.name].add(seen.phase)
-            if all(Phase.ENDED in phases for phases in told.values()):
+            phases[seen.name].add(seen.phase)
+            if all(Phase.ENDED in found for found in phases.values()):
                 break
         await launching
     assert len(await place.items("batch/v1/jobs")) == 24

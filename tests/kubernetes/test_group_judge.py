@@ -1,4 +1,4 @@
-"""What is told of several hosts, by what Kubernetes says of each; and what a table makes of it."""
+"""The observation of several hosts; and what a table makes of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.aio.kubernetes.manifests import Placement
-from kinetic.aio.kubernetes.multihost import GroupTable, ended_processes, judge_group, word
+from kinetic.aio.kubernetes.multihost import (
+    GroupTable,
+    ended_processes,
+    judge_group,
+    observation_of,
+)
 from kinetic.aio.kubernetes.observations import ENDED, End
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.sets import KINDS, LIFE, WORKER_INDEX
@@ -68,110 +73,113 @@ def waiting(number: int) -> Json:
     """A pod that no node has room for."""
     made = host(number, {}, phase="Pending")
     del made["spec"]["nodeName"]
-    said = "0/3 nodes are available: 3 Insufficient cpu."
+    message = "0/3 nodes are available: 3 Insufficient cpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    made["status"] = {"phase": "Pending", "conditions": [{**condition, "message": said}]}
+    made["status"] = {"phase": "Pending", "conditions": [{**condition, "message": message}]}
     return made
 
 
-class Word:
-    """The observation of a set, and what ended beside the process that it is about."""
-
-    def __init__(self, seen: Seen) -> None:
-        verdict = judge_group(seen)
-        self.said, self.ended = word(seen, verdict), ended_processes(seen, verdict)
+def group(*pods: Json, of: Json | None = None, **more: Any) -> Seen:
+    """A set and its pods."""
+    return Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more)
 
 
-def told(*pods: Json, of: Json | None = None, **more: Any) -> Word:
-    return Word(Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more))
+def observe(seen: Seen) -> Observation:
+    return observation_of(seen, judge_group(seen))
 
 
-def brief(said: Observation) -> tuple[Phase, str, Reason | None]:
-    return said.phase, said.executor, said.reason
+def observed(*pods: Json, of: Json | None = None, **more: Any) -> Observation:
+    return observe(group(*pods, of=of, **more))
+
+
+def brief(observation: Observation) -> tuple[Phase, str, Reason | None]:
+    return observation.phase, observation.executor, observation.reason
 
 
 ALL = [host(number, RUNNING) for number in range(3)]
 
 
 def test_a_set_without_pods_waits() -> None:
-    found = told()
-    assert brief(found.said) == (Phase.PENDING, "", None)
-    assert found.said.name == "grp-1-7-2"
-    assert found.said.labels == SPEC.labels
+    found = observed()
+    assert brief(found) == (Phase.PENDING, "", None)
+    assert found.name == "grp-1-7-2"
+    assert found.labels == SPEC.labels
 
 
 def test_the_first_host_decides() -> None:
-    assert brief(told(*ALL).said) == (Phase.RUNNING, "pod-0a", None)
-    assert told(*ALL[1:]).said.phase is Phase.RUNNING
-    assert told(waiting(0)).said.phase is Phase.PENDING
+    assert brief(observed(*ALL)) == (Phase.RUNNING, "pod-0a", None)
+    assert observed(*ALL[1:]).phase is Phase.RUNNING
+    assert observed(waiting(0)).phase is Phase.PENDING
 
 
 def test_what_keeps_another_host_from_starting_is_told() -> None:
-    said = told(ALL[0], ALL[1], waiting(2)).said
-    assert brief(said) == (Phase.RUNNING, "pod-0a", Reason.UNSCHEDULABLE)
-    assert "host 2" in said.message
+    found = observed(ALL[0], ALL[1], waiting(2))
+    assert brief(found) == (Phase.RUNNING, "pod-0a", Reason.UNSCHEDULABLE)
+    assert "host 2" in found.message
 
 
 def test_a_host_that_dies_is_told_and_is_a_reason_to_look() -> None:
     """Its container runs again already: what counts is how it ended the first time."""
     dead = host(1, RUNNING, last=ended(137, reason="OOMKilled"))
-    found = told(ALL[0], dead, ALL[2])
-    assert brief(found.said) == (Phase.RUNNING, "pod-0a", Reason.OUT_OF_MEMORY)
-    assert found.said.message.startswith("host 1 of 3: ")
-    assert found.ended == {"pod-1a"}
+    seen = group(ALL[0], dead, ALL[2])
+    found = observe(seen)
+    assert brief(found) == (Phase.RUNNING, "pod-0a", Reason.OUT_OF_MEMORY)
+    assert found.message.startswith("host 1 of 3: ")
+    assert ended_processes(seen, judge_group(seen)) == {"pod-1a"}
 
 
 def test_when_the_first_host_ends_it_is_over_for_the_reason_of_the_one_that_failed_first() -> None:
     dead = host(1, RUNNING, last=ended(137, 10, "OOMKilled"))
     stopped = host(0, RUNNING, last=ended(143, 12))
-    said = told(stopped, dead, ALL[2]).said
-    assert brief(said) == (Phase.ENDED, "pod-0a", Reason.OUT_OF_MEMORY)
-    assert "host 1 of 3" in said.message
+    found = observed(stopped, dead, ALL[2])
+    assert brief(found) == (Phase.ENDED, "pod-0a", Reason.OUT_OF_MEMORY)
+    assert "host 1 of 3" in found.message
 
 
 def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> None:
     second = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:01:00Z")
-    said = told(second, gone=[ALL[0]]).said
-    assert (said.phase, said.executor) == (Phase.ENDED, "pod-0a")
+    found = observed(second, gone=[ALL[0]])
+    assert (found.phase, found.executor) == (Phase.ENDED, "pod-0a")
 
 
 def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
-    for found in (told(*ALL, of=going), Word(Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2"))):
-        assert (found.said.phase, found.said.executor) == (Phase.RUNNING, "pod-0a")
-        assert found.ended == {"set-a"}
-    nothing = Word(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
-    assert brief(nothing.said) == (Phase.GONE, "pod-0a", None)
-    assert Word(Seen(earlier=the_set())).said.phase is Phase.GONE
+    for seen in (group(*ALL, of=going), Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2")):
+        found = observe(seen)
+        assert (found.phase, found.executor) == (Phase.RUNNING, "pod-0a")
+        assert ended_processes(seen, judge_group(seen)) == {"set-a"}
+    nothing = observe(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
+    assert brief(nothing) == (Phase.GONE, "pod-0a", None)
+    assert observe(Seen(earlier=the_set())).phase is Phase.GONE
 
 
 def test_what_a_client_has_ended_says_why() -> None:
     end = End(reason=Reason.UNSCHEDULABLE, message="too large")
     made = the_set(annotations={ENDED: end.to_text()})
-    assert brief(told(waiting(0), of=made).said) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
-    said = told(of=made).said
-    assert (*brief(said), said.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
+    assert brief(observed(waiting(0), of=made)) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
+    found = observed(of=made)
+    assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
 
 
 def test_what_was_deleted_before_it_ran_is_explained_by_its_set_a_moment_later() -> None:
     """Sets and pods come by different watches, and either of them may be late."""
     going = waiting(0)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:02:00Z"
-    assert told(going).said.phase is Phase.PENDING
-    assert told(gone=[going]).said.phase is Phase.PENDING
+    assert observed(going).phase is Phase.PENDING
+    assert observed(gone=[going]).phase is Phase.PENDING
     end = End(reason=Reason.UNSCHEDULABLE, message="too large")
     made = the_set(annotations={ENDED: end.to_text()})
-    said = told(of=made, gone=[going]).said
-    assert (*brief(said), said.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
+    found = observed(of=made, gone=[going])
+    assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
     again = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:03:00Z")
-    assert brief(told(again, gone=[going]).said) == (Phase.RUNNING, "pod-0b", None)
+    assert brief(observed(again, gone=[going])) == (Phase.RUNNING, "pod-0b", None)
 
 
 def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
     failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
-    said = told(of={**the_set(), "status": {"conditions": [failed]}}).said
-    assert said.phase is Phase.ENDED
-    assert "jobset failed" in said.message
+    found = observed(of={**the_set(), "status": {"conditions": [failed]}})
+    assert found.phase is Phase.ENDED
+    assert "jobset failed" in found.message
 
 
 def event(kind: str, name: str, message: str, at: str = "2026-01-01T00:00:05Z") -> Json:
@@ -192,7 +200,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "about", "words"),
+    ("kind", "about", "message"),
     [
         (
             "lws",
@@ -203,27 +211,27 @@ REFUSED = (
     ],
 )
 def test_why_a_set_has_no_pods_is_told_of_what_should_make_them(
-    kind: str, about: tuple[str, str], words: str
+    kind: str, about: tuple[str, str], message: str
 ) -> None:
     makers = KINDS[kind].makers("grp-1-7-2")
-    said = told(events=[event(*about, words)], makers=makers).said
-    assert brief(said) == (Phase.PENDING, "", Reason.SETUP)
-    assert 'serviceaccount "kinetic" not found' in said.message
-    before = event(*about, words, at="2025-12-31T23:59:59Z")  # of one that had the name before
-    other = event(about[0], "grp-1-7", words)
-    assert told(events=[before, other], makers=makers).said.reason is None
+    found = observed(events=[event(*about, message)], makers=makers)
+    assert brief(found) == (Phase.PENDING, "", Reason.SETUP)
+    assert 'serviceaccount "kinetic" not found' in found.message
+    before = event(*about, message, at="2025-12-31T23:59:59Z")  # of one that had the name before
+    other = event(about[0], "grp-1-7", message)
+    assert observed(events=[before, other], makers=makers).reason is None
 
 
 def test_a_job_set_that_is_refused_its_job_says_why() -> None:
-    words = (
+    message = (
         'job "grp-1-7-2-host-0" creation failed with error: jobs.batch "grp-1-7-2-host-0" is '
         "forbidden: exceeded quota: team, requested: count/jobs.batch=1, "
         "used: count/jobs.batch=5, limited: count/jobs.batch=5"
     )
-    refused = event("JobSet", "grp-1-7-2", words) | {"reason": "JobCreationFailed"}
-    said = told(events=[refused], makers=KINDS["jobset"].makers("grp-1-7-2")).said
-    assert brief(said) == (Phase.PENDING, "", Reason.QUOTA)
-    assert "exceeded quota: team" in said.message
+    refused = event("JobSet", "grp-1-7-2", message) | {"reason": "JobCreationFailed"}
+    found = observed(events=[refused], makers=KINDS["jobset"].makers("grp-1-7-2"))
+    assert brief(found) == (Phase.PENDING, "", Reason.QUOTA)
+    assert "exceeded quota: team" in found.message
 
 
 def gated(number: int, gate: str = "kueue.x-k8s.io/admission") -> Json:
@@ -238,9 +246,9 @@ def gated(number: int, gate: str = "kueue.x-k8s.io/admission") -> Json:
 
 def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> None:
     made = the_set(labels={"kueue.x-k8s.io/queue-name": "research"})
-    said = told(gated(0), gated(1), of=made).said
-    assert brief(said) == (Phase.PENDING, "", Reason.QUEUED)
-    assert "waiting in queue 'research'" in said.message
+    found = observed(gated(0), gated(1), of=made)
+    assert brief(found) == (Phase.PENDING, "", Reason.QUEUED)
+    assert "waiting in queue 'research'" in found.message
     quota = "insufficient unused quota for cpu in flavor f, 1 more needed"
     waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": quota}
     workload = {"spec": {"queueName": "research"}, "status": {"conditions": [waits]}}

@@ -23,8 +23,8 @@ LONGEST_KIB = 8.0
 NOW = "2026-11-23T10:00:00Z"
 
 
-def told(number: int) -> Iterator[tuple[str, bool]]:
-    """What the watches say of a job until it runs, each as text; whether it is a pod."""
+def changes(number: int) -> Iterator[tuple[str, bool]]:
+    """The changes of a job until it runs, each as text, and whether it is about a pod."""
     name, job_uid, pod_uid = f"grp-1-{number}-1", f"{number:036d}", f"{number + JOBS:036d}"
     labels = {**LABELS, "kinetic.dev/index": str(number), "kinetic.dev/attempt": "1"}
     job = job_manifest(order(name=name, labels=labels), Placement(namespace="ml", secret="grp-1"))
@@ -56,14 +56,14 @@ def test_a_live_job_is_kept_in_little_memory() -> None:
     table = Table()
     for pods in (False, True):
         table.feed(Listed(items=[], version="1"), pods=pods)
-    lines = [line for number in range(JOBS) for line in told(number)]
+    lines = [line for number in range(JOBS) for line in changes(number)]
     gc.collect()
     tracemalloc.start()
     try:
         before, running = tracemalloc.get_traced_memory()[0], 0
         for text, pods in lines:
             table.feed(Changed(document=trimmed(json.loads(text)), deleted=False), pods=pods)
-            running += sum(said.phase is Phase.RUNNING for said in table.news())
+            running += sum(one.phase is Phase.RUNNING for one in table.news())
         gc.collect()
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:

@@ -106,8 +106,8 @@ class Queued(Sets):
         held = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
         pod = {"metadata": metadata, "spec": {**template["spec"], **held}}
         self.there["pods"] = {**pod, "status": {"phase": "Pending"}}
-        said = "insufficient unused quota for cpu in flavor f, 2 more needed"
-        waits = {"type": "QuotaReserved", "status": "False", "message": said}
+        message = "insufficient unused quota for cpu in flavor f, 2 more needed"
+        waits = {"type": "QuotaReserved", "status": "False", "message": message}
         named = {"metadata": {"name": self.group}, "spec": {"queueName": "research"}}
         self.there["workloads"] = {**named, "status": {"conditions": [waits]}}
 

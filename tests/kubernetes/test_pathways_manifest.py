@@ -43,13 +43,13 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
     manifest = KINDS[kind].manifest(spec(timeout=60.0), AT)
     single = job_manifest(spec(timeout=60.0), AT)
     for pod in templates(kind, manifest):
-        told, usual = environment(pod), environment(single["spec"]["template"])
-        assert told["KINETIC_HOSTS"] == "4"
-        assert told["KINETIC_COORDINATOR"].endswith(":8476")
-        assert told["KINETIC_ORDER"] == usual["KINETIC_ORDER"]
+        several, usual = environment(pod), environment(single["spec"]["template"])
+        assert several["KINETIC_HOSTS"] == "4"
+        assert several["KINETIC_COORDINATOR"].endswith(":8476")
+        assert several["KINETIC_ORDER"] == usual["KINETIC_ORDER"]
         added = {"KINETIC_HOST", "KINETIC_HOSTS", "KINETIC_COORDINATOR"}
         added |= {"KINETIC_LWS", "TPU_PROCESS_PORT"} if kind == "lws" else set()
-        assert set(told) ^ set(usual) == added | {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
+        assert set(several) ^ set(usual) == added | {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["google.com/tpu"] == "4"
         assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
@@ -81,8 +81,10 @@ def test_where_libtpu_listens_is_what_the_user_says_if_he_does() -> None:
     own = KINDS["lws"].manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
     several = KINDS["lws"].manifest(spec("cpu:hosts=3"), AT)
     for pod in templates("lws", own):
-        told = [one for one in pod["spec"]["containers"][0]["env"] if "PROCESS_PORT" in one["name"]]
-        assert ["valueFrom" in one for one in told] == [True]  # from the Secret
+        ports = [
+            one for one in pod["spec"]["containers"][0]["env"] if "PROCESS_PORT" in one["name"]
+        ]
+        assert ["valueFrom" in one for one in ports] == [True]  # from the Secret
     for pod in templates("lws", several):
         assert "TPU_PROCESS_PORT" not in environment(pod)
 

@@ -51,8 +51,8 @@ async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
     await made.aclose()
 
 
-def says(*messages: bytes) -> Handler:
-    """A WebSocket that says these, hears one message, says it again, and closes."""
+def echo(*messages: bytes) -> Handler:
+    """A WebSocket that sends *messages*, echoes one message, and closes."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
@@ -71,7 +71,7 @@ async def dial(api: Api) -> ByteStream:
 
 
 async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer) -> None:
-    server.then(says(b"\0" + PORT, b"\1" + PORT, b"\0", b"\0abc"))
+    server.then(echo(b"\0" + PORT, b"\1" + PORT, b"\0", b"\0abc"))
     async with await dial(api) as stream:
         assert await stream.receive() == b"abc"
         await stream.send(b"more")
@@ -83,7 +83,7 @@ async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer
 
 
 async def test_what_is_wrong_with_the_port_is_told(api: Api, server: FaultServer) -> None:
-    server.then(says(b"\0" + PORT, b"\1" + PORT, b"\1nobody is there\n"))
+    server.then(echo(b"\0" + PORT, b"\1" + PORT, b"\1nobody is there\n"))
     async with await dial(api) as stream:
         with pytest.raises(Unavailable, match=r"port 12345 of pod one-x .*: nobody is there$"):
             await stream.receive()
@@ -93,7 +93,7 @@ async def test_what_is_wrong_with_the_port_is_told(api: Api, server: FaultServer
 async def test_a_token_that_is_refused_is_renewed_once(
     api: Api, server: FaultServer, tokens: Tokens
 ) -> None:
-    server.then(status(401, "Unauthorized"), says(b"\0" + PORT))
+    server.then(status(401, "Unauthorized"), echo(b"\0" + PORT))
     async with await dial(api) as stream:
         await stream.send(b"x")
         assert await stream.receive() == b"x"
@@ -101,7 +101,7 @@ async def test_a_token_that_is_refused_is_renewed_once(
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "words"),
+    ("answers", "error", "message"),
     [
         ([status(403, "Forbidden", 'User "u" cannot get it')] * 2, AuthError, '"u" cannot get it'),
         ([status(403, "Forbidden"), status(400)], AuthError, "pods/portforward"),
@@ -115,10 +115,10 @@ async def test_a_refusal_comes_with_its_words(
     server: FaultServer,
     answers: Sequence[Handler],
     error: type[Exception],
-    words: str,
+    message: str,
 ) -> None:
     server.then(*answers)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         await dial(api)
 
 

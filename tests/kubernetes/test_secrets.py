@@ -59,7 +59,7 @@ async def test_a_job_whose_client_was_killed_before_it_made_the_secret_is_ended(
     place: Place,
 ) -> None:
     """By whoever watches it: it can never start, and has a place on a node."""
-    patience = Patience(asked_s=0.5, slow_s=1.0, told_s=0.5, orphaned_s=1.5)
+    patience = Patience(asked_s=0.5, slow_s=1.0, report_s=0.5, orphaned_s=1.5)
     cluster = await place.open(patience)
     job = place.job("one", environment={"TOKEN": "geheim"})
     at = Placement(namespace=place.namespace.name, secret=submission_secret(job))

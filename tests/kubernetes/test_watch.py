@@ -43,28 +43,28 @@ async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
     await made.aclose()
 
 
-class Told:
-    """What a watch has told so far."""
+class Received:
+    """The observations of a watch so far."""
 
     def __init__(self, watch: AsyncIterator[Observation]) -> None:
         self._watch = watch
-        self.words: list[tuple[str, Phase]] = []
+        self.phases: list[tuple[str, Phase]] = []
         self.last: dict[str, Phase] = {}
 
     async def until(self, **wanted: Phase) -> None:
-        """Read on until these were the last words about these jobs."""
+        """Read on until these are the last phases of these jobs."""
         names = {name.replace("_", "-"): phase for name, phase in wanted.items()}
         async with asyncio.timeout(DEADLINE_S):
             while not names.items() <= self.last.items():
                 self.seen = seen = await anext(self._watch)
-                self.words.append((seen.name, seen.phase))
+                self.phases.append((seen.name, seen.phase))
                 self.last[seen.name] = seen.phase
 
 
 @pytest.fixture
-async def told(cluster: GkeCluster) -> AsyncIterator[Told]:
+async def received(cluster: GkeCluster) -> AsyncIterator[Received]:
     async with watching(cluster, {}) as watch:
-        yield Told(watch)
+        yield Received(watch)
 
 
 @pytest.mark.parametrize(
@@ -72,61 +72,63 @@ async def told(cluster: GkeCluster) -> AsyncIterator[Told]:
     ["eof", "cut", "silent", "error", "unauthorized", "stranger", "broken", "busy", "garbage"],
 )
 async def test_a_watch_that_breaks_goes_on_where_it_was(
-    world: World, told: Told, fault: str
+    world: World, received: Received, fault: str
 ) -> None:
     for kind in ("jobs", "pods"):
         world.faults[kind].append(fault)
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     world.end(1)
     world.run(2)
-    await told.until(job_1=Phase.ENDED, job_2=Phase.RUNNING)
+    await received.until(job_1=Phase.ENDED, job_2=Phase.RUNNING)
     lists = 2 if fault in ("error", "unauthorized") else 1  # an error in a watch: read all anew
     assert {world.counts["list jobs"], world.counts["list pods"]} <= {1, lists}
-    assert told.words.count(("job-1", Phase.ENDED)) == 1
+    assert received.phases.count(("job-1", Phase.ENDED)) == 1
 
 
 @pytest.mark.parametrize("fault", ["gone", "expired"])
 async def test_what_vanished_while_nobody_listened_is_told_as_gone(
-    world: World, told: Told, fault: str
+    world: World, received: Received, fault: str
 ) -> None:
     for number in (1, 2, 3):
         world.run(number)
-    await told.until(job_1=Phase.RUNNING, job_2=Phase.RUNNING, job_3=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING, job_2=Phase.RUNNING, job_3=Phase.RUNNING)
     world.remove(1)
     for kind in ("jobs", "pods"):
         world.faults[kind] += ["cut", fault]
     world.end(2)
-    await told.until(job_1=Phase.GONE, job_2=Phase.ENDED)
-    assert told.last["job-3"] is Phase.RUNNING
-    assert ("job-3", Phase.GONE) not in told.words
+    await received.until(job_1=Phase.GONE, job_2=Phase.ENDED)
+    assert received.last["job-3"] is Phase.RUNNING
+    assert ("job-3", Phase.GONE) not in received.phases
 
 
-async def test_a_bookmark_is_where_the_next_watch_begins(world: World, told: Told) -> None:
+async def test_a_bookmark_is_where_the_next_watch_begins(world: World, received: Received) -> None:
     world.faults["jobs"].append("bookmark")
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     async with asyncio.timeout(DEADLINE_S):
-        while len(world.since["jobs"]) < 2:  # the one that was told the bookmark has ended
+        while len(world.since["jobs"]) < 2:  # the one that got the bookmark has ended
             await asyncio.sleep(0.01)
     assert world.since["jobs"] == [world.version - 1, world.version]
     world.forget()  # whoever begins before it would have to list again
     world.faults["jobs"].append("cut")
     world.end(1)
-    await told.until(job_1=Phase.ENDED)
+    await received.until(job_1=Phase.ENDED)
     assert world.counts["list jobs"] == 1
 
 
 @pytest.mark.parametrize("fault", ["twice", "old"])
-async def test_events_that_come_again_change_nothing(world: World, told: Told, fault: str) -> None:
+async def test_events_that_come_again_change_nothing(
+    world: World, received: Received, fault: str
+) -> None:
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     for kind in ("jobs", "pods"):
         world.faults[kind] += ["eof", fault]
     world.end(1)
     world.run(2)
-    await told.until(job_1=Phase.ENDED, job_2=Phase.RUNNING)
-    assert told.words.count(("job-1", Phase.ENDED)) == 1
+    await received.until(job_1=Phase.ENDED, job_2=Phase.RUNNING)
+    assert received.phases.count(("job-1", Phase.ENDED)) == 1
 
 
 @pytest.mark.parametrize("fault", ["eof", "gone", "expired"])
@@ -145,15 +147,15 @@ async def test_a_server_that_ends_each_watch_at_once_is_not_asked_in_a_hurry(
     await cluster.aclose()
 
 
-async def test_another_job_of_the_same_name_is_another(world: World, told: Told) -> None:
+async def test_another_job_of_the_same_name_is_another(world: World, received: Received) -> None:
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     world.drop("jobs", "job-1")
     world.run(1, life=2)
     world.drop("pods", "job-1-0-1")
     world.end(1, life=2)
-    await told.until(job_1=Phase.ENDED)
-    assert ("job-1", Phase.GONE) not in told.words[-2:]
+    await received.until(job_1=Phase.ENDED)
+    assert ("job-1", Phase.GONE) not in received.phases[-2:]
 
 
 async def test_a_watch_that_may_not_be_says_so(server: FaultServer, cluster: GkeCluster) -> None:
@@ -176,7 +178,7 @@ async def test_a_closed_watch_leaves_nothing_behind(
 
 
 async def test_who_has_run_is_known_of_a_job_that_ends_while_the_watch_begins(
-    world: World, server: FaultServer, told: Told
+    world: World, server: FaultServer, received: Received
 ) -> None:
     """The answer about the jobs is newer than one about the pods that was asked for with it."""
 
@@ -192,41 +194,41 @@ async def test_who_has_run_is_known_of_a_job_that_ends_while_the_watch_begins(
     server.always = slow
     world.run(1)
     world.faults["pods"].append("silent")
-    await told.until(job_1=Phase.ENDED)
-    assert told.seen.executor == "pod-1/1"
+    await received.until(job_1=Phase.ENDED)
+    assert received.seen.executor == "pod-1/1"
 
 
 async def test_an_end_is_told_with_who_has_run_though_the_job_tells_of_it_first(
-    world: World, told: Told
+    world: World, received: Received
 ) -> None:
     """Jobs and pods come by different connections: one of them may be late."""
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     world.job(1, conditions=[{"type": "Complete", "status": "True"}])
-    await told.until(job_1=Phase.ENDED)
-    assert told.seen.executor == "pod-1/1"
+    await received.until(job_1=Phase.ENDED)
+    assert received.seen.executor == "pod-1/1"
 
 
 async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_first(
-    world: World, told: Told
+    world: World, received: Received
 ) -> None:
     """Who has ended it says so in the Job; its controller deletes the pod in the next moment."""
     job = world.job(1)
     waits = world.pod(1, phase="Pending", containerStatuses=[])
-    await told.until(job_1=Phase.PENDING)
+    await received.until(job_1=Phase.PENDING)
     gone = {**waits["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}
     world.put("pods", {**waits, "metadata": gone})
     world.drop("pods", waits["metadata"]["name"])
     world.run(2)
-    await told.until(job_2=Phase.RUNNING)
-    assert told.last["job-1"] is Phase.PENDING
+    await received.until(job_2=Phase.RUNNING)
+    assert received.last["job-1"] is Phase.PENDING
     end = End(reason=Reason.UNSCHEDULABLE, message="waited longer than its start_timeout of 1 s")
-    said = {**job["metadata"]["annotations"], ENDED: end.to_text()}
+    annotations = {**job["metadata"]["annotations"], ENDED: end.to_text()}
     failed = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
-    about = {**job["metadata"], "annotations": said}
+    about = {**job["metadata"], "annotations": annotations}
     world.put("jobs", {**job, "metadata": about, "status": {"conditions": failed}})
-    await told.until(job_1=Phase.ENDED)
-    assert (told.seen.reason, told.seen.message) == (end.reason, end.message)
+    await received.until(job_1=Phase.ENDED)
+    assert (received.seen.reason, received.seen.message) == (end.reason, end.message)
 
 
 @pytest.mark.full
@@ -262,9 +264,9 @@ async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: Faul
     await cluster.aclose()
 
 
-async def test_whoever_reads_slowly_gets_the_latest(world: World, told: Told) -> None:
+async def test_whoever_reads_slowly_gets_the_latest(world: World, received: Received) -> None:
     world.run(1)
-    await told.until(job_1=Phase.RUNNING)
+    await received.until(job_1=Phase.RUNNING)
     for number in range(2, 300):
         world.run(number)
     for number in range(2, 300):
@@ -272,12 +274,12 @@ async def test_whoever_reads_slowly_gets_the_latest(world: World, told: Told) ->
     async with asyncio.timeout(DEADLINE_S):
         while world.counts["watch jobs"] < 1:
             await asyncio.sleep(0)
-    await told.until(**{f"job_{number}": Phase.ENDED for number in range(2, 300)})
+    await received.until(**{f"job_{number}": Phase.ENDED for number in range(2, 300)})
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_after_any_course_of_faults_the_last_word_is_what_is(
-    world: World, told: Told, seed: int
+    world: World, received: Received, seed: int
 ) -> None:
     chance = random.Random(seed)
     state: dict[int, Phase] = {}
@@ -303,11 +305,11 @@ async def test_after_any_course_of_faults_the_last_word_is_what_is(
     world.run(9)
     wanted: dict[str, Any] = {"job_9": Phase.RUNNING}
     wanted |= {f"job_{n}": phase for n, phase in state.items() if phase is not Phase.GONE}
-    await told.until(**wanted)
+    await received.until(**wanted)
     world.end(9)
     left = [number for number, phase in state.items() if phase is Phase.GONE]
-    known = {f"job_{n}": Phase.GONE for n in left if f"job-{n}" in told.last}
-    await told.until(job_9=Phase.ENDED, **known)
+    known = {f"job_{n}": Phase.GONE for n in left if f"job-{n}" in received.last}
+    await received.until(job_9=Phase.ENDED, **known)
 
 
 # --- logs ---
@@ -319,14 +321,14 @@ async def log(cluster: GkeCluster, *, follow: bool = True, tail: int | None = No
 
 
 async def followed(cluster: GkeCluster, world: World, last: str) -> list[str]:
-    """The whole log; its job ends when the line *last* was told."""
-    told: list[str] = []
+    """The whole log; its job ends when the line *last* has come."""
+    lines: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("job-1", follow=True):
-            told.append(line)
+            lines.append(line)
             if line == last:
                 world.end(1)
-    return told
+    return lines
 
 
 @pytest.mark.parametrize("fault", ["cut", "eof", "broken"])
@@ -348,8 +350,8 @@ async def test_lines_out_of_order_are_all_told(cluster: GkeCluster, world: World
     world.write("00:00:01.999999999", b"first", b"first")
     world.write("00:00:02.000000009", b"second", b"third")
     world.log_faults += [("cut", 1), ("eof", 2), ("cut", 2)]
-    told = await followed(cluster, world, "third")
-    assert told == ["second", "first", "first", "second", "third"]
+    lines = await followed(cluster, world, "third")
+    assert lines == ["second", "first", "first", "second", "third"]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -372,9 +374,9 @@ async def test_any_log_is_told_whole_and_once(cluster: GkeCluster, world: World,
         world.log_faults.clear()
 
     writing = asyncio.create_task(write())
-    told = await followed(cluster, world, "last")
+    lines = await followed(cluster, world, "last")
     await writing
-    assert told == [*written, "last"]
+    assert lines == [*written, "last"]
 
 
 async def test_what_a_program_writes_is_text_whatever_it_is(
@@ -399,9 +401,9 @@ async def test_an_endless_line_comes_in_pieces(cluster: GkeCluster, world: World
     line = "ü" * (3 << 20)
     world.write("00:00:01.0", line.encode())
     world.end(1)
-    told = await log(cluster, follow=False)
-    assert "".join(told) == line
-    assert max(len(piece.encode()) for piece in told) <= 1 << 20
+    lines = await log(cluster, follow=False)
+    assert "".join(lines) == line
+    assert max(len(piece.encode()) for piece in lines) <= 1 << 20
 
 
 PIECE = 1 << 20
@@ -453,15 +455,15 @@ async def test_a_line_that_breaks_in_the_middle_is_told_once(
 ) -> None:
     world.run(1)
     _long_line(server, world, [*after, 4000], ends=b"\n2026-01-01T00:00:01.0Z last\n")
-    told: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("job-1", follow=True):
-            told.append(line)
+            lines.append(line)
             if line == "last":
                 world.end(1)
                 server.always = world.handle
-    assert told.pop() == "last"
-    assert "".join(told) == "".join(f"{number:07} " * 128 for number in range(4000))
+    assert lines.pop() == "last"
+    assert "".join(lines) == "".join(f"{number:07} " * 128 for number in range(4000))
 
 
 async def test_the_log_of_a_node_that_does_not_answer_is_given_up(
@@ -487,9 +489,9 @@ async def test_lines_of_several_pods_say_whose_they_are(cluster: GkeCluster, wor
         metadata["labels"] = metadata["labels"] | labels
         world.put("pods", {**first, "metadata": metadata})
     world.write("00:00:01.0", b"a", b"b")
-    told = await log(cluster, follow=False)
-    assert sorted(told) == ["[0] a", "[0] b", "[1] a", "[1] b"]
-    assert [line for line in told if line.startswith("[1]")] == ["[1] a", "[1] b"]
+    lines = await log(cluster, follow=False)
+    assert sorted(lines) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert [line for line in lines if line.startswith("[1]")] == ["[1] a", "[1] b"]
 
 
 KUBELET = [
@@ -498,14 +500,14 @@ KUBELET = [
 ]
 
 
-@pytest.mark.parametrize("words", KUBELET)
+@pytest.mark.parametrize("text", KUBELET)
 @pytest.mark.parametrize("follow", [True, False])
 async def test_what_a_node_says_in_place_of_a_log_is_no_log(
-    cluster: GkeCluster, server: FaultServer, world: World, words: bytes, follow: bool
+    cluster: GkeCluster, server: FaultServer, world: World, text: bytes, follow: bool
 ) -> None:
     async def instead(request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/log"):
-            return web.Response(body=words)
+            return web.Response(body=text)
         return await world.handle(request)
 
     server.always = instead

@@ -120,8 +120,8 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     except OSError as exc:
         raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
     except Exception as exc:  # YAML and the library raise many types for malformed files
-        words = f"{type(exc).__name__}: {one_line(str(exc))}"
-        raise ConfigurationError(f"{named} isn't a valid kubeconfig ({words}); fix it") from exc
+        problem = f"{type(exc).__name__}: {one_line(str(exc))}"
+        raise ConfigurationError(f"{named} isn't a valid kubeconfig ({problem}); fix it") from exc
 
 
 def _found(merged: ConfigNode, name: str) -> Context:

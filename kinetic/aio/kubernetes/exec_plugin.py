@@ -73,7 +73,7 @@ class Plugin:
                     process.kill() if interactive else os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if code != 0:
-            raise AuthError(f"{self} ended with code {code}: {errors or 'it said nothing'}")
+            raise AuthError(f"{self} ended with code {code}: {errors or 'it printed no message'}")
         return self._reply(out)
 
     async def _started(self, command: str, interactive: bool) -> asyncio.subprocess.Process:

@@ -142,11 +142,11 @@ async def _created(
 def _as_backend_error(refused: Refused, name: str) -> Exception:
     """Return the error for a refusal: an exceeded quota is temporary, a policy isn't."""
     found = refused_request(refused.answer)
-    words = f"{name} was refused: {found.text}" if refused.answer else str(refused)
+    message = f"{name} was refused: {found.text}" if refused.answer else str(refused)
     if found.outlook is Outlook.OPEN:
-        return Throttled(words, retryable=True)
+        return Throttled(message, retryable=True)
     return LaunchError(
-        words,
+        message,
         reason=found.reason.value if found.reason is not None else "",
         passing=found.outlook is Outlook.BLOCKED,
     )

@@ -47,8 +47,8 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
         )
     elif (found.machine, found.topology) not in there:
         others = " or ".join(repr(str(one)) for one in accelerator.layouts[1:])
-        words = "%s asks for machines of type %s, of which none is known; for others ask for %s"
-        logging.warning(words, accelerator, accelerator.machine, others)
+        message = "%s asks for machines of type %s, of which none is known; for others ask for %s"
+        logging.warning(message, accelerator, accelerator.machine, others)
     return found
 
 

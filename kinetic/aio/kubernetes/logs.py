@@ -191,17 +191,17 @@ class _Scene:
         self._listed: set[bool] = set()
         self._changed = asyncio.Event()
 
-    async def take(self, word: Listed | Changed, pods: bool) -> None:
+    async def take(self, update: Listed | Changed, pods: bool) -> None:
         """Process a change of the jobs, or of their *pods*."""
         known = self._pods if pods else self._jobs
-        if isinstance(word, Listed):
+        if isinstance(update, Listed):
             known.clear()
-            known.update((uid(one), one) for one in word.items)
+            known.update((uid(one), one) for one in update.items)
             self._listed.add(pods)
-        elif word.deleted:
-            known.pop(uid(word.document), None)
+        elif update.deleted:
+            known.pop(uid(update.document), None)
         else:
-            known[uid(word.document)] = word.document
+            known[uid(update.document)] = update.document
         if len(self._listed) == 2:
             self._changed.set()
 

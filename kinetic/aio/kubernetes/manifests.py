@@ -50,10 +50,10 @@ def object_name(text: str, *, longest: int = JOB_NAME) -> str:
     """
     if len(text) <= longest and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", text, re.ASCII):
         return text
-    words = re.sub(r"[^a-z0-9]+", "-", _ascii(text).lower()).strip("-")
-    if not words[:1].isalpha():
-        words = f"k-{words}".rstrip("-")
-    return _shortened(words, text, longest, "-")
+    slug = re.sub(r"[^a-z0-9]+", "-", _ascii(text).lower()).strip("-")
+    if not slug[:1].isalpha():
+        slug = f"k-{slug}".rstrip("-")
+    return _shortened(slug, text, longest, "-")
 
 
 def item_name(name: str, attempt: str | None) -> str:
@@ -79,8 +79,8 @@ def label_value(text: str) -> str:
     """Return *text* as a label's value, at most 63 of ``[A-Za-z0-9_.-]``; a legal one stays."""
     if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
         return text
-    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
-    return _shortened(words, text, LABEL, "-_.")
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
+    return _shortened(slug, text, LABEL, "-_.")
 
 
 def _ascii(text: str) -> str:
@@ -89,9 +89,9 @@ def _ascii(text: str) -> str:
     return "".join(one for one in plain if not unicodedata.combining(one))
 
 
-def _shortened(words: str, text: str, longest: int, ends: str) -> str:
+def _shortened(slug: str, text: str, longest: int, ends: str) -> str:
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    head = words[: longest - _DIGEST - 1].rstrip(ends)
+    head = slug[: longest - _DIGEST - 1].rstrip(ends)
     return f"{head}-{digest}" if head else f"k-{digest}"
 
 

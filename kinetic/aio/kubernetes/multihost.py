@@ -16,9 +16,9 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Cause,
     Diagnosis,
     State,
+    describe,
     ended,
     running,
-    tell,
     waiting,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
@@ -52,7 +52,7 @@ def host_of(pod: Document) -> int | None:
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
-def word(seen: Seen, verdict: Diagnosis) -> Observation:
+def observation_of(seen: Seen, verdict: Diagnosis) -> Observation:
     """Return the observation of the attempt."""
     none: Document = {}
     about = seen.any_job or next(iter((*seen.pods, *seen.gone)), none)
@@ -73,7 +73,7 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Judge the attempt. Pass the result of `merged`, so that a cause outlives its pod."""
-    return tell(_state(seen))
+    return describe(_state(seen))
 
 
 def _state(seen: Seen) -> State:
@@ -244,13 +244,13 @@ class GroupTable(Table):
         lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
         return not of or lives[0] == lives[1]
 
-    def _told(self, entry: Entry) -> Iterator[Observation]:
+    def _changes(self, entry: Entry) -> Iterator[Observation]:
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
         entry.see(pods, self._makers(entry.name))
         if not self._is_known(entry):
             return
         entry.verdict = judge_group(entry.seen)
-        now = word(entry.seen, entry.verdict)
+        now = observation_of(entry.seen, entry.verdict)
         if self._hints:
             ended = ended_processes(entry.seen, entry.verdict)
             for who in sorted(ended - self._hinted.get(entry.name, frozenset())):

@@ -40,7 +40,7 @@ NODES = 500
 EVENTS = 100
 """The most events that one inquiry reads."""
 
-TOLD = 1000
+MOST_REPORTED = 1000
 """How many reports are remembered, so that the log doesn't repeat them."""
 
 
@@ -50,7 +50,7 @@ class Patience:
 
     ``asked_s``: when to ask about a job that has a reason to wait, or no pod; ``slow_s``
     for any other. The next inquiry comes after four times as long, and so on.
-    ``told_s``: when to report it at the latest. ``hopeless_s``: how long to wait before ending a
+    ``report_s``: when to report it at the latest. ``hopeless_s``: how long to wait before ending a
     job that can never start. ``orphaned_s``: how long its Secret may be missing.
     ``least_s``: the shortest ``start_timeout``, because Kubernetes needs that long to start
     anything. ``rights_s``: when to try a refused inquiry again. ``pause_s``: the pause between
@@ -59,7 +59,7 @@ class Patience:
 
     asked_s: float = 4.0
     slow_s: float = 20.0
-    told_s: float = 15.0
+    report_s: float = 15.0
     hopeless_s: float = 15.0
     orphaned_s: float = 300.0
     least_s: float = 2.0
@@ -91,15 +91,15 @@ class Diagnostics:
         self._nodes: list[Document] | None = None
         self._nodes_until = 0.0
         self._closed_until: dict[str, float] = {}
-        self._told: dict[str, None] = {}
+        self._reported: dict[str, None] = {}
 
     def report(self, name: str, verdict: Diagnosis) -> None:
         """Log once what keeps jobs from starting, with the name of the first such job."""
-        if verdict.text in self._told:
+        if verdict.text in self._reported:
             return
-        if len(self._told) >= TOLD:
-            self._told.clear()
-        self._told[verdict.text] = None
+        if len(self._reported) >= MOST_REPORTED:
+            self._reported.clear()
+        self._reported[verdict.text] = None
         if verdict.outlook is Outlook.OPEN:
             logging.info("%s waits: %s", name, verdict.text)
         else:
@@ -257,7 +257,7 @@ class PendingMonitor:
             elif wait.hopeless is None:
                 wait.hopeless = now
             patience, waited = self._inquiry.patience, now - wait.since
-            if verdict.reason is not None and (wait.asked or waited >= patience.told_s):
+            if verdict.reason is not None and (wait.asked or waited >= patience.report_s):
                 self._inquiry.report(entry.current or entry.name, verdict)
             end = _end_of(entry, verdict, now, patience)
             if end is not None and uid(entry.job) not in self._ended:
@@ -308,14 +308,14 @@ def _end_of(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) ->
     waited = 0.0 if wait.since is None else now - wait.since
     text = part(part(entry.job, "metadata"), "annotations").get(START_TIMEOUT)
     if text is not None and waited >= max(limit := float(text), patience.least_s):
-        words = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
-        return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=words)
+        message = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
+        return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=message)
     if waited >= patience.orphaned_s and (secret := lacks_own_secret(entry.job, verdict.secret)):
-        words = (
+        message = (
             f"the Secret {secret!r} that it reads does not exist: its client was killed before "
             "making it, or its batch was over; submit it again"
         )
-        return End(reason=Reason.SETUP, message=words)
+        return End(reason=Reason.SETUP, message=message)
     if wait.hopeless is not None and now - wait.hopeless >= patience.hopeless_s:
         return End(reason=verdict.reason or Reason.SETUP, message=verdict.text)
     return None

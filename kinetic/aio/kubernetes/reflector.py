@@ -94,9 +94,9 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
     async def pass_on(path: str, *, pods: bool) -> None:
         if pods:
             await listed.wait()
-        async with aclosing(reflect(api, path, selector, rhythm)) as words:
-            async for word in words:
-                await take(word, pods)
+        async with aclosing(reflect(api, path, selector, rhythm)) as updates:
+            async for update in updates:
+                await take(update, pods)
                 listed.set()
 
     await all_or_none(pass_on(paths.jobs, pods=False), pass_on(paths.pods, pods=True))

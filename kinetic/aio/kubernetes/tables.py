@@ -177,18 +177,18 @@ class Table:
         """Whether observations may have changed."""
         return bool(self._dirty) and len(self._listed) == 2
 
-    def feed(self, word: Listed | Changed, *, pods: bool) -> None:
+    def feed(self, update: Listed | Changed, *, pods: bool) -> None:
         """Process a change of the jobs, or of their *pods*."""
-        if isinstance(word, Changed):
-            self._put(word.document, deleted=word.deleted, pods=pods)
+        if isinstance(update, Changed):
+            self._put(update.document, deleted=update.deleted, pods=pods)
             return
-        present = {uid(one) for one in word.items}
+        present = {uid(one) for one in update.items}
         for entry in [*self.entries.values()]:
             known = [*entry.pods.values()] if pods else [entry.job] if entry.job else []
             for one in known:
                 if uid(one) not in present:
                     self._put(one, deleted=True, pods=pods)
-        for one in word.items:
+        for one in update.items:
             self._put(one, deleted=False, pods=pods)
         self._listed.add(pods)
 
@@ -244,11 +244,11 @@ class Table:
             name = next(iter(self._dirty))
             del self._dirty[name]
             if (entry := self.entries.get(name)) is not None:
-                yield from self._told(entry)
+                yield from self._changes(entry)
                 if name not in self.entries:
                     self.waiting.pop(name, None)
 
-    def _told(self, entry: Entry) -> Iterator[Observation]:
+    def _changes(self, entry: Entry) -> Iterator[Observation]:
         if entry.over:
             if entry.job is None:
                 yield from self._gone(entry)
@@ -263,16 +263,16 @@ class Table:
         gone = entry.job is None and not any(is_process(pod) for pod in entry.seen.pods)
         if gone:  # its remaining pods have no process
             verdict = replace(verdict, phase=Phase.GONE)
-        words = observations(entry.seen, verdict)
+        current = observations(entry.seen, verdict)
         if gone:
             entry.reported.update(
-                (now.name, now) for now in words[-1:] if now.name in entry.reported
+                (now.name, now) for now in current[-1:] if now.name in entry.reported
             )
             yield from self._gone(entry)
             return
-        self._note_waiting(entry, words[-1])
+        self._note_waiting(entry, current[-1])
         over = settled(entry.seen, verdict)
-        for now in (*words, *(never_ran(entry.reported, words, verdict) if over else ())):
+        for now in (*current, *(never_ran(entry.reported, current, verdict) if over else ())):
             before = entry.reported.get(now.name)
             # A receipt may have the whole value.
             entry.reported[now.name] = replace(now, receipt=None)

@@ -46,8 +46,8 @@ async def found(
     for selector in selectors:
         table = empty()
 
-        async def take(word: Listed | Changed, pods: bool, table: Table = table) -> None:
-            table.feed(word, pods=pods)
+        async def take(update: Listed | Changed, pods: bool, table: Table = table) -> None:
+            table.feed(update, pods=pods)
 
         await list_both(api, paths, selector, take)
         if table.strays:  # of a Job that was created meanwhile, or no longer exists
@@ -104,8 +104,8 @@ async def observed(
     loop, table, changed = asyncio.get_running_loop(), empty(), asyncio.Event()
     monitor = PendingMonitor(table, inquiry, changed.set)
 
-    async def take(word: Listed | Changed, pods: bool) -> None:
-        table.feed(word, pods=pods)
+    async def take(update: Listed | Changed, pods: bool) -> None:
+        table.feed(update, pods=pods)
         changed.set()
 
     following = follow_both(api, paths, selector, rhythm, take)

@@ -141,22 +141,22 @@ class Container:
     def _never_started(self, program: str, error: OSError) -> None:
         missing = isinstance(error, FileNotFoundError) and "/" not in program
         why = "executable file not found in $PATH" if missing else str(error.strerror).lower()
-        said = (
+        message = (
             "failed to create containerd task: failed to create shim task: OCI runtime create "
             "failed: runc create failed: unable to start container process: "
             f'exec: "{program}": {why}: unknown'
         )
-        ended = {"exitCode": 128, "reason": "StartError", "message": said}
+        ended = {"exitCode": 128, "reason": "StartError", "message": message}
         self.state = {"terminated": {**ended, "startedAt": EPOCH, "finishedAt": clock()}}
 
     def _message(self, path: Path, code: int) -> str:
-        said = b""
+        message = b""
         with contextlib.suppress(OSError):
-            said = path.read_bytes()[:LONGEST_MESSAGE]
+            message = path.read_bytes()[:LONGEST_MESSAGE]
         wanted = self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError"
-        if not said and code and wanted:
+        if not message and code and wanted:
             return self.logs[-1].last()
-        return said.decode(errors="replace")
+        return message.decode(errors="replace")
 
     async def _keep(self, read: int, log: Log) -> None:
         loop = asyncio.get_running_loop()

@@ -121,9 +121,9 @@ class JobSets:
         if failed:
             why = f"first failed job: {failed[0]['metadata']['name']}"
             reason = "ReachedMaxRestarts" if policy else "FailedJobs"
-            said = "jobset failed due to "
-            said += "reaching max number of restarts" if policy else "one or more job failures"
-            await self._end(found, there, path, "Failed", reason, f"{said} ({why})")
+            message = "jobset failed due to "
+            message += "reaching max number of restarts" if policy else "one or more job failures"
+            await self._end(found, there, path, "Failed", reason, f"{message} ({why})")
             return True
         success = found["spec"].get("successPolicy") or {"operator": "All"}
         names = success.get("targetReplicatedJobs") or [

@@ -206,14 +206,14 @@ def _tpu(pod: Json, group: str, size: int, index: str) -> list[Json]:
         return []
     subdomain, port = pod["spec"].get("subdomain", ""), own.get("TPU_PROCESS_PORT", "8476")
     hosts = [f"{group}.{subdomain}", *(f"{group}-{one}.{subdomain}" for one in range(1, size))]
-    told = {
+    variables = {
         "TPU_WORKER_HOSTNAMES": ",".join(hosts),
         "TPU_WORKER_ID": index,
         "TPU_NAME": group,
         "TPU_PROCESS_ADDRESSES": ",".join(f"{host}:{port}" for host in hosts),
         "TPU_PROCESS_PORT": port,
     }
-    return [{"name": name, "value": value} for name, value in told.items() if name not in own]
+    return [{"name": name, "value": value} for name, value in variables.items() if name not in own]
 
 
 def _completions(pod: Json) -> list[Json]:

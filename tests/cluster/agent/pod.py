@@ -61,7 +61,7 @@ class Pod:
         self._began = clock()
         self._ending: Ending | None = None
         self._deadline = float("inf")
-        self._told = asyncio.Event()  # something about its end is new
+        self._news = asyncio.Event()  # something about its end is new
         self._gone = False
         self.ended = asyncio.Event()  # its processes have
         self._over = found.get("status", {}).get("phase") in TERMINAL
@@ -85,15 +85,15 @@ class Pod:
         if self._ending is None or at < self._deadline:
             self._deadline = at
             self._ending = self._ending or ending
-            self._told.set()
+            self._news.set()
         if self._over:
-            self._told.set()
+            self._news.set()
 
     def vanish(self) -> None:
         """Its object is gone: nobody asks for it any more."""
         self._gone = True
         self.end(Ending(grace=0))
-        self._told.set()
+        self._news.set()
 
     def fall_silent(self) -> None:
         """Its node is gone: the processes with it, and nothing is ever said about them."""
@@ -113,9 +113,9 @@ class Pod:
             while not self._gone:
                 if "deletionTimestamp" in self.object["metadata"]:
                     await self._delete()
-                self._told.clear()
+                self._news.clear()
                 if not self._gone:
-                    await self._told.wait()
+                    await self._news.wait()
         finally:
             for one in (*self._inits, *self.containers):
                 one.kill()
@@ -130,11 +130,11 @@ class Pod:
         try:
             timer = self._arm()
             while not work.done():
-                told = asyncio.create_task(self._told.wait(), name="told")
-                await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-                told.cancel()
-                await asyncio.wait({told})
-                self._told.clear()
+                news = asyncio.create_task(self._news.wait(), name="news")
+                await asyncio.wait({work, news}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                await asyncio.wait({news})
+                self._news.clear()
                 if self._ending is not None and not work.done():
                     await self._bring_to_end(work)
             if timer:
@@ -165,12 +165,12 @@ class Pod:
             one.terminate()
         while not work.done():
             left = max(0.0, self._deadline - asyncio.get_running_loop().time())
-            told = asyncio.create_task(self._told.wait(), name="told")
-            both = {work, told}
+            news = asyncio.create_task(self._news.wait(), name="news")
+            both = {work, news}
             await asyncio.wait(both, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
-            await asyncio.wait({told})
-            self._told.clear()
+            news.cancel()
+            await asyncio.wait({news})
+            self._news.clear()
             if self._deadline <= asyncio.get_running_loop().time():
                 for one in (*self._inits, *self.containers):
                     one.kill()
@@ -233,20 +233,20 @@ class Pod:
 
     async def _patiently(self, waiting: list[Container], step: Callable[[], Awaitable[Any]]) -> Any:
         """Try until it can be done; meanwhile the containers say what they wait for."""
-        told = ""
+        reported = ""
         while True:
             try:
                 return await step()
             except volumes.CannotMount as missing:
-                if not told:
+                if not reported:
                     await self._event("FailedMount", str(missing))
-                told = str(missing)
+                reported = str(missing)
             except environment.CannotCreate as problem:
                 for one in waiting:
                     one.wait_for(problem.reason, str(problem))
-                if str(problem) != told:  # first the why: who sees the status finds it
+                if str(problem) != reported:  # first the why: who sees the status finds it
                     await self._event("Failed", f"Error: {problem}")
-                told = str(problem)
+                reported = str(problem)
                 await self._report()
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -295,7 +295,7 @@ class Pod:
         await asyncio.wait({start})
         if begun.is_set():
             if self._ending is not None:
-                self._told.set()  # it began while its end was told
+                self._news.set()  # it began while its end was being reported
             await self._report()
 
     def _goes_on(self, one: Container, *, init: bool) -> bool:
@@ -333,10 +333,10 @@ class Pod:
         """Write its status, if it is news; again and again until the server has it."""
         async with self._reporting:
             while not (self._gone or self.silent):
-                told = self._status()
-                if told == self._reported:
+                status = self._status()
+                if status == self._reported:
                     return
-                body = {"metadata": {"uid": self.uid}, "status": told}
+                body = {"metadata": {"uid": self.uid}, "status": status}
                 try:
                     await self._kubelet.session.call(
                         "PATCH", f"{self._path}/status", body, STRATEGIC
@@ -349,7 +349,7 @@ class Pod:
                 except UNREACHABLE:
                     pass
                 else:
-                    self._reported = told
+                    self._reported = status
                     return
                 await asyncio.sleep(RETRY_S)
 

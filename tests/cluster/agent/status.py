@@ -25,9 +25,9 @@ class View:
 
 
 def of(view: View, known: dict[str, Json]) -> Json:
-    """The status; *known* are the conditions as told before, which are kept up to date."""
+    """The status; *known* are the conditions as reported before, which are kept up to date."""
     phase = _phase(view)
-    told: Json = {
+    status: Json = {
         "phase": phase,
         "startTime": view.began,
         "hostIP": "127.0.0.1",
@@ -38,10 +38,10 @@ def of(view: View, known: dict[str, Json]) -> Json:
         "containerStatuses": [_container(one) for one in view.containers],
     }
     if view.inits:
-        told["initContainerStatuses"] = [_container(one) for one in view.inits]
+        status["initContainerStatuses"] = [_container(one) for one in view.inits]
     if view.over and view.reason:
-        told |= {"reason": view.reason, "message": view.message}
-    return told
+        status |= {"reason": view.reason, "message": view.message}
+    return status
 
 
 def _phase(view: View) -> str:

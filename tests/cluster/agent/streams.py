@@ -45,8 +45,8 @@ async def forward(request: web.Request, ports: Sequence[int]) -> web.WebSocketRe
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError as error:
-                said = f"failed to connect to localhost:{port} inside the pod: {error.strerror}"
-                await socket.send_bytes(bytes([2 * number + 1]) + said.encode())
+                message = f"failed to connect to localhost:{port} inside the pod: {error.strerror}"
+                await socket.send_bytes(bytes([2 * number + 1]) + message.encode())
                 continue
             writers[2 * number] = writer
             pumps.append(asyncio.create_task(_through(reader, socket, 2 * number), name="port"))

@@ -1,4 +1,4 @@
-"""Causes, and the function `tell`, which puts a job's state into one sentence."""
+"""Causes, and the function `describe`, which puts a job's state into one sentence."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The facts from which `tell` makes a `Diagnosis`.
+    """The facts from which `describe` makes a `Diagnosis`.
 
     The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended.
     """
@@ -149,7 +149,7 @@ def ended(
     return replace(found, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
 
-def tell(state: State) -> Diagnosis:
+def describe(state: State) -> Diagnosis:
     """Turn *state* into sentences. No other function does this for causes."""
     cause, before = state.cause, state.before
     first, *more = [*cause.clauses, ""]

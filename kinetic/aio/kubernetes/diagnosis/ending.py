@@ -135,7 +135,7 @@ _LAST_WORDS = (
         "give {who} roles/storage.objectUser on the bucket, and check workload identity: its "
         "binding (roles/iam.workloadIdentityUser), and GKE_METADATA on the node pool",
     ),
-    _open(  # the runner's own words
+    _open(  # a message of the runner
         "no credentials for Cloud Storage here",
         "bind {who} to a Google service account (workload identity). If STORAGE_EMULATOR_HOST "
         "names a server that needs none, capture that variable (capture_env_vars=)",
@@ -156,16 +156,16 @@ def exit_cause(one: Container) -> Cause:
     """Return why container *one* failed."""
     end = one.ended or {}
     code, reason = int(end.get("exitCode") or 0), end.get("reason")
-    words = str(end.get("message") or "")
+    message = str(end.get("message") or "")
     if reason == "OOMKilled":
         return _out_of_memory(one, code)
-    if reason in START_ERRORS or FORMAT.search(words):
-        return start_failure(one, words)
+    if reason in START_ERRORS or FORMAT.search(message):
+        return start_failure(one, message)
     if reason in ("ContainerStatusUnknown", "Unknown"):
         # containerd says Unknown of a container that ended while containerd was stopped.
         what = "the node, or its container runtime, restarted while the program ran; exit code "
         return _removed(Reason.NODE_LOST, f"{what}{code} is a guess")
-    last = both_ends(words, 400)
+    last = both_ends(message, 400)
     whose = f"container {one.name!r}" if one.init else "the program"
     what = f"{whose} ended with exit code {code}"
     email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", last)

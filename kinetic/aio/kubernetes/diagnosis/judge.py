@@ -12,9 +12,9 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Diagnosis,
     Outlook,
     State,
+    describe,
     ended,
     running,
-    tell,
     waiting,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
@@ -42,13 +42,13 @@ def judge(seen: Seen) -> Diagnosis:
     state = _job_state(seen)
     if held := _held(seen):
         state = replace(state, cause=replace(state.cause, more=[*state.cause.more, held]))
-    verdict = tell(state)
+    verdict = describe(state)
     return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
 
 
 def judge_pod(pod: Pod) -> Diagnosis:
     """Return the state of one pod, regardless of its Job."""
-    return tell(pod_state(pod))
+    return describe(pod_state(pod))
 
 
 def refused_request(answer: Document) -> Diagnosis:
@@ -58,7 +58,7 @@ def refused_request(answer: Document) -> Diagnosis:
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
-    verdict = tell(replace(waiting(cause), status=JobStatus.FAILED))
+    verdict = describe(replace(waiting(cause), status=JobStatus.FAILED))
     return replace(verdict, phase=Phase.GONE)
 
 

@@ -109,12 +109,12 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Cause:
         for key, values in wanted.items()
         if not any(one.get(key) in values for one in carried)
     }
-    words: list[str] = []
+    phrases: list[str] = []
     for key, values in (nowhere or wanted).items():
         there = {one[key] for one in carried if key in one}
         have = f" (nodes have {_listed(there)})" if there and nowhere else ""
-        words.append(f"{_label(key, values)}{have}")
-    return _unplaced(f"no node has {' together with '.join(words)}")
+        phrases.append(f"{_label(key, values)}{have}")
+    return _unplaced(f"no node has {' together with '.join(phrases)}")
 
 
 def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> Cause:
@@ -146,10 +146,10 @@ def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
 
 
 def _listed(several: Collection[str]) -> str:
-    words = sorted(several)
-    if len(words) > _NAMED:
-        words[_NAMED:] = [f"{len(words) - _NAMED} others"]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    names = sorted(several)
+    if len(names) > _NAMED:
+        names[_NAMED:] = [f"{len(names) - _NAMED} others"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 # --- the autoscaler -------------------------------------------------------------------------
@@ -173,23 +173,23 @@ def _scaled(pod: Pod, lack: Cause) -> Cause:
     failure = pod.last_message("FailedScaleUp")
     if last == "FailedScaleUp" or (failure and "backoff" in message):
         return _not_added(pod.spec, failure)
-    words = both_ends(message.partition(": ")[2] or message, 400)
-    if _PASSES.search(words):
+    text = both_ends(message.partition(": ")[2] or message, 400)
+    if _PASSES.search(text):
         advice = "wait for other work to end, or let the node pool grow"
         lack = replace(lack, advice=advice, outlook=Outlook.OPEN)
     elif lack.outlook is not Outlook.OPEN:
         never = "no node pool could hold this pod, so it can never start as requested"
         return replace(lack, more=[*lack.more, never], outlook=Outlook.FINAL)
-    return replace(lack, more=[*lack.more, f"the autoscaler adds no node now ({words})"])
+    return replace(lack, more=[*lack.more, f"the autoscaler adds no node now ({text})"])
 
 
 def _not_added(spec: Document, message: str) -> Cause:
-    words = both_ends(message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400)
+    text = both_ends(message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400)
     zones = re.search(r"zones? ([\w, -]+?) associated", message)
     where = f" in {zones[1]}" if zones else ""
-    what = f"no node was added{where}{_asks(spec)}: {words}"
+    what = f"no node was added{where}{_asks(spec)}: {text}"
     advice = "use another zone or another type, or wait"
-    if "quota" in words.lower():
+    if "quota" in text.lower():
         advice = f"have the quota of the cloud project raised, {advice}"
         return Cause(what=what, advice=advice, reason=Reason.QUOTA)
     return _unplaced(what, advice, Outlook.OPEN)

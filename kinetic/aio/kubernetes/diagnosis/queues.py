@@ -40,7 +40,7 @@ def queued(seen: Seen) -> Cause:
         what = f"waiting in {queue}; its Workload, which has the reason, was not found"
         return _held(what, "wait, or check that Kueue runs and has that queue", Outlook.OPEN)
     if part(workload, "spec").get("active") is False:
-        what = f"its Workload in {queue} is deactivated{_said(evicted)}"
+        what = f"its Workload in {queue} is deactivated{_message(evicted)}"
         return _held(what, "set its Workload active again, or submit it again")
     found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
     reserved: Document = found[0] if found else {}
@@ -48,12 +48,12 @@ def queued(seen: Seen) -> Cause:
         return _checked(queue, workload)
     why = str(reserved.get("reason"))
     if why == "ExceedsMaxQuota":
-        what = f"{queue} can never hold it{_said(reserved)}"
+        what = f"{queue} can never hold it{_message(reserved)}"
         return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     if why in _STUCK:
-        return _held(f"{queue} cannot take it{_said(reserved)}", _STUCK[why])
-    again = f"the queue evicted it ({evicted.get('reason')}{_said(evicted)}), and it is "
-    because = _said(reserved) or ": others are before it"
+        return _held(f"{queue} cannot take it{_message(reserved)}", _STUCK[why])
+    again = f"the queue evicted it ({evicted.get('reason')}{_message(evicted)}), and it is "
+    because = _message(reserved) or ": others are before it"
     return _held(f"{again if evicted else ''}waiting in {queue}{because}", None, Outlook.OPEN)
 
 
@@ -61,10 +61,10 @@ def _held(what: str, advice: str | None, outlook: Outlook = Outlook.BLOCKED) -> 
     return Cause(what=what, advice=advice, reason=Reason.QUEUED, outlook=outlook)
 
 
-def _said(by: Document) -> str:
+def _message(by: Document) -> str:
     """Return the message of a condition or check, without the prefix of each pod set."""
-    words = both_ends(_NO_FLAVOR.sub("", str(by.get("message") or "")), 300)
-    return f": {words}" if words else ""
+    text = both_ends(_NO_FLAVOR.sub("", str(by.get("message") or "")), 300)
+    return f": {text}" if text else ""
 
 
 def _checked(queue: str, workload: Document) -> Cause:
@@ -72,8 +72,12 @@ def _checked(queue: str, workload: Document) -> Cause:
     checks = parts(part(workload, "status"), "admissionChecks")
     left = [one for one in checks if one.get("state") != "Ready"]
     if refused := next((one for one in left if one.get("state") == "Rejected"), None):
-        what = f"admission check {refused.get('name')!r} of {queue} has refused it{_said(refused)}"
+        what = (
+            f"admission check {refused.get('name')!r} of {queue} has refused it{_message(refused)}"
+        )
         return _held(what, "read the check's message, or ask the queue's administrator")
-    awaited = ", ".join(f"{one.get('name')}{_said(one)}" for one in left)
-    words = f"has reserved its quota and waits for {awaited}" if left else "is about to resume it"
-    return _held(f"{queue} {words}", None, Outlook.OPEN)
+    awaited = ", ".join(f"{one.get('name')}{_message(one)}" for one in left)
+    progress = (
+        f"has reserved its quota and waits for {awaited}" if left else "is about to resume it"
+    )
+    return _held(f"{queue} {progress}", None, Outlook.OPEN)
