@@ -316,11 +316,11 @@ async def test_places_that_cannot_be(place: Place, ship: Ship) -> None:
 
 async def test_two_volumes_at_one_place(place: Place, ship: Ship) -> None:
     refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, f"{POINT}/.")]
-    assert "have the same place" in place.run("", *refs)["error"]
+    assert "have the same path" in place.run("", *refs)["error"]
     link = place.folder / "link"
     link.symlink_to(POINT)
     refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, str(link))]
-    assert "have the same place" in place.run("", *refs)["error"]
+    assert "have the same path" in place.run("", *refs)["error"]
 
 
 async def test_a_file_in_the_way(place: Place, ship: Ship) -> None:

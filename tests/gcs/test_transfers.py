@@ -72,6 +72,18 @@ async def test_an_upload_that_stalls_is_sent_again(
     assert server.requests["put"] == 3
 
 
+async def test_patience_begins_afresh_when_an_upload_gets_further(
+    server: GcsServer, source: Path
+) -> None:
+    hasty = replace(QUICK, idle_s=0.5, retry=replace(QUICK.retry, total_s=0.3))
+    source.write_bytes(BODY * 8)
+    for taken in (1, 8, 13, 18):  # further apart than the buffers between the two are long
+        server.fail("put", at=taken * MIB, stall=True, stall_s=0.6)
+    async with aclosing(GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)) as store:
+        assert await store.create("x", source)
+    assert server.objects["x"].body == BODY * 8
+
+
 async def test_an_upload_whose_last_reply_is_lost_is_found_complete(
     server: GcsServer, store: GcsStore, source: Path
 ) -> None:

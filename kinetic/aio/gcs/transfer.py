@@ -145,6 +145,15 @@ async def write(
     async def once() -> int:
         next(tries)
         stream = content.open()
+        close = stream.close
+
+        def note_and_close() -> None:
+            nonlocal furthest
+            if not stream.closed:
+                furthest = max(furthest, stream.tell())
+            close()
+
+        stream.close = note_and_close  # type: ignore[method-assign] # the library closes it
         try:
             answer = await http.storage.upload(
                 http.place.bucket,
@@ -161,8 +170,6 @@ async def write(
                 timeout=http.timeout,
             )
         finally:
-            nonlocal furthest
-            furthest = max(furthest, content.size if stream.closed else stream.tell())
             stream.close()
         return int(answer["generation"])
 
