@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.fixtures import Namespace
 from tests.kubernetes.faults import FaultServer
+from tests.kubernetes.kubeconfigs import Config
 from tests.kubernetes.places import Place
 from tests.kubernetes.world import World
 
@@ -23,14 +24,20 @@ async def place(namespace: Namespace, tmp_path: Path) -> AsyncIterator[Place]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[FaultServer]:
-    """A server that does what the test tells it."""
+    """A server that does to each request what the test sets."""
     async with FaultServer() as running:
         yield running
 
 
 @pytest.fixture
+def config(tmp_path: Path, server: FaultServer) -> Config:
+    """A kubeconfig whose context is `server`."""
+    return Config(tmp_path, server.url)
+
+
+@pytest.fixture
 def world(server: FaultServer) -> World:
-    """Jobs and pods, which `server` tells of."""
+    """Jobs and pods, as `server` reports them."""
     made = World()
     server.always = made.handle
     return made

@@ -23,11 +23,6 @@ from tests.kubernetes.faults import FaultServer, status
 from tests.kubernetes.kubeconfigs import PODS, Config, opened, personal, secured, shown
 
 
-@pytest.fixture
-def config(tmp_path: Path, server: FaultServer) -> Config:
-    return Config(tmp_path, server.url)
-
-
 async def test_the_named_context_counts_and_not_the_current_one(
     server: FaultServer, config: Config
 ) -> None:

@@ -19,12 +19,6 @@ from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import ONCE, PODS, Config, opened, secured, shown
 
-
-@pytest.fixture
-def config(tmp_path: Path, server: FaultServer) -> Config:
-    return Config(tmp_path, server.url)
-
-
 COUNTING = """
 import json, os, pathlib, sys
 info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -274,7 +274,7 @@ class _Scene:
             for pod in self._pods.values()
             if name_of(pod) == self.name and index in (None, host_of(pod))
         ]
-        return sorted(pods, key=lambda pod: str(part(pod, "metadata").get("creationTimestamp")))
+        return sorted(pods, key=age)
 
     async def logs(
         self, index: int | None, tail: int | None

@@ -21,7 +21,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     running,
     waiting,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
 from kinetic.aio.kubernetes.diagnosis.judge import pod_state, why_no_pod
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
@@ -66,7 +66,7 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
     Each may have left an outcome in the store.
     """
     ended = {end.pod for end in _ends(seen) if end.ran}
-    if _is_going(seen) and _alive(seen):
+    if seen.going and seen.alive:
         ended.add(uid(seen.any_job) or seen.job_name)
     return frozenset(ended - {verdict.executor})
 
@@ -77,12 +77,13 @@ def judge_group(seen: Seen) -> Diagnosis:
 
 
 def _state(seen: Seen) -> State:
-    alive, ends = _alive(seen), _ends(seen)
-    pods = (*seen.pods, *seen.gone)
-    if (end := End.of(seen.any_job)) is not None and not any(Pod(one).ran for one in pods):
+    alive, ends = seen.alive, _ends(seen)
+    ran = any(Pod(one).ran for one in seen.every_pod)
+    if (end := End.of(seen.any_job)) is not None and not ran:
         why = Cause(what=end.message, reason=end.reason, advice="")  # the message has the advice
         return waiting(why) if alive else ended(why)
-    first = next((pod for pod in _pods(seen) if host_of(pod) == 0 and not _vanished(pod)), None)
+    leaders = [pod for pod in seen.every_pod if host_of(pod) == 0 and not _vanished(pod)]
+    first = min(leaders, key=age, default=None)
     own = next((one for one in ends if one.pod == uid(first)), None)
     cause = _cause(seen, ends)
     if own is not None:
@@ -111,24 +112,10 @@ def _vanished(pod: Document) -> bool:
     return Pod(pod).deleted and not Pod(pod).ran
 
 
-def _pods(seen: Seen) -> list[Document]:
-    """Return all pods, also deleted ones, oldest first."""
-    pods = (*seen.gone, *seen.pods)
-    return sorted(pods, key=lambda pod: str(part(pod, "metadata").get("creationTimestamp") or ""))
-
-
-def _alive(seen: Seen) -> list[Document]:
-    return [pod for pod in seen.pods if not Pod(pod).ended]
-
-
-def _is_going(seen: Seen) -> bool:
-    return seen.job is None or bool(part(seen.job, "metadata").get("deletionTimestamp"))
-
-
 def _ends(seen: Seen) -> list[_End]:
     """Return which programs have ended, the earliest first."""
     found: list[_End] = []
-    for document in _pods(seen):
+    for document in sorted(seen.every_pod, key=age):
         restarted = _before_restart(document)
         pod = Pod(restarted or document, seen)
         if restarted is None and not (pod.ended or pod.gone):
@@ -197,7 +184,7 @@ def _going_on(
     else:
         started = any(Pod(one).ran for one in alive)
         now = (running if started else waiting)(Cause(what="the first host's pod is not there"))
-    if _is_going(seen):
+    if seen.going:
         return replace(now, lead=("is being stopped",), cause=Cause())
     if cause is not None:
         return replace(now, lead=cause.lead, cause=cause.cause, host=cause.host)

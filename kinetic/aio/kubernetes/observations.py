@@ -62,11 +62,11 @@ def judged(seen: Seen) -> Diagnosis:
     """Decide the state of the Job, including one that a client has ended."""
     verdict = judge(seen)
     end = End.of(seen.any_job)
-    if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
+    if end is None or any(_started(pod) for pod in seen.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
-    alive = any(not Pod(pod).ended for pod in seen.pods)
+    alive = bool(seen.alive)
     return replace(
         verdict,
         status=JobStatus.PENDING if alive else JobStatus.FAILED,
@@ -98,7 +98,7 @@ def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
         return False
     if verdict.status is JobStatus.SUCCEEDED or settled(seen, verdict):
         return True
-    return seen.job is None or bool(part(seen.job, "metadata").get("deletionTimestamp"))
+    return seen.going
 
 
 def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
@@ -113,9 +113,9 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     first = _number(labels.get(ATTEMPT))
     last = _is_last(seen, verdict)
     if first is None:
-        pod = next(reversed([*seen.gone, *seen.pods]), None)
+        pod = next(reversed(seen.every_pod), None)
         return [_observation(about, labels, name, verdict, pod, last=last)]
-    pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
+    pods = {first + _starts_before(pod): pod for pod in seen.every_pod}
     now = _current(seen, verdict, pods, first)
     found: list[Observation] = []
     for number in (*sorted(pods.keys() - {now}), now):
@@ -152,8 +152,7 @@ def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first
     """Return the attempt that the verdict on the whole Job is about."""
     if not pods:
         return first
-    alive = any(not Pod(pod).ended for pod in seen.pods)
-    if verdict.phase is Phase.PENDING and not alive:
+    if verdict.phase is Phase.PENDING and not seen.alive:
         return max(pods) + 1  # the Job is about to create its pod
     named = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
     return next(named, max(pods))

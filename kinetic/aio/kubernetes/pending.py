@@ -13,9 +13,9 @@ from absl import logging
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
-from kinetic.aio.kubernetes.diagnosis.queues import is_gated
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
 from kinetic.aio.kubernetes.observations import ENDED, End
@@ -24,7 +24,6 @@ from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GROUP = "kueue.x-k8s.io/pod-group-name"
 """The label with the name of their Workload, on pods that Kueue holds one by one."""
 
@@ -107,7 +106,7 @@ class Diagnostics:
 
     async def facts(self, entry: Entry) -> Seen:
         """Read what explains the state of this job, besides the Job and its pods."""
-        alive = [pod for pod in entry.seen.pods if not Pod(pod).ended]
+        alive = entry.seen.alive
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
         wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
@@ -171,12 +170,12 @@ class Diagnostics:
 
     async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
         """Return Kueue's Workload for the Job, if the Job or its pods wait in a queue of Kueue."""
-        suspended = part(job, "spec").get("suspend") or condition(job, "Suspended") is not None
+        suspended = Seen(job=job).suspended
         groups = [
             part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
         ]
         group = next((name for name in groups if name), None)
-        if not (suspended or group) or QUEUE_LABEL not in part(part(job, "metadata"), "labels"):
+        if not (suspended or group) or QUEUE not in part(part(job, "metadata"), "labels"):
             return None
         query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
         if not suspended:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
@@ -84,7 +84,7 @@ class Entry:
                 pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes the pods a moment later
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
-        self.see(sorted(pods, key=_age))
+        self.see(sorted(pods, key=age))
         self.verdict = judged(self.seen)
         return self.verdict
 
@@ -136,11 +136,6 @@ class Entry:
 def owner(pod: Document) -> str:
     """Return the uid of the Job that made *pod*."""
     return str(controller(pod).get("uid") or "")
-
-
-def _age(pod: Document) -> tuple[str, str]:
-    metadata = part(pod, "metadata")
-    return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
 
 def _finalizers(job: Document) -> Sequence[str]:

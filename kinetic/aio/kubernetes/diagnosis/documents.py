@@ -31,6 +31,12 @@ def condition(document: Document | None, kind: str, status: str = "True") -> Doc
     return next((one for one in found if one.get("status") == status), None)
 
 
+def age(document: Document) -> tuple[str, str]:
+    """Return the key that sorts objects by age, because the API lists them by name."""
+    metadata = part(document, "metadata")
+    return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
+
+
 def uid(document: Document | None) -> str:
     """Return the object's uid, or its name if it has no uid yet."""
     metadata = part(document, "metadata")

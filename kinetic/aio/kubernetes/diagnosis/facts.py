@@ -47,6 +47,27 @@ class Seen:
         """The Job's name."""
         return self.name or str(part(self.any_job, "metadata").get("name", ""))
 
+    @property
+    def every_pod(self) -> Sequence[Document]:
+        """All pods, those that no longer exist first."""
+        return (*self.gone, *self.pods)
+
+    @property
+    def alive(self) -> Sequence[Document]:
+        """The pods of which a program runs, or will run."""
+        return [pod for pod in self.pods if not Pod(pod).ended]
+
+    @property
+    def going(self) -> bool:
+        """Whether the Job doesn't exist, or its deletion was requested."""
+        return self.job is None or bool(part(self.job, "metadata").get("deletionTimestamp"))
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the Job may have no pods now."""
+        suspended = condition(self.any_job, "Suspended") is not None
+        return suspended or bool(self.spec.get("suspend"))
+
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
         """Return events on a pod (for None: the Job, or its makers) with one of *reasons*.
 
@@ -87,7 +108,7 @@ def _moment(event: Document) -> str:
 def merged(before: Seen, now: Seen) -> Seen:
     """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
-    left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
+    left = {uid(pod): pod for pod in before.every_pod}
     known = {_identity(event) for event in now.events}
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
     return replace(

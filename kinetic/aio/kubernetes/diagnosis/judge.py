@@ -17,7 +17,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     running,
     waiting,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts
 from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
 from kinetic.aio.kubernetes.diagnosis.placing import placing
@@ -138,9 +138,9 @@ def _job_state(seen: Seen) -> State:
         return _succeeded(pods)
     if (target := condition(job, "Failed") or condition(job, "FailureTarget")) is not None:
         return _failed(seen, pods, target)
-    if seen.job is None or part(job, "metadata").get("deletionTimestamp"):
+    if seen.going:
         return _deleted(seen, pods)
-    if _is_suspended(job):
+    if seen.suspended:
         return _suspended(seen, pods)
     if pods.alive is None and pods.over and not _is_replaced(seen, *pods.over[-1]):
         return _settled(seen, pods)
@@ -151,7 +151,7 @@ class _Pods:
     """The pods of a Job: at most one is *alive*; those that are *over*, oldest first."""
 
     def __init__(self, seen: Seen) -> None:
-        found = sorted((Pod(one, seen) for one in (*seen.gone, *seen.pods)), key=_age)
+        found = [Pod(one, seen) for one in sorted(seen.every_pod, key=age)]
         alive = [pod for pod in found if not (pod.gone or pod.ended)]
         self.latest = found[-1] if found else None
         self.alive = alive[-1] if alive else None
@@ -177,12 +177,6 @@ class _Pods:
         """Return why the last failed pod failed; None if the Job or a user stopped it."""
         found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
-
-
-def _age(pod: Pod) -> tuple[str, str]:
-    """Return the key that sorts pods by age, because the API lists them by name."""
-    metadata = pod.metadata
-    return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
 
 def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
@@ -305,13 +299,9 @@ _REFUSED = ("FailedCreate", "JobCreationFailed")
 """Reasons of events which say that the API server refused a pod, or a JobSet's Job."""
 
 
-def _is_suspended(job: Document) -> bool:
-    return bool(part(job, "spec").get("suspend")) or condition(job, "Suspended") is not None
-
-
 def why_no_pod(seen: Seen) -> Cause:
     """Return why a Job that isn't over has no pod."""
-    if _is_suspended(seen.any_job):
+    if seen.suspended:
         if seen.workload is not None or QUEUE in part(part(seen.any_job, "metadata"), "labels"):
             return queued(seen)
         return Cause(
