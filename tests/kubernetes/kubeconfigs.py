@@ -74,12 +74,19 @@ async def opened(config: Config) -> AsyncIterator[Api]:
         await api.aclose()
 
 
+async def connect(config: Config) -> None:
+    """Write *config*, and send one request with it."""
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+
+
 def shown(server: FaultServer) -> list[str | None]:
     return [one.headers.get("Authorization") for one in server.seen]
 
 
 def personal(folder: Path) -> Path:
-    """A certificate, ``me.crt``, which signed itself and says only where it is, and ``me.key``."""
+    """A self-signed certificate, ``me.crt``, which names only its address, and ``me.key``."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "me")])
     certificate = (

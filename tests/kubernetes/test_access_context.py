@@ -20,7 +20,7 @@ from kinetic.aio.kubernetes.access import open_context
 from kinetic.errors import AuthError, ConfigurationError
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, status
-from tests.kubernetes.kubeconfigs import PODS, Config, opened, personal, secured, shown
+from tests.kubernetes.kubeconfigs import PODS, Config, connect, opened, personal, secured, shown
 
 
 async def test_the_named_context_counts_and_not_the_current_one(
@@ -40,9 +40,7 @@ async def test_the_named_context_counts_and_not_the_current_one(
 
 async def test_a_server_may_have_a_path(server: FaultServer, config: Config) -> None:
     config.cluster["server"] = f"{server.url}/k8s/clusters/c-1/"
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     assert server.paths == [f"GET /k8s/clusters/c-1{PODS}"]
 
 
@@ -75,25 +73,19 @@ async def test_a_user_shows_what_it_has(
     server: FaultServer, config: Config, user: dict[str, Any], header: str | None
 ) -> None:
     config.user = user
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     assert shown(server) == [header]
 
 
 async def test_a_context_without_a_user_is_taken(server: FaultServer, config: Config) -> None:
     del config.context["user"]
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     assert shown(server) == [None]
 
 
 async def test_who_acts_as_somebody_else_says_so(server: FaultServer, config: Config) -> None:
     config.user |= {"as": "ada", "as-groups": ["a", "b"], "as-user-extra": {"why": ["test"]}}
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     seen = server.seen[0]
     assert (seen.headers["Impersonate-User"], seen.groups) == ("ada", ["a", "b"])
     assert seen.headers["Impersonate-Extra-why"] == "test"
@@ -157,9 +149,7 @@ async def test_the_ca_of_the_cluster_is_trusted_and_no_other(
             config.cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
         else:
             config.cluster["certificate-authority"] = "ca.crt"
-        config.write()
-        async with opened(config) as api:
-            await api.call("GET", PODS)
+        await connect(config)
         (tmp_path / "other").mkdir()
         other = certificates.make(tmp_path / "other").ca.read_bytes()
         config.cluster = {
@@ -171,9 +161,7 @@ async def test_the_ca_of_the_cluster_is_trusted_and_no_other(
             with pytest.raises(AuthError, match=r"is not the cluster's.*belong together"):
                 await api.call("GET", PODS)
         config.cluster["insecure-skip-tls-verify"] = True
-        config.write()
-        async with opened(config) as api:
-            await api.call("GET", PODS)
+        await connect(config)
         assert len(server.seen) == 2
 
 
@@ -185,9 +173,7 @@ async def test_a_certificate_with_nothing_but_its_address_may_be_the_ca(
     context.load_cert_chain(personal(tmp_path), tmp_path / "me.key")
     async with FaultServer(context) as server:
         config.cluster = {"server": server.url, "certificate-authority": "me.crt"}
-        config.write()
-        async with opened(config) as api:
-            await api.call("GET", PODS)
+        await connect(config)
 
 
 async def test_the_name_in_the_certificate_may_be_another(config: Config, tmp_path: Path) -> None:
@@ -223,9 +209,7 @@ async def test_a_certificate_of_the_user_is_shown_and_its_key_left_nowhere(
             server.then(status(401, "Unauthorized"))
             await api.call("GET", PODS)
         config.user = {"client-certificate": "me.crt", "client-key": "me.key"}
-        config.write()
-        async with opened(config) as api:
-            await api.call("GET", PODS)
+        await connect(config)
         config.user = {}
         config.write()
         async with opened(config) as api:
@@ -238,9 +222,7 @@ async def test_a_proxy_is_taken_from_the_context_or_from_the_environment(
     server: FaultServer, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config.cluster = {"server": "http://cluster.example", "proxy-url": server.url}
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     del config.cluster["proxy-url"]
     config.write()
     monkeypatch.setenv("http_proxy", server.url)
@@ -251,9 +233,7 @@ async def test_a_proxy_is_taken_from_the_context_or_from_the_environment(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     config.cluster = {"server": server.url}
-    config.write()
-    async with opened(config) as api:
-        await api.call("GET", PODS)
+    await connect(config)
     assert len(server.seen) == 3
     config.cluster["proxy-url"] = "socks5://localhost:1"
     config.write()
@@ -296,9 +276,7 @@ async def test_a_proxy_passes_on_what_only_the_cluster_can_read(
     async with secured(tmp_path) as server, tunnel() as (proxy, targets):
         config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
         config.cluster["proxy-url"] = proxy
-        config.write()
-        async with opened(config) as api:
-            await api.call("GET", PODS)
+        await connect(config)
         assert targets == [server.url.removeprefix("https://")]
         assert shown(server) == ["Bearer first"]
 

@@ -52,8 +52,10 @@ def tokens() -> Tokens:
 
 
 @asynccontextmanager
-async def opened(url: str, limits: Limits) -> AsyncIterator[Api]:
-    made = Api(Access(server=url, name="a test", passes=Tokens().passes), limits)
+async def opened(
+    url: str, limits: Limits | None = None, tokens: Tokens | None = None
+) -> AsyncIterator[Api]:
+    made = Api(Access(server=url, name="a test", passes=(tokens or Tokens()).passes), limits)
     try:
         yield made
     finally:
@@ -62,9 +64,8 @@ async def opened(url: str, limits: Limits) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
-    made = Api(Access(server=server.url, name="a test", passes=tokens.passes), LIMITS)
-    yield made
-    await made.aclose()
+    async with opened(server.url, LIMITS, tokens) as made:
+        yield made
 
 
 async def lines(api: Api, idle: float | None = 30.0) -> list[bytes]:
@@ -139,14 +140,13 @@ async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
     assert len(server.seen) == 1
 
 
-async def test_a_server_may_say_when_to_come_again(server: FaultServer, tokens: Tokens) -> None:
-    access = Access(server=server.url, name="a test", passes=tokens.passes)
-    loop, api = asyncio.get_running_loop(), Api(access)
+async def test_a_server_may_say_when_to_come_again(server: FaultServer) -> None:
+    loop = asyncio.get_running_loop()
     server.then(status(429, "TooManyRequests", Retry_After="1"))
-    before = loop.time()
-    await api.call("GET", JOBS)
-    assert loop.time() - before >= 1.0
-    await api.aclose()
+    async with opened(server.url) as api:
+        before = loop.time()
+        await api.call("GET", JOBS)
+        assert loop.time() - before >= 1.0
 
 
 @pytest.mark.parametrize(

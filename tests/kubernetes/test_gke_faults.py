@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kinetic.aio.kubernetes.reflector import Rhythm
-from kinetic.aio.ports import JobSpec, Phase
+from kinetic.aio.ports import Phase
 from tests.kubernetes.places import Place, watching
 
 
@@ -18,17 +18,14 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
     plane = place.namespace.control_plane
     phases: dict[str, set[Phase]] = {job.name: set() for job in jobs}
 
-    async def launch(job: JobSpec) -> None:
-        await cluster.launch(job)
-
     async with asyncio.timeout(120), watching(cluster) as watch:
-        launching = asyncio.gather(*(launch(job) for job in jobs[:12]))
+        launching = asyncio.gather(*(cluster.launch(job) for job in jobs[:12]))
         async for seen in watch:
             phases[seen.name].add(seen.phase)
             if sum(Phase.RUNNING in found for found in phases.values()) == 12:
                 break
         await launching
-        launching = asyncio.gather(*(launch(job) for job in jobs[12:]))
+        launching = asyncio.gather(*(cluster.launch(job) for job in jobs[12:]))
         plane.kill_api()
         place.let_go("gate")
         plane.compact()
