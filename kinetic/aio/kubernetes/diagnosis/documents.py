@@ -25,10 +25,10 @@ def conditions(document: Document | None) -> Sequence[Document]:
     return parts(part(document, "status"), "conditions")
 
 
-def condition(document: Document | None, kind: str, status: str = "True") -> Document | None:
-    """Return the object's condition of this *kind* if it has this *status*."""
+def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
+    """Return the object's condition of this *kind* if it has this *status*; None: any status."""
     found = (one for one in conditions(document) if one.get("type") == kind)
-    return next((one for one in found if one.get("status") == status), None)
+    return next((one for one in found if status in (None, one.get("status"))), None)
 
 
 def age(document: Document) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quoted
-from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, labels, matches, refusals, selected
 from kinetic.aio.kubernetes.diagnosis.quantities import requests, shown
@@ -34,8 +34,7 @@ def placing(pod: Pod) -> Cause:
     """Return why *pod* has no node."""
     if is_gated(pod.document):
         return queued(pod.seen)
-    scheduled = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
-    last: Document = scheduled[0] if scheduled else {}
+    last: Document = condition(pod.document, "PodScheduled", None) or {}
     refused = last.get("status") == "False"
     message = str(last.get("message") or "") or pod.last_message("FailedScheduling")
     if not (refused or message):

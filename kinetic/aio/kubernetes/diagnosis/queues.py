@@ -6,7 +6,7 @@ import re
 
 from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.job_status import Reason
 
@@ -42,8 +42,7 @@ def queued(seen: Seen) -> Cause:
     if part(workload, "spec").get("active") is False:
         what = f"its Workload in {queue} is deactivated{_message(evicted)}"
         return _held(what, "set its Workload active again, or submit it again")
-    found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
-    reserved: Document = found[0] if found else {}
+    reserved: Document = condition(workload, "QuotaReserved", None) or {}
     if reserved.get("status") == "True":
         return _checked(queue, workload)
     why = str(reserved.get("reason"))
