@@ -112,13 +112,14 @@ async def _run_job(
         if detach:
             output.facts("run", {"job_id": job.job_id}, as_json=as_json)
             return
-        output.note(f"{job.job_id} runs on {job.backend}")
+        output.note(f"{job.job_id} was submitted to {job.backend}")
         if job.debug:
             output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
         try:
             value = await job.result(stream_logs=not as_json)
         except asyncio.CancelledError:  # Ctrl-C or SIGTERM: no other process knows its ID
             await release(job.cleanup(), what=f"removing {job.job_id}")
+            output.note(f"{job.job_id} was cancelled and removed")
             raise
         if as_json:
             output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
