@@ -183,7 +183,7 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
         here = os.getcwd()
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
-        raise RuntimeError(f"two volumes have the same place: {', '.join(sorted(volumes))}")
+        raise RuntimeError(f"two volumes have the same path: {', '.join(sorted(volumes))}")
     ordered = sorted(points, key=lambda point: point.split("/"))
     outer = [one for one in ordered if not any(_inside(one, other) for other in ordered)]
     _mirror_missing({point: points[point] for point in outer}, scratch)
