@@ -203,10 +203,11 @@ def resolve(
     named_project = settings.value("project") or environ.get("GOOGLE_CLOUD_PROJECT") or None
     kube_context = settings.value("kube_context")
     if chosen != "local" and not (named_project or kube_context):
+        here = '; backend="local" runs on this machine without one' if backend is None else ""
         raise ConfigurationError(
-            f"No GCP project configured for the backend {chosen!r} ({why}): pass project=, set "
-            "KINETIC_PROJECT or use a profile; for a cluster elsewhere, name a context of your "
-            'kubeconfig in KINETIC_KUBE_CONTEXT; backend="local" runs on this machine without one'
+            f"No GCP project configured for the backend {chosen!r} ({why}): pass project= "
+            "(--project of a command), set KINETIC_PROJECT or use a profile; for a cluster "
+            f"elsewhere, name a context of your kubeconfig in KINETIC_KUBE_CONTEXT{here}"
         )
     return Target(
         backend=chosen,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     "--retries",
     type=click.IntRange(min=0),
     metavar="COUNT",
-    help="Retries per item. Requires --map. Default: what the function's decorator says.",
+    help="Retries per item. Requires --map. Default: 0.",
 )
 @click.option(
     "--budget",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 
+from kinetic.aio._net.google import GoogleClient
 from kinetic.aio.infra import Infrastructure, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import cut_off, made, opened, up
+from tests.infra.sites import QUICK, Tokens, cut_off, made, opened, up
 
 
 async def test_up_makes_all_and_then_plans_nothing(infra: Infrastructure, google: Google) -> None:
@@ -49,6 +51,21 @@ async def test_down_stops_if_it_can_not_list_clusters(
     google.unlisted = True
     with pytest.raises(AuthError, match="list the clusters"):
         await infra.plan_down()
+
+
+class LapsedLogin(Tokens):
+    """No credentials: every request meets the same error."""
+
+    async def get(self) -> str:
+        raise AuthError("log in")
+
+
+async def test_without_credentials_the_plan_ends_with_one_error(google: Google, site: Site) -> None:
+    credentials: Any = LapsedLogin()
+    lapsed = GoogleClient(google.environ, QUICK, credentials=credentials)
+    async with Infrastructure(site, environ=google.environ, google=lapsed) as infra:
+        with pytest.raises(AuthError, match=r"^log in$"):
+            await infra.plan_up()
 
 
 async def test_an_autopilot_cluster_is_found_in_its_region(

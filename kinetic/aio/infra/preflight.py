@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Any
 
-import anyio
-
+from kinetic._tasks import all_or_none
 from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.pools import Pool
@@ -99,24 +98,25 @@ async def preflight(
         _machines,
         _elsewhere,
     ]
-    async with anyio.create_task_group() as group:
-        if setup is not None:
-            for check in checks:
-                group.start_soon(_guarded, check, google, setup, found)
-        nodes: Counter[Pool] = Counter()
-        for pool in pools:
-            nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
-        for pool, needed in nodes.items():
-            at = replace(site, zone=pool.zone or site.zone)
-            if at.region != site.region:
-                found.problems.append(
-                    f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} "
-                    "isn't; name another zone of it"
-                )
-            group.start_soon(_reservation, google, at, pool, needed, found)
-            group.start_soon(_quota, google, site, pool, needed, found)
-            machine = partial(_machine, google, at, pool, found, regional=regional)
-            group.start_soon(machine)
+    work: list[Coroutine[Any, Any, None]] = []
+    if setup is not None:
+        work += [_guarded(check, google, setup, found) for check in checks]
+    nodes: Counter[Pool] = Counter()
+    for pool in pools:
+        nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
+    for pool, needed in nodes.items():
+        at = replace(site, zone=pool.zone or site.zone)
+        if at.region != site.region:
+            found.problems.append(
+                f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} isn't; "
+                "name another zone of it"
+            )
+        work += [
+            _reservation(google, at, pool, needed, found),
+            _quota(google, site, pool, needed, found),
+            _machine(google, at, pool, found, regional=regional),
+        ]
+    await all_or_none(*work)
     found.problems.sort()
     return found
 
