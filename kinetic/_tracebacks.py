@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+E = TypeVar("E", bound=BaseException)
 F = TypeVar("F", bound=Callable[..., Any])
 
 REMOTE_TRACEBACK = "Remote traceback of "
@@ -37,6 +38,12 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
+def of_the_caller(error: E) -> E:
+    """Mark *error* as a mistake in the caller's code: its traceback needs no frames of kinetic."""
+    BaseException.__setattr__(error, "__kinetic_of_the_caller__", True)
+    return error
+
+
 def hint(error: BaseException) -> str:
     """Return the line that names the entry of *error*; empty if the error isn't kinetic's."""
     from kinetic.errors import BatchError, KineticError  # `import kinetic.aio` loads only names
@@ -49,8 +56,9 @@ def hint(error: BaseException) -> str:
 class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
-    Does so for exceptions of jobs, for kinetic's errors, and for Ctrl-C. Other exceptions keep all
-    frames: they are defects, or the user's. kinetic's errors also get their `hint` as a note.
+    Does so for exceptions of jobs, for kinetic's errors, for those that are marked as
+    `of_the_caller`, and for Ctrl-C. Other exceptions keep all frames: they are defects. kinetic's
+    errors also get their `hint` as a note.
     """
 
     def __call__(self, function: F) -> F:
@@ -97,6 +105,8 @@ def _foreign(context: BaseException | None) -> BaseException | None:
 
 def _shows_the_line_alone(error: BaseException) -> bool:
     if hint(error) or isinstance(error, KeyboardInterrupt):
+        return True
+    if hasattr(error, "__kinetic_of_the_caller__"):
         return True
     return any(str(one).startswith(REMOTE_TRACEBACK) for one in getattr(error, "__notes__", ()))
 

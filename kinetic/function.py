@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from kinetic._tracebacks import own_frames, own_frames_left_out
+from kinetic._tracebacks import of_the_caller, own_frames, own_frames_left_out
 from kinetic.options import MapOptions, MapSettings, Options, RunOptions, refuse_unknown, shows
 from kinetic.outcome import X
 
@@ -350,6 +350,7 @@ def run(*args: Any, **settings: Any) -> Any:
     options = Options(**given)
     _warn_of_preemption(options)
 
+    @own_frames_left_out
     def decorate(function: Callable[P, R], /) -> RemoteFunction[P, R]:
         return RemoteFunction(_checked(function), options)
 
@@ -363,7 +364,8 @@ def _may_be_decorated(value: object) -> bool:
 def _decorated_bare(function: Any, rest: dict[str, Any]) -> RemoteFunction[..., Any]:
     plain = _checked(function)
     if Options(**rest) != Options():
-        raise TypeError("kinetic.run(function) takes no settings: write kinetic.run(...)(function)")
+        words = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
+        raise of_the_caller(TypeError(words))
     return RemoteFunction(plain, Options())
 
 
@@ -383,7 +385,7 @@ def _checked(function: Callable[P, R]) -> Callable[P, R]:
         TypeError: The function can't run in a job; the message says what to do instead.
     """
     if reason := _refusal(function):
-        raise TypeError(reason)
+        raise of_the_caller(TypeError(reason))
     return function
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from kinetic import accelerators
 from kinetic._messages import nearest, one_line, suggest
+from kinetic._tracebacks import of_the_caller
 from kinetic.accelerators import Accelerator
 from kinetic.configuration import BACKENDS
 from kinetic.errors import ConfigurationError
@@ -325,9 +326,11 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
         TypeError: *function* can't be called.
     """
     if not callable(function):
-        raise TypeError(
-            f"kinetic runs functions, not {type(function).__name__}; pass the function and its "
-            "arguments, as in submit(train, 0.1)"
+        raise of_the_caller(
+            TypeError(
+                f"kinetic runs functions, not {type(function).__name__}; pass the function and its "
+                "arguments, as in submit(train, 0.1)"
+            )
         )
     found = _decorated(function)
     return (function, Options()) if found is None else found
@@ -391,9 +394,8 @@ def _volumes(value: object) -> dict[str, Data] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise TypeError(
-            f"volumes must be a dict like {{'/data': Data('./data')}}, not {type(value).__name__}"
-        )
+        words = "volumes must be a dict like {'/data': Data('./data')}"
+        raise of_the_caller(TypeError(f"{words}, not {type(value).__name__}"))
     from kinetic.data import Data
 
     given = cast("dict[object, object]", value)
@@ -401,10 +403,8 @@ def _volumes(value: object) -> dict[str, Data] | None:
     for path, data in given.items():
         mount = _mount_path(path)
         if not isinstance(data, Data):
-            raise TypeError(
-                f"volumes[{path!r}] must be kinetic.Data, not {type(data).__name__}: "
-                "write Data(...) around the path"
-            )
+            words = f"volumes[{path!r}] must be kinetic.Data, not {type(data).__name__}"
+            raise of_the_caller(TypeError(f"{words}: write Data(...) around the path"))
         if mount in volumes:
             raise ConfigurationError(f"volumes has {mount!r} twice")
         volumes[mount] = data
@@ -541,7 +541,7 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> Non
     for name in given:
         if name not in known:
             hint = place_of(name) or suggest(name, known, otherwise=f"there are {', '.join(known)}")
-            raise TypeError(f"{words} {name!r}: {hint}")
+            raise of_the_caller(TypeError(f"{words} {name!r}: {hint}"))
 
 
 def place_of(name: str) -> str:

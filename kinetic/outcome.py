@@ -16,6 +16,8 @@ from typing import (
     TypeVar,
 )
 
+from kinetic._tracebacks import own_frames_left_out
+
 __all__ = ["Cancelled", "Completion", "Failed", "Lost", "Outcome", "Succeeded"]
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class _Unsuccessful:
 
     ok: ClassVar[Literal[False]] = False
 
+    @own_frames_left_out
     def unwrap(self) -> NoReturn:
         """Raise the error."""
         raise self.error

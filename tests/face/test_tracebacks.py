@@ -60,6 +60,26 @@ def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
 
 
 @pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("inverse(1, z=3)", "TypeError: "),
+        ("inverse.run_async_map([1], max_concurency=3)", "TypeError: "),
+        ("inverse.options(tmeout=3)", "TypeError: "),
+        ("kinetic.run(acelerator='cpu')", "TypeError: "),
+        ("remote(type('Model', (), {}))", "TypeError: "),
+        ("inverse.run_async_map(one / 0 for one in [1]).results()", "ZeroDivisionError: "),
+        ("Failed(kinetic.errors.KineticError('x')).unwrap()", "kinetic.errors.KineticError: x"),
+    ],
+)
+def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script, call: str, line: str) -> None:
+    with script(call) as process:
+        status, _, err = process.end()
+    assert status == 1 and OURS not in err and "anyio" not in err, err
+    assert [row for row in err.splitlines() if row.startswith(line)], err
+    assert call in err
+
+
+@pytest.mark.parametrize(
     ("wait", "line", "becomes"),
     [
         ("waits(here)", "waits(here)", "was cancelled and removed"),

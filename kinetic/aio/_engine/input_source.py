@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import anyio.to_thread
 
+from kinetic._tracebacks import of_the_caller
 from kinetic.errors import ConfigurationError
 
 FLUSH_S, HURRY_S = 0.05, 0.005
@@ -151,6 +152,9 @@ class Source:
                 self._ready.append(await anext(self._async))
             except StopAsyncIteration:
                 return False
+            except Exception as exc:
+                of_the_caller(exc)
+                raise
             self._arrived.set()
             wanted -= 1
         return True
@@ -164,7 +168,8 @@ class Source:
                 value = next(self._sync)
             except StopIteration:
                 return False
-            except Exception:
+            except Exception as exc:
+                of_the_caller(exc)
                 raise
             except BaseException as exc:  # in a task, it would end the loop or cancel the task
                 raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc

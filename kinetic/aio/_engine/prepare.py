@@ -26,6 +26,7 @@ from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.spool import Stored
 from kinetic._tasks import all_or_none, in_thread
+from kinetic._tracebacks import of_the_caller
 from kinetic.aio import _shared_objects
 from kinetic.aio._engine import data_upload
 from kinetic.aio._engine.scratch import scratch_folder
@@ -97,7 +98,7 @@ def single_call(
     binding = payload.Binding(plain)
     if misfit := binding.misfit(args, kwargs):
         hints = [misfit, *(place_of(name) for name in kwargs if not binding.takes(name))]
-        raise TypeError("; ".join(filter(None, hints)))
+        raise of_the_caller(TypeError("; ".join(filter(None, hints))))
     name, arguments = _name_of(plain), (args, kwargs)
     return Call(function=plain, name=name, options=settings, arguments=arguments, owned=owned)
 
