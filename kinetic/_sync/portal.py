@@ -158,7 +158,9 @@ class Portal:
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
-            "await the function of the same name in kinetic.aio instead",
+            "write `await kinetic.aio.run(f, ...)` for f(...), and `await "
+            "kinetic.aio.run_async_map(f, ...)` for f.run_async_map(...); other calls have the "
+            "same name in kinetic.aio",
             RuntimeWarning,
             stacklevel=own_frames(),
         )

@@ -140,6 +140,7 @@ async def test_inside_a_running_loop_it_works_and_warns_at_the_callers_line(
     with pytest.warns(RuntimeWarning, match="blocks the event loop") as seen:
         assert portal.call(double, 2) == 4
     assert [one.filename for one in seen] == [__file__]
+    assert "await kinetic.aio.run(f, ...)" in str(seen[0].message)
 
 
 def test_a_loop_that_a_task_took_down_fails_its_calls_and_is_replaced(
