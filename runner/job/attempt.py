@@ -418,9 +418,10 @@ class Attempt:
         )
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+        worth = outcome.reason != "setup" or outcome.phase == "commit"  # the function was called
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._create(outcome.value[0], body.content, consume=True)
+                self._create(outcome.value[0], body.content, worth=worth, consume=True)
                 content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
@@ -428,7 +429,7 @@ class Attempt:
             outcome = outcome._replace(body=known or outcomes.digest(content))
             place = (self._order.scope, self._order.index, self._order.attempt)
             metadata = outcome.signed(self._key, *place)
-            created = self._create(self._name("outcome"), content, metadata)
+            created = self._create(self._name("outcome"), content, metadata, worth=worth)
         except OSError as exc:
             return self._uncommitted(outcome, exc)
         if not created:
@@ -441,18 +442,19 @@ class Attempt:
         content: bytes | Path,
         metadata: Mapping[str, str] | None = None,
         *,
+        worth: bool,
         consume: bool = False,
     ) -> bool:
         """Create an object; on a full disk, retry for a minute unless the object can never fit.
 
-        The work is done, and a minute may be enough for the user to free some space.
+        *worth* says that the function's work would be lost; the user may free some space.
         """
         until, warned = time.monotonic() + FULL_S, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
             except OSError as exc:
-                late = time.monotonic() > until or self._stopping.requested
+                late = not worth or time.monotonic() > until or self._stopping.requested
                 if exc.errno not in FULL or late or not _can_hold(exc.filename or "/", content):
                     raise
                 if not warned:
@@ -467,7 +469,8 @@ class Attempt:
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
-        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
+        with suppress(OSError):  # the log may be on the same disk
+            print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
