@@ -380,9 +380,11 @@ class BatchError(Exception):
         if cancelled:
             message += f", {cancelled} were cancelled" + (f" ({cause})" if cause else "")
         if first_failure:
+            again = "retry_failed() runs them again"
+            if not self.failures:
+                again = "run corrected inputs in another batch"
             message += (
-                f"; first of all {first_failure.rstrip('.')}. outcomes() yields each, "
-                "retry_failed() runs them again"
+                f"; the first is {first_failure.rstrip('.')}. outcomes() yields each, {again}"
             )
         super().__init__(message)
 

@@ -469,14 +469,14 @@ class BatchHandle(Generic[T, X]):
         return self._face(PORTAL.call(self._aio.job, index))
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Return index and status of every submitted job, read from the store now.
+        """Return index and status of every submitted or refused item, read from the store now.
 
         ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
         """
         return PORTAL.call(self._aio.statuses)
 
     def status_counts(self) -> dict[str, int]:
-        """Count the submitted jobs by status, as in ``{"SUCCEEDED": 8}``."""
+        """Count the submitted and refused items by status, as in ``{"SUCCEEDED": 8}``."""
         return PORTAL.call(self._aio.status_counts)
 
     @property

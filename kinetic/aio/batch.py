@@ -209,7 +209,7 @@ class BatchHandle(Generic[T, X]):
         return handle
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Return index and status of every submitted job, read from the store now.
+        """Return index and status of every submitted or refused item, read from the store now.
 
         ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
         `outcomes` distinguishes these.
@@ -221,7 +221,7 @@ class BatchHandle(Generic[T, X]):
         return await self._batch.statuses()
 
     async def status_counts(self) -> dict[str, int]:
-        """Count the submitted jobs by status, as in ``{"SUCCEEDED": 8}``."""
+        """Count the submitted and refused items by status, as in ``{"SUCCEEDED": 8}``."""
         counts: dict[str, int] = {}
         for _, status in await self.statuses():
             counts[status.value] = counts.get(status.value, 0) + 1

@@ -279,15 +279,17 @@ async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tai
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
+@click.option("--seal", is_flag=True, help="The stored inputs are all inputs of the batch.")
 @timeout_option
 @with_batch
-async def _resume(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
+async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None) -> None:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
+    If its iterator of inputs raised, or its process died before the iterator ended, pass `--seal`.
     Items that ended don't run again, also those that failed or were cancelled: run these with
     `kinetic batches retry ID`. Exits with 1 if an item failed.
     """
-    await batch.resume()
+    await batch.resume(seal=seal)
     await _until_ended(batch, timeout)
     counts = await batch.status_counts()
     bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)

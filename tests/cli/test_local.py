@@ -97,7 +97,7 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     retried = kinetic("batches", "retry", group, "--timeout", "60")
     assert retried.code == 1
     assert "retried 1 item; now 1 failed, 2 succeeded" in retried.err
-    resumed = kinetic("batches", "resume", group[:-2])
+    resumed = kinetic("batches", "resume", group[:-2], "--seal")
     assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
     assert f"kinetic batches retry {group}" in resumed.err
     assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []

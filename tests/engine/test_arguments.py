@@ -396,7 +396,7 @@ async def test_a_batch_that_failed_fast_counts_the_cancelled_apart(client: aio.C
     with pytest.raises(errors.BatchError) as caught:
         await batch.results()
     text = str(caught.value)
-    assert "1 of 4 jobs failed, 3 were cancelled (fail_fast); first of all item 0: Zero" in text
+    assert "1 of 4 jobs failed, 3 were cancelled (fail_fast); the first is item 0: Zero" in text
     assert len(caught.value.failures) == 4
 
 

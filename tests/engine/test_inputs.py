@@ -244,6 +244,37 @@ def at_once(error: BaseException) -> Iterator[int]:
 
 
 @VIRTUAL
+async def test_an_input_that_does_not_fit_counts_as_failed(client: aio.Client) -> None:
+    async def inputs() -> AsyncIterator[Any]:
+        for given in (1, (1, 2, 3), 3):
+            yield given
+
+    batch = await client.run_async_map(same, inputs())
+    await batch.wait()
+    assert await batch.status_counts() == {"SUCCEEDED": 2, "FAILED": 1}
+    with pytest.raises(errors.BatchError, match="corrected inputs in another batch"):
+        await batch.results()
+
+
+@VIRTUAL
+async def test_a_batch_whose_inputs_did_not_end_says_how_to_end_them(platform: Platform) -> None:
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("broken")
+
+    async with aio.Client(platform=platform) as first:
+        batch = await first.run_async_map(same, broken())
+        with pytest.raises(ValueError, match="broken"):
+            await batch.results()
+    async with aio.Client(platform=platform) as other:
+        left = await other.attach_batch(batch.group_id)
+        with pytest.raises(errors.SubmitterLost, match=r"resume\(seal=True\).* --seal`"):
+            await left.results()
+        await left.resume(seal=True)
+        assert await left.results() == [1]
+
+
+@VIRTUAL
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
 )

@@ -182,8 +182,9 @@ class Batch:
             await ending.ask(submission, begun)
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Return index and status of each submitted item, read from the store now."""
-        submitted = [index for index in range(self.known) if self.submitted(index)]
+        """Return index and status of each submitted or refused item, read from the store now."""
+        refused = self.submission.refusals
+        submitted = [one for one in range(self.known) if one in refused or self.submitted(one)]
         await self.look()
         submitted = submitted if self.coordinator is not None else [*range(self.known)]
         return [(index, self.submission.status(index)) for index in submitted]
@@ -706,11 +707,14 @@ class Batch:
         )
         if stuck or self.total is None:
             who = lease.who if lease is not None else "its submitter"
+            missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
+            missing += ["the end of its inputs isn't known"] if self.total is None else []
+            seal, option = ("seal=True", " --seal") if self.total is None else ("", "")
             error = SubmitterLost(
-                f"batch {self.group_id}: {who} does not submit it any more, and {len(stuck)} of "
-                f"its items have no outcome; kinetic.attach_batch({self.group_id!r}).resume(), or "
-                f"`kinetic batches resume {self.group_id}`, goes on with them, and runs nothing "
-                "again that has ended",
+                f"batch {self.group_id}: {who} does not submit it any more, and "
+                f"{' and '.join(missing)}; kinetic.attach_batch({self.group_id!r}).resume({seal}), "
+                f"or `kinetic batches resume {self.group_id}{option}`, goes on with the stored "
+                "inputs, and runs nothing again that has ended",
                 job_id=self.group_id,
             )
             self.submission.abandon(error, stuck)
