@@ -65,7 +65,7 @@ def table(rows: list[tuple[str, str]]) -> str:
 
 
 def entries() -> str:
-    root = click.Context(cli, info_name="kinetic")
+    root = click.Context(cli, info_name="kinetic", **cli.context_settings)
     context = click.Context(cli.commands["gc"], parent=root)
     shared = [one.get_help_record(context) for one in context.command.params if is_shared(one)]
     text = f"## Shared options\n\n{table([one for one in shared if one])}"
