@@ -93,7 +93,8 @@ class BuildServer:
     """``async with BuildServer(bucket, registry) as builds``: listens on ``builds.host``.
 
     ``script`` is what a build does. ``faults`` are, by method, the codes that come in place of
-    an answer. ``held`` are, by method, what a call waits for before anything is done.
+    an answer; with ``late`` they come after the effect is there. ``held`` are, by method, what a
+    call waits for before anything is done.
     """
 
     def __init__(self, bucket: GcsServer, registry: RegistryServer) -> None:
@@ -104,6 +105,7 @@ class BuildServer:
         self.script: Script = succeed
         self.faults: dict[str, list[grpc.StatusCode]] = {}
         self.held: dict[str, asyncio.Event] = {}
+        self.late = False
         self.said = "injected"
         self.authorizations: set[str] = set()
         self._numbers = itertools.count(1)
@@ -116,6 +118,7 @@ class BuildServer:
             "CreateBuild": self._handler(self._create, cloudbuild_v1.CreateBuildRequest),
             "GetBuild": self._handler(self._get, cloudbuild_v1.GetBuildRequest),
             "CancelBuild": self._handler(self._cancel, cloudbuild_v1.CancelBuildRequest),
+            "ListBuilds": self._handler(self._list, cloudbuild_v1.ListBuildsRequest),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
@@ -145,9 +148,12 @@ class BuildServer:
                 await self.held[name].wait()
             faults = self.faults.get(name, [])
             fault = faults.pop(0) if faults else None
+            if fault is not None and not self.late:
+                await context.abort(fault, self.said)
+            answer = await method(asked, context)
             if fault is not None:
                 await context.abort(fault, self.said)
-            return await method(asked, context)
+            return answer
 
         return grpc.unary_unary_rpc_method_handler(
             serve,
@@ -197,6 +203,11 @@ class BuildServer:
         self.end(self.builds[request.id], Status.CANCELLED)
         self.builds[request.id].cancelled.set()
         return build
+
+    async def _list(self, request: Any, context: Any) -> Any:
+        wanted = request.filter.removeprefix('tags="').removesuffix('"')
+        found = [one.build for one in self.builds.values() if wanted in one.build.tags]
+        return cloudbuild_v1.ListBuildsResponse(builds=found)
 
     # --- what scripts do ---
 

@@ -211,6 +211,20 @@ async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, reque
     was_cancelled(cloud)
 
 
+async def test_cancelled_so_is_a_build_whose_reply_was_lost(cloud: Cloud, request_of) -> None:
+    cloud.builds.script = Gate()
+    cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
+    cloud.builds.late = True  # the build is there when its reply is lost
+    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
+    await until(lambda: cloud.builds.calls["get"])
+    resolving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resolving
+    states = [one.build.status for one in cloud.builds.builds.values()]
+    assert states == [Status.CANCELLED] * 2
+    assert left(cloud) == []
+
+
 async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request_of) -> None:
     cloud.builds.script = Gate()
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]

@@ -244,17 +244,20 @@ class Builder:
         Cancelled: the build is cancelled, and its context is deleted.
         """
         # Each build has its own name, so two builds of one image never share a context.
-        source = f"contexts/kinetic-{uuid.uuid4().hex}.tar.gz"
+        name = f"kinetic-{uuid.uuid4().hex}"
+        source = f"contexts/{name}.tar.gz"
         try:
             content = await in_thread(recipe.packed, context)
             await self._store.create(source, content, shared=True)
-            await self._order_and_follow(uri, source, show)
+            await self._order_and_follow(uri, name, source, show)
         finally:
             await release(self._store.delete([source]), what=f"deleting {source}")
 
-    async def _order_and_follow(self, uri: str, source: str, show: Callable[[str], None]) -> None:
+    async def _order_and_follow(
+        self, uri: str, name: str, source: str, show: Callable[[str], None]
+    ) -> None:
         # If a reply is lost, a retry orders a second build of the same image. That is harmless.
-        build = self._build_request(uri, source)
+        build = self._build_request(uri, name, source)
         if self._hub is not None and await self._hub():
             first, build["available_secrets"] = login(self._places.project, DOCKER)
             build["steps"] = [first, *build["steps"]]
@@ -267,20 +270,23 @@ class Builder:
         except BaseException:
             # It may take a call that is in progress, and one with retries for each step.
             grace = 2 * (CALL_S + self._policy.total_s)
-            cancelling = self._cancel(ordering)
+            cancelling = self._cancel(ordering, name)
             await release(cancelling, what=f"cancelling the build of {uri}", grace=grace)
             raise
 
-    async def _cancel(self, ordering: asyncio.Task[Any]) -> None:
-        """Cancel the build that *ordering* orders, if it does."""
+    async def _cancel(self, ordering: asyncio.Task[Any], name: str) -> None:
+        """Cancel the build of *ordering*, and the builds tagged *name* whose replies were lost."""
         await asyncio.wait({ordering})
-        if ordering.exception() is not None:
-            return
-        build_id = str(ordering.result().metadata.build.id)
-        try:
-            await self._call("cancel_build", {"id": build_id})
-        except BuildError as exc:
-            logging.info("build %s ended before it was cancelled: %s", build_id, exc)
+        # The list may lag behind the order, so it doesn't replace the ID of the reply.
+        ids: set[str] = set()
+        if ordering.exception() is None:
+            ids.add(str(ordering.result().metadata.build.id))
+        page = await self._call("list_builds", {"filter": f'tags="{name}"', "page_size": 10})
+        for build_id in ids | {str(build.id) for build in page.builds if not _is_over(build)}:
+            try:
+                await self._call("cancel_build", {"id": build_id})
+            except BuildError as exc:
+                logging.info("build %s ended before it was cancelled: %s", build_id, exc)
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
@@ -342,7 +348,7 @@ class Builder:
         if self._client is not None:
             await self._client.transport.close()
 
-    def _build_request(self, uri: str, source: str) -> dict[str, Any]:
+    def _build_request(self, uri: str, name: str, source: str) -> dict[str, Any]:
         """Return the build as Cloud Build takes it."""
         bucket, _, folder = self._store.url.partition("://")[2].partition("/")
         folder = f"{folder.rstrip('/')}/" if folder else ""
@@ -354,7 +360,7 @@ class Builder:
             "service_account": self._places.service_account,
             "options": {"logging": "GCS_ONLY"},
             "logs_bucket": f"gs://{bucket}/{folder}logs",
-            "tags": ["kinetic", uri.rpartition(":")[2]],
+            "tags": ["kinetic", uri.rpartition(":")[2], name],
         }
 
 
