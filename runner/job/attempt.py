@@ -296,7 +296,10 @@ def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         advice = site.install_advice(error.name.partition(".")[0])
-        return f"The module {error.name!r} is not installed where the job runs: {advice}"
+        return (
+            f"The module {error.name!r} is not installed where the job runs: {advice}. If it is "
+            "your own, move it below the project's root, or set KINETIC_PACKAGE_ROOT"
+        )
     if isinstance(error, KeyError) and _is_of_environ(error):
         return f"The job has no variable {error.args[0]!r}: name it in capture_env_vars= to pass it"
     if isinstance(error, MemoryError) and (limit := _memory_limit()):

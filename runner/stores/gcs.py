@@ -449,6 +449,6 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as exc:
         raise StorageError(
-            f"the job's image lacks {exc.name!r}, which a job in the cloud needs; install "
-            "google-cloud-storage into it"
+            f"{sys.executable} lacks {exc.name!r}, which reads and writes Cloud Storage; install "
+            "google-cloud-storage for it, in the cloud into the job's image"
         ) from exc

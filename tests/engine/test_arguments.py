@@ -241,7 +241,7 @@ async def test_a_list_with_an_input_that_does_not_fit_is_refused_before_anything
     with pytest.raises(errors.ConfigurationError, match="input 1 does not fit") as caught:
         await client.run_async_map(train, [{"config": {}}, {"lr": 0.1}])
     assert "train(config" in str(caught.value) and 'input_mode="single"' in str(caught.value)
-    with pytest.raises(errors.ConfigurationError, match=r'its elements .*input_mode="single"'):
+    with pytest.raises(errors.ConfigurationError, match=r'each element .*input_mode="single"'):
         await client.run_async_map(train, [(1, 2)])
     with pytest.raises(errors.ConfigurationError) as caught:
         await client.run_async_map(train, [{"config": {}, "lr": 0.1}], input_mode="kwargs")

@@ -331,7 +331,7 @@ class Batch:
         try:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
-            logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
+            logging.warning("batch %s has reached its batch_timeout: cancelling it", self.group_id)
             coordinator.stop_in_background("timeout", keep_running=False)
 
     async def take_over(

@@ -44,13 +44,13 @@ def refuse_job(group_id: str) -> None:
     submission, index = _parsed(group_id)
     if index is not None:
         raise ConfigurationError(
-            f"{group_id} is the id of one job of a batch: attach({group_id!r}) and `kinetic jobs` "
-            f"take it, attach_batch({submission!r}) and `kinetic batches` that of the batch"
+            f"{group_id} is the ID of one job of a batch: attach({group_id!r}) and `kinetic jobs` "
+            f"take it; attach_batch({submission!r}) and `kinetic batches` take the batch"
         )
     if group_id.startswith("job-"):
         raise ConfigurationError(
-            f"{group_id} is the id of a job, no batch's: attach({group_id!r}) and `kinetic jobs` "
-            "take it"
+            f"{group_id} is the ID of a single job, not of a batch: attach({group_id!r}) and "
+            "`kinetic jobs` take it"
         )
 
 

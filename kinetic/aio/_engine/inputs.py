@@ -379,10 +379,12 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
     if not words:
         return ""
     if way != "single" and not binding.misfit((value,), {}):
-        what = (
-            "the items of a dict become keywords" if way == "kwargs" else "its elements go singly"
+        passed = (
+            "the items of a dict become keyword arguments"
+            if way == "kwargs"
+            else "each element becomes an argument"
         )
-        words += f'; {what}, input_mode="single" passes it as the only argument'
+        words += f'; {passed}; input_mode="single" passes the whole input as the only argument'
     return words
 
 
