@@ -200,8 +200,9 @@ class Invocation:
         words = (
             opening.out_of_time(self._order, called is not None) if late else "was asked to stop"
         )
-        text = outcomes.error_text(stopped, phase=self._phase, own_frames=2)
-        text = replace(text, qualname="", message=f"the job {words}")
+        own = _own_frames(stopped)
+        text = outcomes.stop_text(stopped, f"the job {words}", phase=self._phase, own_frames=own)
+        text = self._located(text)
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, None)
 

@@ -161,6 +161,22 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
     )
 
 
+def stop_text(
+    stopped: BaseException, message: str, *, phase: str, own_frames: int = 0
+) -> ErrorText:
+    """Describe where a signal stopped a job, in the user's frames alone.
+
+    Of the traceback, the runner's *own_frames* outermost frames are left out, and the innermost
+    one, which raised *stopped* when the signal came.
+    """
+    stack = traceback.StackSummary.from_list(
+        traceback.extract_tb(stopped.__traceback__)[own_frames:-1]
+    )
+    lines = ["Traceback (most recent call last):\n", *stack.format(), f"Stopped: {message}"]
+    text = "".join(lines) if stack else ""
+    return ErrorText(qualname="", message=message, traceback=_clip(text, TEXT_LIMIT), phase=phase)
+
+
 def result_repr(value: Any) -> str:
     """Return the repr of a value that could not be pickled, at most 20,000 characters."""
     try:

@@ -218,7 +218,10 @@ def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> 
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert bench.outcome().reason == "deadline"
-    assert "timeout of 1e-09 s" in bench.error()["message"]
+    error = bench.error()
+    assert "timeout of 1e-09 s" in error["message"]
+    # The traceback shows where the signal stopped the function, and no frame of the runner.
+    assert error["traceback"].count("  File ") == 1 and ", in wait\n" in error["traceback"]
 
 
 def test_threads_left_behind_do_not_hold_the_job(bench) -> None:
