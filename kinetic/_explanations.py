@@ -132,7 +132,7 @@ ENTRIES = (
     ),
     Entry(
         "KN302",
-        "The job failed, and its exception can't be rebuilt here",
+        "The job's exception or value can't be rebuilt here",
         "failed (…): …",
         "The function raised an exception whose class this process can't import. Or the job's"
         " value needs a package or a Python version that this process lacks.",
