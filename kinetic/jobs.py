@@ -198,6 +198,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
+            ConfigurationError: The folder of *path* doesn't exist; nothing waits for the job.
             OSError: The file can't be written; what was there stays.
         """
         return PORTAL.call(self._aio.save_result, path, timeout)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+import anyio
 import anyio.to_thread
 from absl import logging
 
@@ -355,11 +356,18 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
+            ConfigurationError: The folder of *path* doesn't exist; nothing waits for the job.
             OSError: The file can't be written; what was there stays.
 
         Cancelled: the file stays as it was.
         """
         check(timeout=timeout)
+        folder = (await anyio.Path(path).absolute()).parent
+        if not await folder.is_dir():
+            raise ConfigurationError(
+                f"can't write the value to {path}: there is no folder {folder}; create it, or name "
+                "another folder"
+            )
         at = await self._follow()
         item = await self._closed(at, timeout)
         if item.outcome is None:

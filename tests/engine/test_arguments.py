@@ -369,6 +369,17 @@ async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> N
             pass
 
 
+async def test_a_value_is_saved_only_in_a_folder_that_exists(
+    client: aio.Client, tmp_path: Path
+) -> None:
+    job = await client.submit(same, [1, 2])
+    with pytest.raises(errors.ConfigurationError, match=r"there is no folder .*nowhere;"):
+        await job.save_result(tmp_path / "nowhere" / "value.pkl")
+    assert await job.save_result(tmp_path / "value.pkl") > 0
+    assert await aio.load_result(tmp_path / "value.pkl") == [1, 2]
+    assert [file.name for file in tmp_path.iterdir()] == ["value.pkl"]
+
+
 async def test_what_has_no_log_is_a_runtime_error_as_well(client: aio.Client) -> None:
     batch = await client.run_async_map(inverse, [1])
     await batch.results()
