@@ -277,16 +277,18 @@ class Builder:
     async def _cancel(self, ordering: asyncio.Task[Any], name: str) -> None:
         """Cancel the build of *ordering*, and the builds tagged *name* whose replies were lost."""
         await asyncio.wait({ordering})
-        # The list may lag behind the order, so it doesn't replace the ID of the reply.
-        ids: set[str] = set()
         if ordering.exception() is None:
-            ids.add(str(ordering.result().metadata.build.id))
+            await self._cancel_build(str(ordering.result().metadata.build.id))
         page = await self._call("list_builds", {"filter": f'tags="{name}"', "page_size": 10})
-        for build_id in ids | {str(build.id) for build in page.builds if not _is_over(build)}:
-            try:
-                await self._call("cancel_build", {"id": build_id})
-            except BuildError as exc:
-                logging.info("build %s ended before it was cancelled: %s", build_id, exc)
+        for build in page.builds:
+            if not _is_over(build):
+                await self._cancel_build(str(build.id))
+
+    async def _cancel_build(self, build_id: str) -> None:
+        try:
+            await self._call("cancel_build", {"id": build_id})
+        except BuildError as exc:
+            logging.info("build %s ended before it was cancelled: %s", build_id, exc)
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
