@@ -61,6 +61,11 @@ EXIT_DEADLINE = 30.0
 MAX_BLOCK = 0.050
 """How many seconds the event loop may be held, in tests that ask for `loop_guard`."""
 
+# Images of Python often set it. Then each of the hundreds of processes that the tests start would
+# compile kinetic anew, which was a third of the time of tests on clusters.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Otherwise Python 3.11 makes up a loop for the main thread when the asyncio plugin asks for "the"
 # loop; nobody closes it, and the warning fails whichever test the garbage collector runs in.
 asyncio.set_event_loop(None)

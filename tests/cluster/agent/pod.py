@@ -342,9 +342,12 @@ class Pod:
                         "PATCH", f"{self._path}/status", body, STRATEGIC
                     )
                 except Refused as refusal:
-                    if refusal.code in (404, 409):
-                        return  # another pod has its name by now, or none
-                    if refusal.code < 500 and refusal.code not in (401, 429):
+                    if refusal.code == 404:
+                        return
+                    # A conflict: another pod has its name by now, or somebody changed it meanwhile.
+                    if refusal.code == 409 and await self._is_replaced():
+                        return
+                    if refusal.code < 500 and refusal.code not in (401, 409, 429):
                         raise
                 except UNREACHABLE:
                     pass
@@ -352,6 +355,17 @@ class Pod:
                     self._reported = status
                     return
                 await asyncio.sleep(RETRY_S)
+
+    async def _is_replaced(self) -> bool:
+        """Whether the server certainly has no such pod any more, or another of its name."""
+        try:
+            found = await self._kubelet.session.call("GET", self._path)
+        except Refused as refusal:
+            return refusal.code == 404
+        except UNREACHABLE:
+            return False
+        there: str = found["metadata"]["uid"]
+        return there != self.uid
 
     def _status(self) -> Json:
         if self._over:
