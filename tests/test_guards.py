@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -49,3 +50,10 @@ def test_a_process_that_outlives_its_test_is_named_and_killed(
         named = end_processes(home, deadline=1.0 if survives else 10.0)
         assert [str(process.pid) in line for line in named] == [True] * survives
         process.wait(10)  # by nothing else: its input is open
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="`-n 0`: there are no groups")
+@pytest.mark.xdist_group("guards")
+def test_tests_of_a_group_share_a_process(request: pytest.FixtureRequest) -> None:
+    """A pytest that pytest-xdist does not know spreads them without a word."""
+    assert request.node.nodeid.endswith("@guards")
