@@ -294,7 +294,7 @@ class Table:
         for job in self.coming(REPORTED_AT_ONCE):
             if now - job.created < QUEUED_S:
                 continue
-            names = [one.name for one in self._running.values()]
+            names = [*dict.fromkeys(_submission(one) for one in self._running.values())]
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             words = f"{self._slots.taken(job.need)} with {', '.join(names[:NAMED])}{more}"
             if names and job.message != words:
@@ -324,9 +324,9 @@ class Table:
 
         An item does if its batch has started another item.
         """
-        submission = job.labels.get(SUBMISSION, job.name)
+        submission = _submission(job)
         return job.stopping is None and any(
-            one is not job and one.executor and one.labels.get(SUBMISSION) == submission
+            one is not job and one.executor and _submission(one) == submission
             for one in self.jobs.values()
         )
 
@@ -512,6 +512,11 @@ class Table:
                 yield {"was": "deleted", "name": job.name}
             if job.state is State.ENDED:
                 yield ended_line(job)
+
+
+def _submission(job: Job) -> str:
+    """Return the ID of the job or batch that *job* runs for, which is what its user knows."""
+    return job.labels.get(SUBMISSION, job.name)
 
 
 def ended_line(job: Job) -> Mapping[str, Any]:

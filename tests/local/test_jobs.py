@@ -28,14 +28,14 @@ from kinetic._supervisor.jobs import (
     Table,
     Tell,
 )
-from kinetic._supervisor.protocol import JobHeader
+from kinetic._supervisor.protocol import SUBMISSION, JobHeader
 from kinetic._supervisor.supervisor import TIMERS, Timers
 from kinetic.job_status import Reason
 
 
 def order(name: str = "job", **changes: Any) -> JobHeader:
-    fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1"}
-    return JobHeader(name=name, labels={}, **fixed, **changes)
+    fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1", "labels": {}}
+    return JobHeader(name=name, **{**fixed, **changes})
 
 
 def kinds(actions: list[Action]) -> list[str]:
@@ -94,6 +94,15 @@ def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes
     assert third.message == ""
     assert [*table.held_up(103.0)] == [Tell(wide)]
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with second, third"
+
+
+def test_items_of_a_batch_are_named_by_its_id() -> None:
+    table = Table(Slots(2))
+    for name in ("grp-1-0-1", "grp-1-1-1"):
+        started(table, name=name, executor=name, labels={SUBMISSION: "grp-1"})
+    table.add(order("third"), b"{}", 10.0)
+    assert [*table.held_up(10.0 + QUEUED_S)]
+    assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-1"
 
 
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:

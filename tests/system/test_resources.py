@@ -271,7 +271,7 @@ async def test_what_waits_for_a_slot_says_so_in_its_reason_the_log_and_the_progr
     async with aio.Client(backend="local") as client:
         busy = await client.submit(wait_for_go)
         await soon((marks / "started").exists)
-        words = f"waiting for a slot: 1 of 1 busy with {busy.k8s_name}"
+        words = f"waiting for a slot: 1 of 1 busy with {busy.job_id}"
         job = await client.submit(abs, -1)
         batch = await client.run_async_map(abs, [-2])
         async with asyncio.timeout(DEADLINE_S):
