@@ -1,12 +1,12 @@
-"""Scan a project: which files ship, in which order, and a fingerprint of all of them.
+"""Scan a project: find the files that ship, their order, and one fingerprint for all.
 
 Symbolic links:
 
 - A link to something inside the project ships as a copy of its target.
 - A link out of the project doesn't ship; a warning names it. Pass files from elsewhere as `Data`,
   or set a root that contains them.
-- A link to a directory that contains it doesn't ship, nor does the fifth link in a chain of
-  directory links; a warning names it.
+- A link to a directory that contains the link doesn't ship; a warning names the link.
+- The fifth link in a chain of directory links doesn't ship; a warning names that link.
 - A broken link doesn't ship; a warning names it.
 
 Empty directories ship. Sockets, pipes, and devices don't.
@@ -224,10 +224,11 @@ class _Scan:
         if self._is_private(target, is_directory):
             self._private.append(relative)
             return None
-        if is_directory and (
-            (status.st_dev, status.st_ino) in parent.above or parent.links >= MAX_LINKS
-        ):
+        if is_directory and (status.st_dev, status.st_ino) in parent.above:
             self._left.append(f"{relative} is a link that leads back to {target}")
+            return None
+        if is_directory and parent.links >= MAX_LINKS:
+            self._left.append(f"{relative} is a link to {target} inside {MAX_LINKS} linked folders")
             return None
         return self._admit(parent, target, relative, name, status, parent.links + 1)
 
