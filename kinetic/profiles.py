@@ -6,9 +6,9 @@ The file, private to the user::
                                               "cluster": "c", "namespace": "default"}}}
 
 A setting that is absent, null, or empty has no value. Writing the file keeps keys that this version
-doesn't know; a warning names those of a profile.
+doesn't know. A warning names the unknown keys inside a profile.
 
-`load`, `save`, and `update` touch the disk; the methods of `Profiles` return a new value.
+`load`, `save`, and `update` read or write the file; the methods of `Profiles` return a new value.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Profiles:
             raise ProfileError(f"KINETIC_PROFILE, or --profile: {error}") from None
 
     def create(self, profile: Profile, *, replacing: bool = False) -> Profiles:
-        """Return these and *profile*.
+        """Return a copy of these profiles with *profile* added.
 
         Raises:
             ProfileError: A profile of that name exists, and *replacing* is false.

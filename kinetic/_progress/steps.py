@@ -1,6 +1,6 @@
 """Report long steps of this process, such as packing, to whatever shows progress.
 
-The code that works calls `step` and doesn't know whether anything shows it.
+The code that does the work calls `step`. It doesn't know whether anything shows the progress.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generato
 
 
 def current(*, clock: Callable[[], float] = time.monotonic) -> str:
-    """Return the line of the longest-running step of more than `SHORT_S` seconds, or ""."""
+    """Return the line of the oldest running step; "" if none has run for `SHORT_S` seconds."""
     now = clock()
     for one in tuple(_RUNNING.values()):
         if now - one.begun > SHORT_S:

@@ -219,12 +219,17 @@ class Crossing:
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `Portal.acall`; a cancellation cancels the coroutine and waits for its end."""
+        """Await *function* on the portal's loop, and return its result in the caller's.
+
+        If the caller is cancelled, cancel the coroutine and wait until it ends.
+        """
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[None] = loop.create_future()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop was closed, so nothing waits on it
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the caller's loop was closed, so nothing waits
                 loop.call_soon_threadsafe(_settle, settled)
 
         outcome: Outcome[T] = Outcome(tell)

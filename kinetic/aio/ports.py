@@ -1,6 +1,6 @@
 """The interfaces of a store, images, and a cluster that the engine uses.
 
-Adapters implement these protocols structurally; this module knows no adapter.
+Adapters implement these protocols structurally; this module imports no adapter.
 """
 
 from __future__ import annotations
@@ -123,13 +123,16 @@ class Store(Protocol):
         ...
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        """Mark these shared objects as used now; return the names that don't exist."""
+        """Set the time of last use of these objects to now; return the names that don't exist.
+
+        Several submissions share such an object, which a collection deletes once it is unused.
+        """
         ...
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete these shared objects, unless the first was renewed since it was listed.
+        """Delete these objects of a listing, but none that `renew` has marked since then.
 
-        Each other one also stays if it was renewed. Return whether all were deleted.
+        If the first was renewed, delete none. Return whether all were deleted.
         """
         ...
 

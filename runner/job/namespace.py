@@ -1,9 +1,9 @@
 """A private view of the file system for this process and its children (Linux).
 
-In its own mount namespace a job can have volumes at any path, also at one that
-doesn't exist. No other process sees them, and they end with the job's last
-process. Root makes the namespace directly. Other users make it inside a user
-namespace that keeps their ids, if the kernel allows that.
+In its own mount namespace a job can have volumes at any path, even at one that
+doesn't exist. No other process sees them, and the kernel unmounts them when the
+job's last process exits. Root makes the namespace directly. Other users make it
+inside a user namespace that keeps their user and group IDs, if the kernel allows that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def available() -> str:
     os.close(writing)
     with open(reading, "rb") as answer:
         found = answer.read().decode()
-    with contextlib.suppress(ChildProcessError):  # the program may collect all its children
+    with contextlib.suppress(ChildProcessError):  # the program itself may have reaped it
         os.waitpid(child, 0)
     return found
 

@@ -1,7 +1,7 @@
-"""The contract between client and runner: names of objects, their content, and one rule.
+"""The contract between client and runner: the names and content of objects, and one rule.
 
-No I/O here. `item_state` alone decides the state of an item from the objects of its
-batch; runner, submitter, and observers share it.
+The rule is `item_state`: it alone decides the state of an item from the objects of its
+batch. Runner, submitter, and observers share it. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -656,7 +656,7 @@ def _names(request: Request, index: int | None) -> bool:
 def attempts_of(
     entries: Iterable[tuple[str, Mapping[str, str]]], key: bytes, scope: str
 ) -> dict[int, dict[int, Attempt]]:
-    """Return the attempts of each item by number, from a listing of names and metadata.
+    """Return the attempts by item and by number, from a listing of names and metadata.
 
     An outcome without a valid signature for its attempt is a failure: `UNVERIFIED`.
     """

@@ -389,9 +389,9 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
 
 
 def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
-    """Refuse a list of inputs if the function cannot be called with one of them.
+    """Refuse a list of inputs unless the function can be called with every one of them.
 
-    `encode` handles inputs that aren't calls at all.
+    An input that can't be turned into arguments is left to `encode`, which reports it.
 
     Raises:
         ConfigurationError: The function can't be called with an input; the message names it.

@@ -1,4 +1,7 @@
-"""Launch attempts: a few requests at a time, and none without the lease."""
+"""Start the attempts of a batch.
+
+A few requests run at once, and only while this process holds the batch's lease.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ class Launcher:
         await withdraw_idle(self._context.submission, doubtful)
 
     async def work(self) -> None:
-        """Take from the queue, one after the other, until cancelled.
+        """Start the attempts in the queue, one after the other, until cancelled.
 
         Raises:
             SubmitterLost: Another process submits the batch now, or the platform has refused
@@ -252,14 +255,14 @@ class Launcher:
                 self._idle.set()
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
-        """Close the item as refused, unless an attempt of it runs after all."""
+        """Record that the item can't start, unless an attempt of it runs despite *error*."""
         submission = self._context.submission
         try:
             refused = await retry_forever(
                 lambda: ending.refuse(submission, index, attempt, error), f"closing item {index}"
             )
         except KineticError as exc:
-            logging.warning("item %d failed, and that cannot be stored: %s", index, exc)
+            logging.warning("item %d failed, and the failure cannot be stored: %s", index, exc)
             submission.refuse(index, error)
             refused = True
         if refused and (item := submission.item(index)) is not None and item.state.final:

@@ -1,4 +1,4 @@
-"""The immutable description of a submission, as it lies in the store."""
+"""The immutable description of a submission, as the store has it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Google's control APIs over REST: one client for all of them, one way to follow operations.
+"""Google's control APIs over REST: one client for all, and one way to wait for operations.
 
-google-cloud-compute has no async client and needs 69 MiB, IAM's client has no REST transport, and
-buckets have no async client. So requests are plain dicts that follow the APIs' discovery documents.
+google-cloud-compute has no async client and takes 69 MiB of disk. IAM's client has no REST
+transport. No async client creates or deletes buckets. So requests are plain dicts, as the APIs'
+discovery documents describe them.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class GoogleClient:
     async def call(self, request: GoogleRequest) -> dict[str, Any]:
         """Send *request* and return the JSON object of the answer.
 
-        Cancelled: the request may or may not have reached the server.
+        If this call is cancelled, the request may have reached the server.
         """
         from yarl import URL
 

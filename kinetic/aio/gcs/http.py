@@ -1,7 +1,7 @@
 """Send requests to one bucket through gcloud-aio-storage.
 
-The library builds the requests. This module limits how many run at once, retries them, renews a
-token that Google refuses, and turns the server's refusals into kinetic's errors.
+gcloud-aio-storage builds the requests. This module limits how many run at once, retries them,
+renews a token that Google refuses, and turns the server's refusals into kinetic's errors.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Location(Place):
             raise ConfigurationError(f"{exc}, as in gs://my-project-jobs") from None
 
     def object_name(self, name: str) -> str:
-        """Return the bucket's name for the object *name*, or for a prefix of names.
+        """Return the full name in the bucket of the object *name*, or of a prefix of names.
 
         Raises:
             BackendError: The name is too long for Cloud Storage.
@@ -93,7 +93,7 @@ class Location(Place):
         try:
             return super().object_name(name)
         except OSError as exc:
-            raise BackendError(f"{exc}; use a shorter one") from None
+            raise BackendError(f"{exc}; use a shorter name") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

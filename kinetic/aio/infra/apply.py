@@ -1,7 +1,7 @@
 """Observe a setup and carry out a plan. Every step can be interrupted and repeated.
 
 Each step reads before it writes, names are fixed, and Google's APIs refuse a second resource of the
-same name. So a repeated step finds what an earlier one created. No other state is kept.
+same name. So a repeated step finds what an earlier one created. kinetic stores no state of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kinetic.aio.infra.waiting import (
     Wait,
     in_use,
     leaving,
-    present,
+    remaining,
     unready,
     waits,
 )
@@ -199,14 +199,17 @@ class Cloud:
         await _in_order(wanted, {one.key: one.needs for one in wanted}, step)
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove resources by *changes*, each after those that need it; see `apply`."""
+        """Remove the resources that *changes* removes, each after all that depend on it.
+
+        See `apply` for errors and cancellation.
+        """
         actions = {f"{one.kind} {one.name}": one.action for one in changes}
-        going = [one for one in present if actions.get(one.key) is Action.REMOVE]
-        users: dict[str, list[str]] = {one.key: [] for one in going}
-        for one in going:
+        removed = [one for one in present if actions.get(one.key) is Action.REMOVE]
+        dependents: dict[str, list[str]] = {one.key: [] for one in removed}
+        for one in removed:
             for need in one.needs:
-                if need in users:
-                    users[need].append(one.key)
+                if need in dependents:
+                    dependents[need].append(one.key)
 
         async def step(one: Resource | Policy) -> None:
             if isinstance(one, Policy):
@@ -215,7 +218,7 @@ class Cloud:
                 await self._delete(one)
             self._tell(f"{one.key} is removed")
 
-        await _in_order(going, {key: tuple(names) for key, names in users.items()}, step)
+        await _in_order(removed, {key: tuple(names) for key, names in dependents.items()}, step)
 
     async def _create(self, one: Resource) -> None:
         self._tell(f"creating {one.key}")
@@ -348,7 +351,7 @@ class Cloud:
         if one.kind == "network":
             await self._without_rules(one)
         await self._dropped(one.key, one.remove)
-        await self._awaited(one, present)
+        await self._awaited(one, remaining)
 
     async def _dropped(self, what: str, request: GoogleRequest) -> None:
         """Delete something that may be gone already."""

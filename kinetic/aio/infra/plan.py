@@ -142,7 +142,11 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
 
 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
-    """Return whether *document* has kinetic's mark, or is of a kind that needs none."""
+    """Return whether kinetic may change the resource in *document*.
+
+    It may if the resource has kinetic's mark, or is of a kind that needs none. With *adopted*,
+    that includes a resource of a kind that can't be marked, unless somebody has described it.
+    """
     if one.kind == "node pool":
         return is_our_pool(document)
     if one.kind in UNOWNED or site.owns(document):

@@ -1,4 +1,4 @@
-"""What to wait for, and for how long, before Google lets a plan go on."""
+"""Decide what a plan must wait for, and for how long."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
 
 
 def unready(document: Document | None) -> Wait | None:
-    """Return what to wait for until a resource can be used."""
+    """Return why a resource can't be used yet; None if it can."""
     if document is None:
         return "Google doesn't show it yet", SETTLED_S
     status = str(document.get("status") or "")
@@ -71,13 +71,13 @@ def unready(document: Document | None) -> Wait | None:
 
 
 def leaving(document: Document | None) -> Wait | None:
-    """Return what to wait for if an earlier `down` is removing a resource."""
+    """Return that an earlier `down` is still removing a resource; None if not."""
     stopping = document is not None and document.get("status") == "STOPPING"
     return ("it is STOPPING", BUSY_S) if stopping else None
 
 
-def present(document: Document | None) -> Wait | None:
-    """Return what to wait for until a removed resource is gone."""
+def remaining(document: Document | None) -> Wait | None:
+    """Return why a removed resource still exists; None if it is gone."""
     if document is None:
         return None
     status = str(document.get("status") or "")
