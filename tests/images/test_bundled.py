@@ -225,6 +225,20 @@ async def test_cancelled_so_is_a_build_whose_reply_was_lost(cloud: Cloud, reques
     assert left(cloud) == []
 
 
+async def test_cancelled_so_is_the_build_if_no_others_can_be_listed(
+    cloud: Cloud, request_of
+) -> None:
+    cloud.builds.script = Gate()
+    cloud.builds.faults["list"] = [grpc.StatusCode.PERMISSION_DENIED]
+    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
+    await until(lambda: cloud.builds.calls["get"])
+    resolving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resolving
+    assert cloud.builds.calls["list"]
+    was_cancelled(cloud)
+
+
 async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request_of) -> None:
     cloud.builds.script = Gate()
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
