@@ -27,16 +27,11 @@ from kinetic.errors import PortalError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-if sys.platform == "win32":
-    from asyncio import ProactorEventLoop as _EventLoop
-else:
-    from asyncio import SelectorEventLoop as _EventLoop
-
-POLL_S = 0.1 if sys.platform == "win32" else 0.5
+POLL_S = 0.5
 """How long a waiting thread may miss a signal.
 
-On Windows, Ctrl-C never wakes a waiting thread. Elsewhere, a signal that comes just before the wait
-for a lock, or that another thread gets, would be lost until the wait ends.
+A signal that comes just before the wait for a lock, or that another thread gets, would be lost
+until the wait ends.
 """
 
 Arguments = TypeVarTuple("Arguments")
@@ -217,7 +212,7 @@ class LoopThread:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Loop(_EventLoop):
+class _Loop(asyncio.SelectorEventLoop):
     """An event loop that does nothing in a forked child: parent and child share the selector."""
 
     def __init__(self) -> None:

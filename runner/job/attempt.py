@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -318,10 +319,6 @@ def _is_of_environ(error: KeyError) -> bool:
 
 def _memory_limit() -> int:
     """Return this process's memory limit in bytes; 0 without one."""
-    try:
-        import resource  # there is none on Windows
-    except ImportError:
-        return 0
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return 0 if limit == resource.RLIM_INFINITY else limit
 

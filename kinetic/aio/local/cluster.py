@@ -119,8 +119,8 @@ class LocalCluster:
     ) -> None:
         if sys.platform not in ("linux", "darwin"):
             raise ConfigurationError(
-                'backend="local" needs Linux or macOS; on Windows, run Python in WSL '
-                "(https://learn.microsoft.com/windows/wsl) or choose another backend"
+                "kinetic needs Linux or macOS; on Windows, run Python in WSL "
+                "(https://learn.microsoft.com/windows/wsl)"
             )
         self._home = Path(os.path.realpath(home))
         self._environ = environ
