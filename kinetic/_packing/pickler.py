@@ -294,7 +294,8 @@ class CallPickler(pickles.Pickler):
     def _module(self, module: types.ModuleType) -> Any:
         match self._fate(module.__name__):
             case Fate.VALUE:
-                # The module of the functions gets its content now.
+                # The pickle of a function refers to its module as an empty skeleton, which its
+                # globals fill here.
                 state = {
                     name: value
                     for name, value in vars(module).copy().items()

@@ -243,7 +243,7 @@ class _Scan:
         )
 
     def _is_private(self, target: str, is_directory: bool) -> bool:
-        """Return whether the target of a link is a credential that no pattern ships."""
+        """Return whether a link leads to a credential that no rule includes by name."""
         relative = os.path.relpath(target, self._root)
         parts = relative.split(os.sep)
         return any(map(ignore.is_private, parts)) and (

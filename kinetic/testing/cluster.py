@@ -171,7 +171,7 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """See the port; without *names* and *labels*, return all jobs."""
+        """See `kinetic.aio.ports.Cluster`; without *names* and *labels*, return all jobs."""
         self.requests["find"] += 1
         everything = not names and labels is None
         return [job.seen for job in self._selected(names, {} if everything else labels)]

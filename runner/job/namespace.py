@@ -299,7 +299,8 @@ def _inside(path: str, other: str) -> bool:
 def _mount(
     source: str | None, target: str, kind: str | None = None, *, flags: int = 0, options: str = ""
 ) -> None:
-    words = f"mount of {kind or source or 'flags'} at {target}"
+    what = f"mount of {kind or source}" if kind or source else "change of mount flags"
+    words = f"{what} at {target}"
     texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
     _call("mount", *texts, flags, options.encode() or None, what=words)
 

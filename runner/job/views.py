@@ -1,10 +1,9 @@
 """A job's views of its Data: private files and directories, and volumes.
 
 A view is a copy, or an overlay where the content is large; what a job writes
-there stays in the job. ``fuse`` content is shown read-only where mounts are
-possible, because on one machine there is nothing to fetch on demand; elsewhere
-it is a copy like the others. In a pod's container, the cluster has mounted such
-content before the job starts.
+there stays in the job. In a local run, ``fuse`` content is already on the disk,
+so the job gets a read-only mount of it, or a copy where it can't mount. In a pod's
+container, the cluster has mounted such content before the job starts.
 """
 
 from __future__ import annotations
@@ -79,7 +78,10 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 
 
 def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
-    """Return the paths of the Data that are mounted in the container, numbered in order."""
+    """Map the index in *refs* of each ``fuse`` Data to its path in the container.
+
+    Without a mount path of its own, the n-th of them is at ``{FUSE}/{n}``, counted from 0.
+    """
     numbers = itertools.count()
     paths: dict[int, str] = {}
     for k, ref in enumerate(refs):
@@ -89,7 +91,7 @@ def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
         folder = ref.mount or f"{FUSE}/{number}"
         if not os.path.isdir(folder):
             raise RuntimeError(
-                f"{ref.uri} should be mounted at {folder}, and is not; see whether the cluster has "
+                f"{ref.uri} isn't mounted at {folder}; check that the cluster has "
                 "the Cloud Storage FUSE driver, or leave out fuse=True"
             )
         if ref.is_dir:

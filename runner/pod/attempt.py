@@ -1,4 +1,8 @@
-"""An attempt in a pod: commit failures for earlier pods and a dead job, write the receipt."""
+"""Run one attempt in a pod.
+
+If an earlier pod of the attempt vanished, or the job's process died, this module stores a failure
+as the outcome. At the end it writes the receipt: the outcome, in the pod's termination message.
+"""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwar
     Raises:
         ConfigurationError: The port is taken.
         NotFound: The job is not running.
-        AuthError: A right is missing.
+        AuthError: A permission is missing.
         Unavailable: The platform does not answer.
 
     Cancelled: it is ended.

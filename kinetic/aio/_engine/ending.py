@@ -1,6 +1,6 @@
 """How an attempt ends: the one module that decides it, and acts on the decision.
 
-A watch, the repeated reading of a submission, a stop, and a refused launch only hand `Evidence`
+All other code (the watch, the repeated reading, a stop, a refused launch) only passes `Evidence`
 to this module. `_end` reads what the store says, has `decide` name one step, takes it, and reads
 again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
 """
@@ -131,7 +131,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     try:
         item = await _end(submission, evidence)
     except Exception as exc:
-        _note_failure(submission, evidence, exc)
+        _note_unknown_end(submission, evidence, exc)
         return
     evidence.since = None
     submission.clear_error(index)
@@ -325,8 +325,12 @@ async def _log_tail(submission: Submission, index: int, number: int) -> str:
 # --- failing to find out ---
 
 
-def _note_failure(submission: Submission, evidence: Evidence, error: Exception) -> None:
-    """Keep the attempt in doubt, unless reading again changes nothing."""
+def _note_unknown_end(submission: Submission, evidence: Evidence, error: Exception) -> None:
+    """Record that kinetic could not find out how the attempt ended.
+
+    It reads the store again later, unless *error* is permanent. Waiting callers get the error, if
+    `error_for_waiters` says so.
+    """
     now = asyncio.get_running_loop().time()
     evidence.since = now if evidence.since is None else evidence.since
     name = submission.identity.attempt_name(evidence.index, evidence.number)

@@ -107,7 +107,7 @@ async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
 
     Raises:
         NotFound: The job isn't running.
-        AuthError: A right is missing.
+        AuthError: A permission is missing.
     """
     with suppress(errors.Unavailable):
         stream = await cluster.dial(order.name, NOBODY, host=order.host)

@@ -1,7 +1,7 @@
 """Pull, pickle, and store the inputs of a batch before their attempts start.
 
-The slot that a submitter wins decides an input's index, not the order of pulling. So two submitters
-never give the same index to different inputs.
+To store an input, a submitter creates the object of the next free index, which only one submitter
+can create. So two submitters never give the same index to different inputs.
 """
 
 from __future__ import annotations
@@ -223,9 +223,9 @@ class InputPump:
         """Return a note for an exception of the user's iterator: what happens to the batch."""
         return (
             f"The iterator of the inputs of {self._batch} raised this. Running jobs go on, and "
-            f"kinetic submits nothing more. {self._inputs.count} inputs are stored: "
-            "resume(inputs=...) goes on with them and with those that you give, resume(seal=True) "
-            "with them only"
+            f"kinetic submits nothing more. {self._inputs.count} inputs are stored. "
+            "resume(seal=True) runs the stored inputs only; resume(inputs=...) adds those that you "
+            "give"
         )
 
     def _has_idle_slots(self) -> bool:

@@ -1,16 +1,16 @@
 """Read the state of a submission's items from the store.
 
-Facts only grow: an older view is late, never wrong. A final item stays final until a request to
-retry it is read.
+The store only gains facts, so an older view is incomplete but not wrong. A final item stays final
+until a request to retry it is read.
 
-An attempt is *claimed* when a process has created its claim, and *void* when a process has
-claimed it only to keep it from starting. It is *closed* when another process than its own has
-written its outcome, and *open* until it has one.
+A process *claims* an attempt by creating its claim object. The attempt is *void* if the claim
+only keeps it from starting. An attempt is *open* until it has an outcome. Another process than
+its own can write that outcome, which *closes* the attempt.
 
 An item is *open* until it is *final*: it has a value, or failed and has no retry
 left, or was stopped and no claimed attempt of it is open. A retry request reopens
-it; the item's *base* is then the number of the last attempt that this request has
-put behind it.
+it. The item's *base* is then the number of its last attempt before the request;
+attempts up to the base no longer count.
 """
 
 from __future__ import annotations

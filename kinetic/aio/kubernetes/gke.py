@@ -198,7 +198,7 @@ class GkeCluster:
         Raises:
             LaunchError: The API server refuses it; the message quotes the server.
             Throttled: A quota is exceeded.
-            AuthError: A right is missing.
+            AuthError: A permission is missing.
             Unavailable: The API server does not answer.
 
         Cancelled: the job may or may not exist; delete it by name.
@@ -289,7 +289,7 @@ class GkeCluster:
 
         Raises:
             NotFound: No pod of the job runs.
-            AuthError: A right is missing.
+            AuthError: A permission is missing.
             Unavailable: The API server does not answer.
         """
         return await dialled(self._api, self._paths, name, port, host)

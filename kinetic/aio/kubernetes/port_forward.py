@@ -38,7 +38,7 @@ async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> By
 
     Raises:
         NotFound: No such pod runs.
-        AuthError: A right is missing.
+        AuthError: A permission is missing.
         Unavailable: The API server does not answer.
     """
     (selector,) = by_items([name])
