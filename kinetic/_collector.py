@@ -1,8 +1,8 @@
-"""Collect unused contents that many jobs share.
+"""Garbage collection: delete shared contents that no job uses any more.
 
 These are code, functions, requirements, and `Data` of a store, and their unpacked copies on this
-machine. The collection keeps everything that a job may still read: what an uncollected batch or an
-unfinished job refers to, and what was used so recently that a submission may rely on it.
+machine. The collector keeps contents that an unfinished job refers to, or a batch that wasn't
+cleaned up. It also keeps recently used contents, because a new submission may rely on them.
 """
 
 from __future__ import annotations

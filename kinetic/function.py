@@ -132,7 +132,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         Raises:
             SubmissionError: The job could not be submitted.
 
-        Ctrl-C while this call submits removes the job.
+        If you press Ctrl-C during this call, it removes the job.
 
         Example::
 
@@ -169,28 +169,31 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         Args:
             inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
             input_mode: How an input becomes arguments. ``single``: it is the only argument;
-                ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+                ``args``: a sequence of arguments; ``kwargs``: a dict. ``auto``: a dict gives
+                keyword arguments, a list or tuple positional ones, anything else is the only
+                argument.
             max_concurrent: How many jobs may be unfinished at once. None: no limit.
-            retries: How often a failed item runs again.
+            retries: How many times a failed item may run again.
             fail_fast: Start nothing more after the first failure.
-            cancel_running_on_fail: With *fail_fast*, also stop what runs.
+            cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
             name, tags: `list_batches` finds the batch by these.
             project, cluster: Where it runs, instead of the function's own.
-            window: How many items may be submitted and not yet read by your loop. None: no limit
-                for inputs of known length, else twice *max_concurrent*.
-            batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+            window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit
+                if the length of *inputs* is known, else twice *max_concurrent*.
+            batch_timeout: Seconds for the whole batch; then kinetic cancels it.
             budget: US dollars, estimated by list prices. When ended attempts cost this much,
                 nothing more starts; running attempts continue.
-            progress: Show the live line while you wait. None: yes.
+            progress: Show a progress line while you wait. None: show it.
 
         Raises:
-            ConfigurationError: An option is wrong, *budget* has no known price, or *inputs* is
-                empty, text, or a dict. Also if an input doesn't fit the function; if the number of
-                inputs is unknown, such an input fails alone, with a `SubmissionError`.
+            ConfigurationError: An option is wrong, or *budget* is set and the machine has no known
+                price, or *inputs* is empty, a string, or a dict. Also if an input doesn't fit the
+                function's parameters. If the length of *inputs* is unknown, only the job of such an
+                input fails, with a `SubmissionError`.
             SubmissionError: The function or its project can't be shipped.
 
-        Ctrl-C while this call submits removes what it created. A script that ends submits the
-        rest of its inputs first; Ctrl-C then stops that.
+        If you press Ctrl-C during this call, it removes what it created. When your script ends,
+        it first submits the rest of the inputs; Ctrl-C then stops that.
 
         Example::
 

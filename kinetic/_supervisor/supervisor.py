@@ -1,4 +1,4 @@
-"""The loop of the supervisor: waits for clients, warm parents, signals and the clock.
+"""The loop of the supervisor. It waits for clients, fork servers, signals, and timers.
 
 Each turn of the loop writes its decisions to the journal before it sends them. So a client never
 sees an event that the next supervisor can't read.

@@ -1,8 +1,8 @@
 """Content that many submissions share in the store.
 
 No cleanup deletes it, because other submissions may use it. `kinetic gc` and a lifecycle rule of
-the bucket delete it by the time of its last use. So each user renews that time once it is older
-than `RENEWED_S`.
+the bucket delete it once its last use is long ago. So each user renews the time of last use when
+it is older than `RENEWED_S`.
 """
 
 from __future__ import annotations

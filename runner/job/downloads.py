@@ -114,7 +114,7 @@ def _fetch(bucket: Bucket, uri: str, found: Any, target: str) -> None:
 def _both(uri: str, path: str) -> RuntimeError:
     name = os.path.basename(path)
     return RuntimeError(
-        f"{uri} holds {name!r} as an object and as a folder, which cannot be files; mount it "
+        f"{uri} has both an object and a folder {name!r}, and a disk can't hold both; mount it "
         "with fuse=True, or rename one"
     )
 

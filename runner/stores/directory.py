@@ -1,15 +1,16 @@
 """A store in a directory: one file for each object, created atomically.
 
-An object without metadata is a file with exactly its content. Metadata and the generation of a
-replaced object are in a header before the content, so one atomic step creates both.
+An object without metadata is a file with exactly its content. Any other file, also that of an
+object that was replaced, begins with a header. It has the metadata and the generation, so one
+atomic step creates header and content.
 
 A local store (``file://``) syncs nothing to the disk: its objects survive every process, but not a
 power cut. A shared store (``shared://``) is on a volume that several machines mount. It syncs each
 object and its folder before a write returns.
 
 Files may be damaged, and other users may have put them here. A file with an invalid header has no
-metadata. A link, a pipe, or a device is an empty object that is never read or followed. All these
-fail the verification of signatures. A directory isn't an object.
+metadata. A link, a pipe, or a device is an empty object that is never read or followed. No such
+object passes the verification of signatures. A directory isn't an object.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_a_single_object_comes_as_one_file(pods: Pods, server: GcsServer) -> Non
         ("gs://kn-test/nothing/", True, "nothing at gs://kn-test/nothing/"),
         ("gs://kn-test/nothing", False, "no object gs://kn-test/nothing"),
         ("gs://kn-test/up/", True, "name of a file"),
-        ("gs://kn-test/both/", True, "as an object and as a folder"),
+        ("gs://kn-test/both/", True, "both an object and a folder"),
         ("gs://kn-other/x/", True, "bucket"),
     ],
 )

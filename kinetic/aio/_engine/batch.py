@@ -1,4 +1,4 @@
-"""A batch behind its handle: its items, its submitter, and its end."""
+"""The state of a batch, which its handle wraps: its items, its submitter, and its end."""
 
 from __future__ import annotations
 
@@ -398,11 +398,15 @@ class Batch:
         names: list[str] = self.manifest["placed"]["captured"]
         if lacking := [name for name in names if name not in os.environ]:
             raise ConfigurationError(
-                f"{self.group_id} captured {', '.join(lacking)}, and the values ended with the "
-                "process that submitted it; set them in this process and call again"
+                f"{self.group_id} needs the environment variables {', '.join(lacking)}, which only "
+                "the process that submitted it had; set them in this process and call again"
             )
         if names:
-            logging.warning("%s: captured again: %s", self.group_id, ", ".join(names))
+            logging.warning(
+                "%s: captured these variables again, from this process: %s",
+                self.group_id,
+                ", ".join(names),
+            )
         captured = {name: os.environ[name] for name in names}
         return prepare.job_environment(self.session, captured, self.manifest["output_dir"] or "")
 

@@ -74,7 +74,7 @@ class ControlLog:
             await self.read()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request after reading all before it; return how many of those are retries."""
+        """Add a request after all others; return its round, the number of earlier retries."""
         while True:
             slot, its_round = len(await self.read()), self.round
             if await self.append_at(slot, request):

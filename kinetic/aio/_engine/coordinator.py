@@ -440,12 +440,14 @@ class BatchCoordinator:
             await withdraw_idle(submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
-        """Delete jobs, so that running ones end sooner; the stop itself holds back waiting ones."""
+        """Delete jobs, so that running ones end sooner. The stop keeps others from starting."""
         batch = self._submission.identity.id
         try:
             await retry_forever(lambda: delete_all(self._submission, its_round), "deleting jobs")
         except KineticError as exc:
-            logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
+            logging.warning(
+                "can't delete the running jobs of %s, which go on until they end: %s", batch, exc
+            )
 
     async def _apply(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
         """Read the items that a request names; those that it reopens may start."""

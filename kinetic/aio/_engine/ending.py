@@ -490,15 +490,16 @@ def _evidence_of_absent(
     found: Mapping[tuple[int, int], Observation],
     launched: int,
 ) -> Evidence | None:
-    """Return what the absence of a single job's open attempt on the platform proves.
+    """Return what it proves that the platform doesn't have a single job's open attempt.
 
-    The platform, or the submitter, may be about to replace the attempt before it.
+    Return None while the platform or the submitter may still start it, in place of the attempt
+    before it: then its absence proves nothing.
     """
     index, number = asked.index, asked.number
     if number <= launched:
         return Evidence(index, number, None, asked.claimant)
     last = next((one for one in found.values() if one.last), None)
-    # Without `last`, what is left of the attempt before says that the platform may replace it.
+    # If the platform still has the earlier attempt, and not as its last, it may replace that.
     if number > 1 and (submission.relaunched or last is not None or not found):
         if submission.relaunches or _awaits_submitter(submission, number):
             return None

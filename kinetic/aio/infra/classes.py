@@ -96,7 +96,7 @@ async def planned(api: Api, one: Manifest, about: str) -> Change:
         return replace(change, reason=about)
     there = await api.call("GET", one.path)
     if not is_ours(there):
-        reason = "one of this name exists, and kinetic didn't make it; rename or remove it"
+        reason = "one of this name exists, and kinetic didn't create it; rename or remove it"
         return replace(change, action=Action.FOREIGN, reason=reason)
     return change
 

@@ -136,14 +136,14 @@ async def add_pool(
 
 
 async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
-    """Remove a node pool or a ComputeClass of kinetic's.
+    """Remove a node pool or a ComputeClass that kinetic created.
 
     Jobs that run on a node pool are lost, or retried elsewhere. A ComputeClass' nodes stay until
     they are idle.
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
-        Refused: kinetic didn't make it, or the cluster needs it.
+        Refused: kinetic didn't create it, or the cluster needs it.
 
     Cancelled: the removal may continue; run it again to wait for its end.
     """

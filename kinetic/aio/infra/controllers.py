@@ -158,12 +158,12 @@ async def planned(api: Api, one: Controller) -> Change:
 
 
 async def install(api: Api, one: Controller) -> None:
-    """Apply all objects of a controller: new kinds first, and webhooks last.
+    """Apply all objects of a controller: CustomResourceDefinitions first, and webhooks last.
 
     Cancelled: what was applied stays; run it again to continue.
 
     Raises:
-        Forbidden: You may not apply one of them.
+        Forbidden: You lack the permission to apply one of them.
         ConfigurationError: The cluster doesn't know one of its kinds.
         Refused: The API server refuses one of them.
     """

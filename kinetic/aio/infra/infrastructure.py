@@ -288,7 +288,7 @@ class Infrastructure:
 
         Raises:
             NotFound: The cluster has no such pool; the message lists those that it has.
-            Refused: kinetic didn't make it, or the cluster needs it.
+            Refused: kinetic didn't create it, or the cluster needs it.
         """
         cluster = await lookup.cluster(self._google, self.site)
         there = node_pools.existing(cluster)

@@ -1,4 +1,4 @@
-"""List a collection, watch it from that version, and list it again if the watch can't continue."""
+"""List a collection, watch it from the listed version, and list again if the watch breaks off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets of one namespace: the root key, what submissions keep, and what their pods read."""
+"""The Secrets of one namespace: the root key, and those of submissions, which their pods read."""
 
 from __future__ import annotations
 
@@ -193,7 +193,10 @@ class Secrets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _make(self, job: JobSpec, name: str) -> None:
-        """Create a batch's Secret, or mark it with a later fence: its content is immutable."""
+        """Create a batch's Secret. If it exists, only raise its fence: its content is fixed.
+
+        The fence is the number of the newest submitter; an older one then doesn't delete it.
+        """
         fence = job.order.fence
         manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
         manifest["metadata"]["annotations"] = {FENCE: str(fence)}

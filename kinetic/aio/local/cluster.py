@@ -135,7 +135,7 @@ class LocalCluster:
         self._fresh = _wants_fresh(environ)
 
     def _report(self, seen: Observation) -> None:
-        """Warn once per submission and cause that its jobs have to wait."""
+        """Warn that the jobs of a submission have to wait, once for each cause."""
         submission = seen.labels.get(SUBMISSION, seen.name)
         cause = submission, seen.message.partition(":")[0]
         if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:

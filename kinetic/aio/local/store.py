@@ -110,7 +110,7 @@ class DirectoryStore:
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         with self._translated(prefix):
-            few = prefix.endswith(".")  # one item: a handful of names
+            few = prefix.endswith(".")  # the objects of one item: too few for a thread
             run = self._quickly if few else _in_thread
             found = await run(lambda: self._objects.list(prefix))
         return [_info(one) for one in found]

@@ -94,7 +94,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
     ready, theirs = os.pipe()
     try:
         package = Path(__file__).parents[3]
-        # -S: it needs the standard library and this package, found by PYTHONPATH.
+        # -S: it needs only the standard library and this package, which PYTHONPATH names.
         argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(theirs)]
         process = subprocess.Popen(
             argv,
