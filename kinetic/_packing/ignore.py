@@ -4,9 +4,10 @@ The first of these layers that applies decides:
 
 1. ``.git``, ``__pycache__``, and virtual environments never ship. The scan recognizes virtual
    environments by their content.
-2. ``.kineticignore`` at the project's root has the syntax of ``.gitignore``. A ``!pattern`` ships
-   what the layers below leave out.
-3. The defaults don't ship, unless `KINETIC_NO_DEFAULT_EXCLUDES` is set.
+2. ``.kineticignore`` at the project's root has the syntax of ``.gitignore``. A ``!pattern``
+   includes files that the layers below leave out.
+3. Files that match the built-in patterns don't ship, unless `KINETIC_NO_DEFAULT_EXCLUDES` is
+   set.
 4. Credentials don't ship. The scan recognizes them by name, the packer by content.
 """
 

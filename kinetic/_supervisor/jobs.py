@@ -382,7 +382,7 @@ class Table:
         return actions
 
     def due(self, what: Due, job: Job, now: float) -> list[Action]:
-        """Handle an `Arm` that is due; ignore it if the job has moved on."""
+        """Handle a timer that an `Arm` has set; ignore it if the job's state has changed since."""
         match what:
             case Due.START if job.state is State.QUEUED and job.header is not None:
                 limit = job.header.start_timeout or 0.0

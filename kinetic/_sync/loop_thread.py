@@ -1,8 +1,8 @@
 """An event loop on a separate thread, which a forked child doesn't use.
 
-A signal can interrupt the main thread between any two steps of Python code, also while it holds a
-lock of `threading`. So the main thread only makes single calls into C here: `queue.SimpleQueue`, a
-set, `_thread`.
+A signal can interrupt the main thread between any two steps of Python code, even while it holds a
+lock of `threading`. A handler that needs the same lock would then wait forever. So the main thread
+only makes single calls into C here: `queue.SimpleQueue`, a set, `_thread`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 google-cloud-storage transfers, retries, and checks contents. This module adds names,
 preconditions, and errors that say what to do. A write requires that no such object exists, and
 carries a random nonce in its hidden metadata. After a lost reply, the nonce tells which writer
-created the object. The client's adapter does the same.
+created the object. The client writes objects in the same way (`kinetic.aio.gcs`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The store only gains facts, so an older view is incomplete but not wrong. A final item stays final
 until a request to retry it is read.
 
-A process *claims* an attempt by creating its claim object. The attempt is *void* if the claim
-only keeps it from starting. An attempt is *open* until it has an outcome. Another process than
-its own can write that outcome, which *closes* the attempt.
+A process *claims* an attempt by creating its claim object, and then runs it. A client can also
+create the claim to keep the attempt from ever running: the attempt is then *void*. An attempt is
+*open* until it has an outcome. A client *closes* an attempt that can't write its own outcome.
 
 An item is *open* until it is *final*: it has a value, or failed and has no retry
 left, or was stopped and no claimed attempt of it is open. A retry request reopens

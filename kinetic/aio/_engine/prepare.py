@@ -199,7 +199,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         raise ConfigurationError(
             f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
             "keep; name a directory or a gs:// prefix, leave it out for one in the store, or "
-            'choose another backend than "local"'
+            'choose a backend other than "local"'
         )
     request = ImageRequest(
         mode=options.container_image or "bundled",
@@ -343,10 +343,10 @@ def _refuse_more_than(capacity: Capacity, options: Options) -> None:
     if options.cpu is not None and math.ceil(options.cpu) > cpus:
         raise ConfigurationError(
             f"cpu={options.cpu:g} is more than local jobs may take of this machine, {cpus}; ask "
-            'for less, raise KINETIC_LOCAL_SLOTS, or choose another backend than "local"'
+            'for less, raise KINETIC_LOCAL_SLOTS, or choose a backend other than "local"'
         )
     if options.memory_bytes is not None and options.memory_bytes > memory:
         raise ConfigurationError(
             f"memory={options.memory!r} is more than this machine has, {memory >> 20}Mi; ask for "
-            'less, or choose another backend than "local"'
+            'less, or choose a backend other than "local"'
         )

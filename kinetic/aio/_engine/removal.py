@@ -152,7 +152,7 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
-    """Wait until no process submits the batch, nor ever will.
+    """Wait until no process submits the batch. Take a lease that is still held, so that none will.
 
     Raises:
         Unavailable: A process holds it for longer than 180 s.
@@ -164,7 +164,8 @@ async def _until_released(session: Session, identity: Identity) -> None:
         async with asyncio.timeout(GONE_S):
             lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
             if lease is not None and lease.held:
-                # Its owner may sleep, and must not go on once the requests are deleted.
+                # Its machine may be suspended. Once the requests to stop are deleted, nothing else
+                # would keep it from going on.
                 with contextlib.suppress(NotFound):
                     await _lease.acquire(store, scope, identity.submitter, clock, force=True)
     except TimeoutError:
@@ -172,7 +173,7 @@ async def _until_released(session: Session, identity: Identity) -> None:
         owner = found[0].owner if found else identity.submitter
         who = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
         raise Unavailable(
-            f"{identity.id} was stopped, but {who} holds it for more than {GONE_S:g} s: its "
-            "objects are left; clean up again when that process has ended",
+            f"{identity.id} was stopped, but {who} has held it for more than {GONE_S:g} s: "
+            "its objects were not deleted; clean up again when that process has ended",
             retryable=True,
         ) from None

@@ -1,4 +1,4 @@
-"""An open platform, and the watches over the submissions that a client follows on it."""
+"""A client's connection to one platform, and its tasks that watch the submissions there."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class GoogleClient:
         pauses = growing(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
         while not _has_ended(operation):
             await asyncio.sleep(next(pauses))
-            operation = await self.call(_look(api, operation))
+            operation = await self.call(_status_request(api, operation))
         if operation.get("error"):
             raise OperationFailed(operation)
         return operation
@@ -197,8 +197,11 @@ def _has_ended(operation: Mapping[str, Any]) -> bool:
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 
 
-def _look(api: str, operation: Mapping[str, Any]) -> GoogleRequest:
-    """Return the request that reads an operation: container's and compute's have a link."""
+def _status_request(api: str, operation: Mapping[str, Any]) -> GoogleRequest:
+    """Return the request that reads an operation's status.
+
+    The container and compute APIs give a URL in ``selfLink``, the others only a name.
+    """
     if link := operation.get("selfLink"):
         return GoogleRequest(api, urllib.parse.urlsplit(str(link)).path)
     version = "v3" if api == "cloudresourcemanager" else "v1"

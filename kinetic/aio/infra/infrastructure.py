@@ -1,4 +1,4 @@
-"""The infrastructure of one site: plan what to change through Google's APIs, and change it."""
+"""Plan and make changes to one site (a cluster and all that it needs) through Google's APIs."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
     if request.api == "container" and refusal.status == 400 and busy:
         return f"another operation runs on the cluster ({refusal.message})", BUSY_S
     if request.api == "serviceusage" and refusal.status == 400 and "billing" in message:
-        return "the project's billing account isn't known everywhere", SETTLED_S
+        return "the project's billing account hasn't propagated yet", SETTLED_S
     if "resourceNotReady" in why:
         return "a resource that it needs isn't ready", SETTLED_S
     if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
@@ -52,7 +52,7 @@ def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
     if "IamPolicy" in request.path or request.path.endswith("/iam"):
         new = refusal.status in (400, 403, 404) and any(one in message for one in UNKNOWN_ACCOUNT)
         if new:
-            return "a new account isn't known everywhere", SETTLED_S
+            return "a new account hasn't propagated yet", SETTLED_S
     return None
 
 

@@ -275,7 +275,7 @@ def _proxy(context: Context) -> str | None:
     named = context.cluster.text("proxy-url")
     if named and not named.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"the context {context.name!r} wants the proxy {named}; kinetic can use http and "
+            f"the context {context.name!r} names the proxy {named}; kinetic can use http and "
             "https proxies only"
         )
     return named or proxy_for(context.server)

@@ -316,7 +316,7 @@ class Pod:
 
     @property
     def node_silent(self) -> bool:
-        """Whether its node does not answer. The status of its containers is out of date then.
+        """Whether its node doesn't respond. The status of its containers is out of date then.
 
         Only the controller that watches nodes marks a pod as not ready without a reason.
         """
