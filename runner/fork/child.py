@@ -1,7 +1,8 @@
 """Turn a fork of the warm parent into a job, with its own session, log, limits, and environment.
 
-This code avoids writing to memory: the kernel copies each page that a fork writes to, and that
-is most of a fork's cost.
+The warm parent is a process that has already imported what jobs need; see `fork_server`. This code
+writes to as little memory as possible. The kernel copies each memory page that a fork writes to,
+and these copies are most of a fork's cost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..job import processes
 from ..protocol import wire
 
 # Module-level names: a look-up in another module would touch more pages.
-_signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
+_signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
 _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
@@ -35,14 +36,14 @@ _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted = b""
 _secrets: dict[str, Any] = {}
-"""The last job's line of secrets, and its content: this process has their environment."""
+"""The last adopted line of secrets, and its decoded content; `os.environ` has its environment."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_site: Callable[..., Any] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
-    """In the parent, once: prepare what all forks need. They close the descriptors *inherited*."""
+    """Prepare the warm parent for its forks, once; each fork closes the descriptors *inherited*."""
     global _inherited
     _inherited = inherited
     for stream in (sys.stdout, sys.stderr):
@@ -54,7 +55,7 @@ def prepare(inherited: Sequence[int]) -> None:
 
 
 def preload() -> None:
-    """In the parent, once: load the jobs' own code, for all forks."""
+    """Import the runner's modules that all jobs need, once, in the warm parent."""
     global _attempt_main, _make_site
     remote_runner.tell_crashes()
     importlib.import_module("..job.by_value", __package__).teach_multiprocessing()
@@ -65,9 +66,9 @@ def preload() -> None:
 
 
 def adopt(secrets: bytes) -> None:
-    """In the parent: adopt the key and environment of the next job's submission.
+    """Set the warm parent's environment to that of the next job, before the fork.
 
-    All jobs of a submission share them, so most forks find their environment in place.
+    All jobs of a submission have the same *secrets*, so most forks find their environment set.
     """
     global _adopted, _secrets
     if _attempt_main is not None and secrets != _adopted:
@@ -139,7 +140,7 @@ def _open_log(path: str) -> None:
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
-    """Make this the whole environment of the process."""
+    """Replace the environment of this process by *environment*."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     _add_to_environment(environment)

@@ -1,9 +1,10 @@
 """The warm parent (fork server): forks one process per job, and does little else.
 
-After a fork, each memory page that this process writes to is copied. So it keeps little state: the
-supervisor keeps the facts about jobs. Only three other tasks are done here. It reaps its children,
-so that a signal never hits a process that reuses an ID. It adopts the orphans of its jobs. When the
-supervisor closes the socket, it kills all of these processes and exits.
+After a fork, the kernel copies each memory page that this process writes to. So the process keeps
+little state: the supervisor keeps the facts about jobs. The process has only three other tasks. It
+reaps its children itself, so that it never signals a process that has reused a child's ID. It
+adopts the orphans of its jobs. When the supervisor closes the socket, it kills its jobs and their
+orphans, and exits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from . import child
 
 COMMAND = struct.Struct("<cII")
 """A command of the supervisor: FORK (serial, length of the message that follows; see
-`child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan."""
+`child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan. A serial
+is the supervisor's number for a job."""
 
 REPLY = struct.Struct("<cIIi")
 """A report to the supervisor: READY, REFUSED (serial, 0, errno), FORKED (serial, process ID, 0),
@@ -133,7 +135,7 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
             return reports
         if pid == 0:
             return reports
-        if pid in serials:  # no new process gets its ID so soon, as the kernel counts up
+        if pid in serials:  # the kernel doesn't reuse a process ID this soon
             _end_group(pid)
         serial = serials.pop(pid, 0)
         pids.pop(serial, None)
@@ -141,7 +143,7 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
 
 
 def _slay(pid: int) -> None:
-    """Kill an orphan if it is still a child: another process may have its ID otherwise."""
+    """Kill orphan *pid* if it is still a child; otherwise another process may have this ID."""
     with contextlib.suppress(OSError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)

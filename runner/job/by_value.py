@@ -13,7 +13,7 @@ from typing import Any
 
 
 def teach_multiprocessing() -> None:
-    """Pickle by value what can't be imported, in this process and in its workers."""
+    """Make `multiprocessing` pickle by value what can't be imported, here and in its workers."""
     from multiprocessing.reduction import ForkingPickler
 
     taught: Any = ForkingPickler
@@ -22,7 +22,10 @@ def teach_multiprocessing() -> None:
 
 
 def _reducer() -> Callable[[Any, Any], Any]:
-    """Create the method. Workers get it by value, because they can't import the runner."""
+    """Create the ``reducer_override`` method for the pickler of `multiprocessing`.
+
+    Workers get the method by value, because they can't import the runner.
+    """
     import cloudpickle
 
     def is_found(obj: Any) -> bool:

@@ -1,8 +1,8 @@
 """A debugger in the job, to which a user attaches before the function is called.
 
-It listens on the loopback of the job's machine or pod, on a port that the system chooses. It
-writes the port to an object beside the claim. If several hosts run one call, all of them wait
-until a debugger has attached to one.
+The debugger listens on the loopback of the job's machine or pod, on a port that the system
+chooses. The job writes the port to an object beside its claim, the object that reserves the
+attempt. If several hosts run one call, all of them wait until a debugger has attached to one host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_S = 1.0
 
 LOOPBACK = "127.0.0.1"
 BEGUN = "debug-begun"
-"""The object by which a host tells the others that a debugger is attached; `wire.attempt_key`."""
+"""The object by which a host tells the others that a debugger is attached to it."""
 
 PACKAGE = "debugpy"
 CLOUDPICKLE = "cloudpickle.cloudpickle"
@@ -61,7 +61,7 @@ class Waiting:
         name = self._name(wire.debugger_mark(self._host))
         metadata = {"port": str(port), "root": self._root, "project": self._order.root}
         if not self._objects.create(name, b"", metadata):
-            self._objects.delete([name])  # of a process before this one
+            self._objects.delete([name])  # an earlier process has left it
             self._objects.create(name, b"", metadata)
 
     def wait(self) -> None:
@@ -113,7 +113,7 @@ class Waiting:
 def load(content: bytes, order: wire.Order, site: Site) -> Any:
     """Return the value of a container; set its code's file names to paths in the workspace.
 
-    So a debugger finds its files, which it otherwise takes no breakpoint for.
+    Otherwise the debugger doesn't find the code's files, and ignores breakpoints in them.
     """
     there, here = order.root.rstrip("/"), _workspace(site)
 
@@ -145,7 +145,7 @@ def _workspace(site: Site) -> str:
 
 
 def _debugpy(site: Site) -> Any:
-    # Without this, it prints a warning about frozen modules.
+    # Without this, debugpy prints a warning about frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
         return importlib.import_module(PACKAGE)

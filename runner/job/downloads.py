@@ -23,10 +23,11 @@ BIG = 32 * 1024 * 1024
 
 
 def download(ref: DataRef, folder: str, site: Site) -> str:
-    """Download what ``gs://…`` or ``hf://…`` names to the new *folder*; return the path of it.
+    """Download the ``gs://…`` or ``hf://…`` URI of *ref* to the new *folder*; return the path.
 
     Raises:
-        RuntimeError: The source doesn't exist, its names can't be files, or a library is missing.
+        RuntimeError: The source doesn't exist, a name in it isn't a valid file name, or a library
+            is missing.
         OSError: The source can't be downloaded, or a file can't be written.
     """
     scheme, _, rest = ref.uri.partition("://")
@@ -63,10 +64,12 @@ def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
 
 
 def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, folder: str) -> None:
-    """Make files in *folder* of the objects *found* at *uri*, below *prefix* of its bucket.
+    """Download the objects *found*, which *uri* names, to files in *folder*.
+
+    The names of the objects start with *prefix*; the paths of the files leave it out.
 
     Raises:
-        RuntimeError: Their names can't be files.
+        RuntimeError: The name of an object isn't a valid file name.
         OSError: An object can't be downloaded, or a file can't be written.
     """
     objects: list[tuple[Any, str]] = []
@@ -139,7 +142,7 @@ def _relative(uri: str, path: str) -> str:
 
 
 def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
-    """Save it with `datasets` if that is installed, else download the repository's files."""
+    """Save the dataset with the library `datasets`; without it, download the repository's files."""
     name, _, query = rest.partition("?")
     options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
     name = name.rstrip("/")

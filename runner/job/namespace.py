@@ -51,7 +51,8 @@ def entered() -> str:
 def available() -> str:
     """Return how a process of this user can get a namespace: ``root``, ``user``, or empty.
 
-    A forked child tries it, once, in about a millisecond. Call this before you start threads.
+    A forked child tries to get one, once, in about a millisecond. Call this before you start
+    threads.
     """
     if not SUPPORTED:
         return ""
@@ -65,7 +66,7 @@ def available() -> str:
     os.close(writing)
     with open(reading, "rb") as answer:
         found = answer.read().decode()
-    with contextlib.suppress(ChildProcessError):  # the program itself may have reaped it
+    with contextlib.suppress(ChildProcessError):  # the program itself may have reaped the child
         os.waitpid(child, 0)
     return found
 
@@ -117,7 +118,7 @@ def _unshare(*, user: bool) -> None:
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
     _call("unshare", flags, what="unshare")
     if user:
-        # Ids are the same inside and outside. The kernel maps groups only if none can be dropped.
+        # IDs are the same inside and outside. The kernel maps groups only if setgroups is denied.
         for file, content in (
             ("setgroups", b"deny"),
             ("uid_map", b"%d %d 1" % (uid, uid)),
@@ -141,15 +142,15 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
     *work* is an empty directory beside *upper*.
 
     Raises:
-        OSError: The kernel can't do it, or not with these file systems.
+        OSError: The kernel can't mount overlays, or not on these file systems.
     """
-    # Name them by descriptor: the options take no long path, no comma, and no colon.
+    # Name the folders by descriptor: mount options allow no long path, no comma, and no colon.
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (lower, upper, work)]
     try:
         places = [f"/proc/self/fd/{fd}" for fd in opened]
         layers = "lowerdir={},upperdir={},workdir={}".format(*places)
         # Without "volatile" the job's end waits until the kernel has written all its files
-        # to the disk. None of them outlives the job.
+        # to the disk. This is unnecessary, because no file outlives the job.
         ways = ("redirect_dir=on,volatile", "volatile", "")
         if _entered == "user":
             ways = ("userxattr,volatile", "userxattr", "")
@@ -231,7 +232,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
     _mount("tmpfs", stage, "tmpfs", options=f"mode={mode:o}")
-    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain it
+    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain *stage*
     with os.scandir(ancestor) as entries:
         for entry in entries:
             _show(entry, f"{stage}/{entry.name}")
@@ -285,7 +286,8 @@ def _change_root(root: str) -> None:
 def _make_read_only(target: str) -> None:
     """Make the mount at *target* read-only.
 
-    A user namespace may not take flags off a mount, so the call repeats those that it has.
+    A process in a user namespace may not remove a mount's flags, so the call repeats the flags
+    that the mount has.
     """
     flags = os.statvfs(target).f_flag
     kept = flags & KEPT | (MS_RELATIME if flags & ST_RELATIME else 0)

@@ -1,4 +1,7 @@
-"""Claim an attempt, check whether it may run, and read its inputs."""
+"""Claim an attempt, check whether it may run, and read its inputs.
+
+A claim is an object in the store. Only the process that creates it may run the attempt.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ READ_AHEAD = 1024 * 1024
 
 
 class Opening:
-    """The objects of one attempt that exist before it starts.
+    """Read and write the objects of one attempt that exist before it starts.
 
-    It sends few requests, because each takes a round trip to a bucket. ``arguments`` are the
-    arguments if `inputs_there` has read them.
+    This class sends few requests, because each takes a round trip to a bucket. ``arguments`` has
+    the arguments after `inputs_there` has read them, and is empty before.
 
     Args:
         trusts_claim: Take a new claim as proof that the attempt isn't closed, which saves a
-            request. Another process can close it after the claim, while this one is cut off.
+            request. Another process can still close the attempt after the claim, while this
+            process is cut off from the store.
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class Opening:
         return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
-        """Return whether the item waits for exactly this attempt; check this after the claim."""
+        """Return whether the item waits for exactly this attempt; call it after `claim`."""
         item = self.standing()
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
     def inputs_there(self) -> bool:
-        """Return whether the inputs still exist: a cleanup removes them. Read small ones."""
+        """Return whether the inputs still exist (a cleanup removes them), and read small inputs."""
         part = self._order.arguments
         if part.stop - part.start > READ_AHEAD:
             return self._objects.exists(part.name)
@@ -101,7 +105,7 @@ class Opening:
         return True
 
     def _standing_of_first(self) -> wire.Item | None:
-        """Return the item's state with the fewest requests: for an unclaimed first attempt."""
+        """Return the item's state by few requests if its first attempt is open; else None."""
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim

@@ -1,8 +1,9 @@
 """``KINETIC_OUTPUT_PATH``: a local directory for the job's output files.
 
-If the output directory is a path, both are the same. For a prefix in a bucket, the job gets a
-folder with the files of the prefix. kinetic uploads a new file when two scans find it unchanged,
-and the rest at the end of the job. A file that the job deletes stays in the bucket.
+If the job's output directory is a local path, the job writes there directly. If it is a prefix in
+a bucket, the job gets a local folder with the files of the prefix. kinetic uploads a new file when
+two scans find it unchanged, and all other files at the end of the job. A file that the job deletes
+stays in the bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BIG = 1024 * 1024
 """Upload larger files one by one, because each upload takes memory of the job."""
 
 NAMED = 5
-"""How many files to name that were not uploaded."""
+"""How many of the files that were not uploaded a message names."""
 
 SHARE = 0.5
 """The share of a job's grace that uploads may take; the rest is for its outcome."""
@@ -55,7 +56,7 @@ def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> 
         mirror = Mirror(place, folder)
         own = f"{order.store}/outputs/{order.group_id or order.job_id}"
         if order.attempt > 1 or not order.output_dir.startswith(own):
-            mirror.fetch()  # else no other process has written there
+            mirror.fetch()  # otherwise no process has written there yet
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror

@@ -1,8 +1,9 @@
 """Keep a job's processes together with the kernel's help: death signals, orphans, marks.
 
-``/proc`` shows the environment with which a process was executed, and a fork shows its parent's.
-`Mark` writes a job's ID into that memory, so ``/proc`` shows it for every process of the job:
-forks copy the memory, and executed programs inherit the variable.
+For a process, ``/proc`` shows the environment with which its program was executed; for a fork, it
+shows that of its parent. `Mark` writes a job's executor (the ID of its process) into this memory.
+So ``/proc`` shows the executor for every process of the job: forks copy the memory, and executed
+programs inherit the variable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-_signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
+_signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
 STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
 """The signals by which a platform asks a job to end."""
 
@@ -30,7 +31,7 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Records the signals of `STOPS`, and raises `Stopped` where that is allowed.
+    """Record the signals of `STOPS`, and raise `Stopped` in the block of `interruptible`.
 
     ``since`` is when the first signal came, by the monotonic clock.
     """
@@ -42,7 +43,10 @@ class Stopping:
         self._armed = False
 
     def install(self) -> None:
-        """Handle the signals, also blocked ones that are pending; call it in the main thread."""
+        """Handle the signals of `STOPS`, also those that are blocked and pending.
+
+        Call this in the main thread.
+        """
         for number in STOPS:
             _signal.signal(number, self._on_signal)
         os.register_at_fork(before=_hold_back, after_in_child=self._uninstall)
@@ -52,8 +56,8 @@ class Stopping:
     def _uninstall(self) -> None:
         """Restore the default action in a fork of the user's code, such as a pool's worker.
 
-        A Python handler misses a signal that comes just before a blocking call. The signals are
-        blocked until here, because Python drops those that reach a handler in a new fork.
+        A Python handler misses a signal that comes just before a blocking call. A new fork has the
+        signals blocked until here, because Python would drop them there without a call.
         """
         for number in STOPS:
             if _signal.getsignal(number) == self._on_signal:
@@ -68,7 +72,7 @@ class Stopping:
             raise Stopped
 
     def interruptible(self) -> Stopping:
-        """Return a context manager: in its block a signal raises `Stopped`, also an earlier one."""
+        """Return a context manager: in its block, even an earlier signal raises `Stopped`."""
         return self
 
     def __enter__(self) -> None:
@@ -102,7 +106,7 @@ _restore = functools.partial(_libc.pthread_sigmask, _signal.SIG_SETMASK, _before
 
 
 MARK = "KINETIC_LOCAL_PROCESS"
-"""The variable of the mark; its value is ``{state directory}:{executor}``."""
+"""The environment variable that marks a process; its value is ``{state directory}:{executor}``."""
 
 NOBODY = "0" * 32
 """The executor in the mark of a warm parent, which belongs to no job."""
@@ -131,15 +135,15 @@ def close_inherited() -> None:
     """Close every descriptor of a fork except the standard three."""
     for entry in os.listdir("/dev/fd"):
         if int(entry) > 2:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the listing's own descriptor
                 os.close(int(entry))
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Return the children, with zombies, of this process or of *parent*; both single-threaded.
+    """Return the children of this process or of *parent*, including zombies.
 
-    The kernel iterates by position, and skips a child for each earlier one that was reaped
-    between two reads. Two equal readings prove that none was skipped.
+    The process must be single-threaded. The kernel lists children by position: if one is reaped
+    between two reads, the kernel skips another one. Two equal readings prove that it skipped none.
     """
     if not LINUX:
         return []
@@ -173,7 +177,7 @@ def _children_by_search(parent: int) -> list[int]:
 
 
 def mark_of(pid: int) -> tuple[str, str]:
-    """Return state directory and executor in the mark of a process; empty without one."""
+    """Return the state directory and the executor in the mark of process *pid*; empty if none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -198,7 +202,7 @@ class Mark:
         self._address: int | None = address and address + len(os.fsencode(f"{self.directory}:"))
 
     def value(self, executor: str) -> str:
-        """Return the variable's value in the job's own environment."""
+        """Return the value of the variable `MARK` for the process *executor*."""
         return f"{self.directory}:{executor}"
 
     def write(self, executor: str) -> None:
@@ -227,7 +231,7 @@ def tell_leaving() -> None:
     header = f'{{"op":"leaving","executor":"{executor}"}}'.encode()
     folder = os.open(directory, os.O_RDONLY)
     try:
-        # The path of a socket is at most about 100 bytes, and that of a home may be longer.
+        # A socket's path may have about 100 bytes, and a home directory's path may be longer.
         short = f"/proc/self/fd/{folder}" if LINUX else directory
         with socket.socket(socket.AF_UNIX) as supervisor:
             supervisor.settimeout(TELLING_S)

@@ -2,8 +2,9 @@
 
 A spare is the folder of a job that has ended: its workspace, and a record of
 what ``stat`` returned for each file before the job's function was called. The next
-job gets the folder by one rename and puts back what differs, so that most jobs
-copy no file. Every change of a file moves its ``ctime``, which no program can set.
+job gets the folder by one rename, and restores only the files that differ from the
+record. So most jobs copy no file. Every change of a file changes its ``ctime``, which
+no program can set.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TICK_S, TICKS = 0.001, 50
 def can_keep(folder: str) -> bool:
     """Probe whether the file system of *folder* shows every change of a file by its ``ctime``.
 
-    A file system in memory doesn't show a store through a mapping that was read before.
+    A file system in memory fails the probe: after a read through a memory mapping, a write through
+    this mapping leaves the ``ctime`` as it was.
     """
     import mmap  # only the supervisor needs this module
 
@@ -54,20 +56,21 @@ def can_keep(folder: str) -> bool:
 
 
 def project_of(names: Collection[str]) -> str:
-    """Return the digest of the project that a folder of *names* can be a spare of; else ""."""
+    """Return the project digest of a folder with the entries *names*; empty if it's no spare."""
     records = (name.removesuffix(RECORD) for name in names if name.endswith(RECORD))
     return next(records, "") if WORKSPACE in names else ""
 
 
 def foreign(names: Iterable[str], digest: str) -> list[str]:
-    """Return those of *names* that a spare of the project *digest* doesn't need."""
+    """Return the entries among *names* that a spare of the project *digest* doesn't need."""
     return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
 
 
 def note(work: str, digest: str) -> None:
-    """Record the workspace in *work*, which has only files and folders of the project *digest*.
+    """Record the state of each file in the workspace in *work*, for a later `restore`.
 
-    Write no record if the file system's clock doesn't advance.
+    At this time the workspace has only files and folders of the project *digest*. Write no record
+    if the file system's clock doesn't advance.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
@@ -132,9 +135,9 @@ def _restore(
     files: dict[str, list[int]],
     fill: Callable[[Iterable[str]], object],
 ) -> bool:
-    """Return whether a file had to be copied."""
+    """Restore folders and files; return whether a file had to be copied."""
     missing = dict.fromkeys(files)
-    for folder, mode in folders.items():  # a folder comes before those in it
+    for folder, mode in folders.items():  # a folder comes before its subfolders
         path = root + folder
         try:
             if os.lstat(path).st_mode != mode:
@@ -163,7 +166,7 @@ def _remove(folder: str) -> None:
 
 
 def _seen(status: os.stat_result) -> list[int]:
-    """The fields that tell one state of a file from another; the last is its ``ctime``."""
+    """Return the fields that tell one state of a file from another; the last is its ``ctime``."""
     return [
         status.st_ino,
         status.st_mode,

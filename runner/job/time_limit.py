@@ -1,8 +1,9 @@
 """The timeout of a job, which counts from the call of its function.
 
-Another process ends the job. In a pod it is the first process, which gets a message at the call.
-On this machine it is the supervisor: it reads a file beside the job's folder when the time could
-be over.
+Another process ends the job when its timeout is over. In a pod, the container's first process does
+so: the job sends it a message when it calls the function. On a local machine, the supervisor does
+so: the job writes a file beside its folder, which the supervisor reads when the timeout could be
+over.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def tell_called(work: str | os.PathLike[str]) -> None:
 
 
 def called_at(work: str | os.PathLike[str]) -> float | None:
-    """Return when the function was called, by the monotonic clock; None before."""
+    """Return when the function was called, by the monotonic clock; None if it wasn't yet."""
     try:
         with open(_marker(work), "rb") as file:
             return float(file.read())

@@ -1,9 +1,9 @@
 """A job's views of its Data: private files and directories, and volumes.
 
-A view is a copy, or an overlay where the content is large; what a job writes
-there stays in the job. In a local run, ``fuse`` content is already on the disk,
-so the job gets a read-only mount of it, or a copy where it can't mount. In a pod's
-container, the cluster has mounted such content before the job starts.
+A view is a copy, or an overlay if the content is large; what a job writes there
+stays in the job. In a local run, the content of a Data with ``fuse=True`` is already
+on the disk. So the job gets a read-only mount of it, or a copy if it can't mount. In a
+pod, the cluster mounts such content before the job starts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
-    Without a mount path of its own, the n-th of them is at ``{FUSE}/{n}``, counted from 0.
+    The n-th ``fuse`` Data, counted from 0, is at its mount path, or at ``{FUSE}/{n}`` without one.
     """
     numbers = itertools.count()
     paths: dict[int, str] = {}
@@ -114,7 +114,7 @@ def _settle(volumes: Mapping[str, str]) -> None:
                 _remove_ground(shown)
                 continue
             if os.path.isdir(point) and not os.path.islink(point):
-                os.rmdir(point)  # an empty one may exist as a mount point
+                os.rmdir(point)  # the image may have an empty mount point
             os.makedirs(os.path.dirname(point), exist_ok=True)
             if os.path.lexists(point):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), point)
@@ -151,8 +151,8 @@ def _has_namespace(site: Site) -> bool:
 def _place(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
     """Return a volume's mount point, what to show there, and the path of the Data.
 
-    A single file lies in the directory *mount*, unless *mount* ends in the
-    file's own name and is no directory: then it is the file.
+    A single file lies in the directory *mount*. But if *mount* ends with the file's
+    name and isn't a directory, *mount* is the path of the file itself.
     """
     point = os.path.normpath(mount)
     if is_dir:
@@ -182,7 +182,7 @@ def _covers(folder: str, path: str) -> bool:
 
 
 def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
-    """Make *folder*, private, with the content of *ref*; return the path of the content."""
+    """Make the private *folder* with the content of *ref*; return the path of the content."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(".downloads", __package__)
@@ -208,9 +208,10 @@ def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
 
 
 def _ground(ref: DataRef, site: Site) -> str:
-    """Return where to build a view: on its volume's file system, if the pod mounts one.
+    """Return the folder in which to build a view: in the volume, if the pod mounts one there.
 
-    A view is then renamed into place. A link would do for most, but ``os.walk`` doesn't follow it.
+    On one file system, a finished view can be renamed to its path. A link is possible across file
+    systems, but ``os.walk`` doesn't follow links.
     """
     point = os.path.normpath(ref.mount) if ref.mount is not None and site.alone else "/"
     for place in (point, os.path.dirname(point)):
@@ -247,7 +248,7 @@ def _manifest(ref: DataRef, objects: Objects) -> Manifest:
 
 
 def _build(folder: str, ref: DataRef, content: Manifest, objects: Objects) -> workspace.Weight:
-    """Fill the empty directory *folder*; every byte is checked on its way."""
+    """Fill the empty directory *folder* from the store, and verify the digest of each file."""
     made = {""}
     for entry, name in content.objects(ref.digest):
         parent = entry.path.rpartition("/")[0]

@@ -51,10 +51,11 @@ class Tree:
 
 
 def shared(place: str, build: Callable[[str], Weight]) -> Tree:
-    """Return the tree of *place*; if it doesn't exist, *build* makes it in an empty directory.
+    """Return the tree in *place*; if there is none, *build* makes it in an empty directory.
 
-    Processes that need the same tree wait for the one that builds it. If that is killed, the
-    next one builds it again. `discard` leaves the tree alone while this process lives.
+    Processes that need the same tree wait for the process that builds it. If the builder is
+    killed, the next process builds the tree again. `discard` keeps the tree while this process
+    lives.
     """
     while True:
         found = find(place) or _made(place, build)
@@ -63,7 +64,7 @@ def shared(place: str, build: Callable[[str], Weight]) -> Tree:
 
 
 def _made(place: str, build: Callable[[str], Weight]) -> Tree | None:
-    """Build the tree unless another process has; return None if the place was discarded."""
+    """Build the tree unless another process has built it; return None if *place* was removed."""
     make_folder(place)
     try:
         lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -147,8 +148,8 @@ def find(place: str) -> Tree | None:
 def view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
     """Make *target*, a new directory, a private and writable view of *tree*.
 
-    *layers* is where an overlay keeps what is written, on the same file system.
-    Returns whether it is a copy.
+    *layers* is a directory on the same file system, in which an overlay keeps what the job
+    writes. Returns whether the view is a copy.
 
     Raises:
         RuntimeError: *tree* is incomplete.
@@ -164,8 +165,8 @@ def view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
 def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
     """Return whether an overlay is cheaper than a copy, if *mounts* are allowed.
 
-    An ordinary user needs a user namespace for it, in which sudo doesn't work. So a tree that
-    takes less than a second to copy isn't worth it.
+    A user other than root needs a user namespace for an overlay, and sudo doesn't work in one. So
+    for such users, kinetic copies a tree if the copy takes less than about a second.
     """
     if not mounts or not namespace.SUPPORTED:
         return False
@@ -274,11 +275,12 @@ CHUNK = 1 << 20
 class Site:
     """The directories of a job, and the abilities of its machine.
 
-    ``work`` is the job's own directory, which is removed after it. The jobs of this machine share
-    ``cache``. ``mounts`` allows a private mount namespace. ``alone`` says that only this job uses
-    the file system. ``log`` returns the last lines of the log, where the platform doesn't keep
-    them. ``called`` reports the function's call in a pod; the local supervisor reads a file
-    instead. ``kept`` says that ``work`` may become one of the `spares`.
+    ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
+    machine share ``cache``. ``mounts`` allows a private mount namespace. ``alone`` says that only
+    this job uses the file system. ``log`` returns the last lines of the log; it is set if the
+    platform doesn't keep the log. ``called`` reports the function's call in a pod; the local
+    supervisor reads a file instead. ``kept`` says that a later job may reuse ``work``; see
+    `spares`.
     """
 
     work: str | Path
@@ -304,10 +306,10 @@ class Site:
 
 
 def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
-    """Make the workspace, or restore a spare; set directory and ``sys.path`` as at the caller's.
+    """Make the workspace, or restore one that an ended job has left (see `spares`).
 
-    Returns the workspace, which is empty when there is no *code*. Changes
-    ``sys.path`` and the working directory of this process.
+    Sets the working directory and ``sys.path`` of this process like those of the caller's. Returns
+    the workspace, which is empty when there is no *code*.
 
     Raises:
         RuntimeError: The archive is no longer in the store.
@@ -351,7 +353,7 @@ def _enter(code: Code | None, root: str) -> None:
 
 
 def prefer_jax(environment: MutableMapping[str, str], code: Code | None, site: Site) -> None:
-    """Set Keras's backend to JAX where a job can import it, as in a pod."""
+    """Set Keras's backend to JAX if the job can import JAX and no backend is set."""
     if "KERAS_BACKEND" not in environment and (has_jax() or _brings_jax(code, site)):
         environment["KERAS_BACKEND"] = "jax"
 
@@ -363,7 +365,7 @@ def has_jax() -> bool:
 
 
 def _brings_jax(code: Code | None, site: Site) -> bool:
-    """Return whether the project has a JAX that jobs import."""
+    """Return whether the project itself contains a module ``jax`` that its jobs import."""
     entries = () if code is None else code.sys_path
     folders = [_under(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
     names = ("jax", "jax.py")
@@ -428,10 +430,10 @@ def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str
 
 
 def _under(root: str, relative: str) -> str:
-    """A path in the workspace.
+    """Return the path of *relative* in the workspace *root*.
 
     Raises:
-        ValueError: The path would lie outside.
+        ValueError: The path would lie outside the workspace.
     """
     if relative in ("", "."):
         return root

@@ -1,7 +1,7 @@
 """A store in a directory: one file for each object, created atomically.
 
-An object without metadata is a file with exactly its content. Any other file, also that of an
-object that was replaced, begins with a header. It has the metadata and the generation, so one
+An object without metadata is a file with exactly its content. The file of any other object, or of
+one that was replaced, begins with a header. The header has the metadata and the generation, so one
 atomic step creates header and content.
 
 A local store (``file://``) syncs nothing to the disk: its objects survive every process, but not a
@@ -37,7 +37,7 @@ from ..protocol.private import make_folder
 MAGIC = b"\x89KNO\r\n\x1a\n"
 HEAD = struct.Struct("<8sI")
 TEMPORARY = ".tmp"
-"""The folder of drafts and locks."""
+"""The folder of lock files, and of files that are still being written."""
 
 SAFE = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
 PLAIN = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
@@ -46,7 +46,7 @@ SMALL = 64 * 1024
 
 _json = json.encoder.encode_basestring_ascii
 LONGEST = 240  # bytes of one file name; most file systems stop at 255
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no wait for a pipe's writer
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
@@ -236,9 +236,10 @@ class DirectoryObjects:
         return absent
 
     def collect(self, used: Mapping[str, float | None]) -> bool:
-        """Delete these objects, in this order, unless one was renewed since its listing.
+        """Delete objects, in this order, and return True; do nothing if one was renewed.
 
-        A lock keeps `renew` out between the check and the deletion.
+        *used* maps each name to the time of use that a listing has returned. Another time means
+        that the object was renewed. A lock keeps `renew` out between the check and the deletion.
         """
         with self._collecting(fcntl.LOCK_EX):
             if any(one.used != used[one.name] for one in self.look_up(used)):
@@ -268,7 +269,7 @@ class DirectoryObjects:
                     raise
 
     def sweep(self, age: float) -> None:
-        """Remove drafts that killed writers left more than *age* seconds ago."""
+        """Remove unfinished files that killed writers left more than *age* seconds ago."""
         place, now = os.path.join(self._root, TEMPORARY), time.time()
         for name in os.listdir(place) if os.path.isdir(place) else ():
             path = os.path.join(place, name)
@@ -301,7 +302,10 @@ class DirectoryObjects:
                 yield name
 
     def _entries(self, folder: str) -> Entries:
-        """Return the entries of *folder*, and whether each is a folder; none behind a link."""
+        """Return the entries of *folder*, and whether each is a folder.
+
+        Return nothing if the path of *folder* contains a symbolic link.
+        """
         place = self._file(folder) if folder else self._root
         at = place
         while len(at) > len(self._root):
@@ -393,7 +397,7 @@ class DirectoryObjects:
             try:
                 os.link(temporary, target)
             except FileExistsError:
-                # The reply of NFS may be lost: then the client's second try meets the first.
+                # If NFS loses the reply, its client retries, and finds the link already made.
                 if not self._shared or not _is_same(temporary, target):
                     return False
             except FileNotFoundError:
@@ -433,7 +437,7 @@ def _sync(path: str) -> None:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether the name is a valid path; a fast check, because it is a frequent one."""
+    """Return whether the name is a valid path; the check is fast because every access needs it."""
     if not name.isascii() or name.encode().translate(None, PLAIN) or len(name) > LONGEST:
         return False
     return not (name.startswith((".", "/")) or name.endswith("/") or "/." in name or "//" in name)
@@ -468,7 +472,7 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
-    """Read an object's entry of a listing, and the offset of its content."""
+    """Return the listing's entry of the object in *file*, and the offset of its content."""
     if isinstance(file, io.BytesIO):
         return Stored(name, 0, {}, 1, 0.0), 0
     metadata, generation, offset = _head(file)

@@ -1,9 +1,10 @@
 """Read and write a store's objects in a Cloud Storage bucket, from a job in the cloud.
 
 google-cloud-storage transfers, retries, and checks contents. This module adds names,
-preconditions, and errors that say what to do. A write requires that no such object exists, and
-carries a random nonce in its hidden metadata. After a lost reply, the nonce tells which writer
-created the object. The client writes objects in the same way (`kinetic.aio.gcs`).
+preconditions, and errors that say what to do. A request that creates an object requires that the
+object doesn't exist, and puts a random nonce into its metadata. If the reply is lost, the nonce
+tells which writer created the object. The client writes objects in the same way
+(`kinetic.aio.gcs`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Limits of one operation in seconds: its retries, the pauses between them, and of silence."""
+    """Limits of one operation, in seconds.
+
+    ``total_s`` limits the retries, ``first_s`` and ``longest_s`` the pauses between them,
+    ``connect_s`` the connecting, and ``idle_s`` the silence of the server.
+    """
 
     total_s: float = 600.0
     first_s: float = 0.2
@@ -94,7 +99,7 @@ class Bucket:
         self._errors = _library("google.api_core.exceptions")
         self._auth = _library("google.auth.exceptions")
         self._requests = _library("requests")
-        # From 3.0 on, the library's own error is a subclass of this one where both are installed.
+        # If both libraries are installed, google-cloud-storage 3.0 and later raises a subclass.
         self._corrupt: type[Exception] = _library("google.resumable_media").DataCorruption
         self._client = self._opened(environ)
         weakref.finalize(self, self._client._http.close)
@@ -115,7 +120,7 @@ class Bucket:
         adapter = self._requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
         for scheme in ("http://", "https://"):
             client._http.mount(scheme, adapter)
-        # For traces, a background thread would look at the bucket: one more request a process.
+        # Else the library reads the bucket in a thread, for traces: one more request per process.
         client._bucket_metadata_cache = None
         return client
 
@@ -142,7 +147,7 @@ class Bucket:
         return self._bucket.blob(object_name)
 
     def find(self, object_name: str) -> Any:
-        """Look at an object; return None if it doesn't exist."""
+        """Return an object with its metadata; None if it doesn't exist."""
         blob = self.blob(object_name)
         try:
             self._call(f"look at {self._url(object_name)}", lambda how: blob.reload(**how))
@@ -208,9 +213,9 @@ class Bucket:
         return self._whole(f"read {self._url(blob.name)}", download)
 
     def fetch(self, blob: Any, path: Path) -> None:
-        """Write the content to a new file at *path*; a failure leaves none.
+        """Write the content to a new file at *path*; remove the file after a failure.
 
-        An object that is known to be large comes in several parts at once.
+        If the object is known to be large, download several parts of it concurrently.
 
         Raises:
             FileExistsError: There is something at *path*.
@@ -264,7 +269,7 @@ class Bucket:
             return request(self._how(what))
 
     def _how(self, what: str) -> dict[str, Any]:
-        """Return the timeout and the retry policy of a call of the library."""
+        """Return the timeout and the retry policy for one call of the library."""
         patience, began = self._patience, time.monotonic()
         warned = False
 
@@ -290,7 +295,7 @@ class Bucket:
             limited = status == 403 and any(one in answer.text for one in RATE_LIMITS)
             return limited or status in PASSING
         if isinstance(exc, self._auth.GoogleAuthError):
-            # A metadata server that doesn't know the pod yet answers in many ways.
+            # A metadata server that doesn't know the pod yet fails in many ways.
             return (
                 isinstance(exc, self._auth.TransportError)
                 or bool(getattr(exc, "retryable", False))
@@ -354,8 +359,8 @@ class Bucket:
 class GcsObjects:
     """Objects in ``gs://bucket`` or ``gs://bucket/folder``. Safe for any number of threads.
 
-    A missing object is a ``KeyError`` with its name. Every other failure is an ``OSError``, after
-    ten minutes of retries where it may pass.
+    A missing object raises ``KeyError`` with its name. Every other failure raises ``OSError``. If
+    the failure may be temporary, the class retries for ten minutes first.
     """
 
     def __init__(
@@ -394,7 +399,7 @@ class GcsObjects:
         self._bucket.fetch(self._blob(name), path)
 
     def path(self, name: str) -> Path | None:
-        """Return None: no object is a file."""
+        """Return None: no object of a bucket is a local file."""
         return None
 
     def stat(self, name: str) -> Stored:
