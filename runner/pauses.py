@@ -14,8 +14,8 @@ from collections.abc import Iterator
 def pauses(first_s: float, longest_s: float, total_s: float = math.inf) -> Iterator[float]:
     """Yield pauses in seconds until *total_s* is over.
 
-    Each is half as long again as the one before, up to *longest_s*. Up to a quarter of each is
-    random, so that pods that failed together don't return together.
+    Each pause is 1.5 times the one before, up to *longest_s*. Up to a quarter of each pause is
+    random, so that pods that failed together don't retry together.
     """
     end, pause = time.monotonic() + total_s, first_s
     while time.monotonic() < end:

@@ -1,7 +1,7 @@
 """The runner's entry point: ``python3 -u remote_runner.py``, in a pod or in a local process.
 
-As a script it makes its folder the package ``kinetic_runner``, and takes the folder
-off ``sys.path``. So no file in it can hide a module of the user.
+As a script, this module makes its folder the package ``kinetic_runner``, and removes
+the folder from ``sys.path``. So no file in the folder can hide a module of the user.
 """
 
 from __future__ import annotations
@@ -109,16 +109,17 @@ LEAVE_S = 8.0
 """How long, in seconds, the interpreter may take to exit after the function has returned."""
 
 TELL_S = 0.1
-"""After this many seconds of it, the supervisor learns that the function has returned."""
+"""If the exit takes longer (seconds), the job tells the supervisor that its function returned."""
 
 
 def leave(code: int) -> None:
     """Exit as an interpreter does, but don't wait for the user's threads.
 
-    Callbacks of `threading` run first, because pools of workers need that, then those of `atexit`.
+    Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
+    of `atexit` run.
     After `TELL_S` seconds the supervisor learns that the job has ended, so that its client doesn't
-    wait for the callbacks. After `LEAVE_S` seconds the process exits without the rest, and the
-    supervisor kills the other processes of the job.
+    wait for the callbacks. After `LEAVE_S` seconds the process exits without the remaining
+    callbacks, and the supervisor kills the other processes of the job.
     """
     try:
         callbacks = _threading_callbacks()
@@ -127,7 +128,7 @@ def leave(code: int) -> None:
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
                 _thread.start_new_thread(_end_later, (code, os.getpid()))
-            except (RuntimeError, MemoryError):  # at a limit of the job, its exit is unbounded
+            except (RuntimeError, MemoryError):  # no thread is available: don't limit the exit
                 pass
         for callback in reversed(callbacks):
             try:

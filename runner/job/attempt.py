@@ -1,8 +1,8 @@
 """One attempt, step by step: claim, check, run, commit.
 
-An attempt creates its claim first and checks for a stop afterwards. So if a
-start and a stop race, at least one sees the other. One request creates the outcome; it's the
-commit, and nothing can change it afterwards.
+An attempt first creates its claim, an object that reserves the attempt for one process. Then it
+checks for a request to stop. So if a start and a stop race, at least one sees the other. One
+request creates the outcome. This is the commit: nothing can change the outcome afterwards.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Invocation:
         return replace(text, traceback=text.traceback.replace(there, here))
 
     def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        """Add the last lines of the log, where the platform doesn't keep them."""
+        """Add the last lines of the log if the platform doesn't keep the log."""
         log = self._site.log
         return text if log is None else replace(text, log=log())
 
@@ -342,7 +342,7 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
 
 
 class Attempt:
-    """The steps of one attempt, over any objects and any way to make the call."""
+    """Run the steps of one attempt; *invoke* calls the user's function and returns the outcome."""
 
     trusts_claim = False
 
@@ -399,7 +399,7 @@ class Attempt:
         mine = os.getpid()
         outcome, body = self._invoke()
         if os.getpid() != mine:
-            os._exit(0)  # a fork of the user's code returned here; the outcome isn't its own
+            os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
         if self._stopping.requested and outcome.kind is not wire.Kind.VALUE and self._was_stopped():
             outcome = self._cancelled("cancelled")
@@ -446,9 +446,10 @@ class Attempt:
         worth: bool,
         consume: bool = False,
     ) -> bool:
-        """Create an object; on a full disk, retry for a minute unless the object can never fit.
+        """Create an object; if the disk is full, retry for a minute, so the user can free space.
 
-        *worth* says that the function's work would be lost; the user may free some space.
+        Don't retry if the object is larger than the disk, or if *worth* is false: then no work of
+        the function would be lost.
         """
         until, warned = time.monotonic() + FULL_S, False
         while True:
@@ -466,7 +467,7 @@ class Attempt:
     def _code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
-        """Return the exit code; *metadata* and *content* are the outcome committed here."""
+        """Return the exit code; *metadata* is None if another process committed the outcome."""
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
@@ -486,8 +487,9 @@ class Attempt:
     def _wait_for_the_other(self) -> int:
         """Wait for the end of the process that has claimed this attempt.
 
-        Leaving earlier would complete a Kubernetes Job, whose controller then deletes the
-        working process. A voided attempt has no process; a client closes it.
+        If this process ended earlier, the Kubernetes Job would be complete, and its controller
+        would delete the other process. A voided attempt has no process to wait for: a client
+        closed it before its start.
         """
         if self._opening.is_void():
             return wire.EXIT_FINAL

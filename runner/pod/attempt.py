@@ -55,7 +55,7 @@ class PodAttempt(Attempt):
     output: Callable[[], bytes]
 
     def beside(self, done: str) -> int:
-        """Run a host that doesn't lead: create *done*, or commit the failure."""
+        """Run the call on a host other than the first: create *done*, or commit the failure."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
             keep_log(self._order, self._key, self.host, self.output(), self._objects)
@@ -76,7 +76,7 @@ class PodAttempt(Attempt):
 
 
 def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
-    """Store the output of the job on *host*, if any; it outlives the pod."""
+    """Store the job's output on *host*, if there is any, so that the log outlives the pod."""
     if not output:
         return
     name = wire.log_key(order.scope, order.index, order.attempt, host)
@@ -105,7 +105,7 @@ def _leave_with(
 
 
 def code_of(opening: Opening) -> int:
-    """Return the exit code for the state of the item's objects."""
+    """Read the item's objects, and return the exit code for the item's state."""
     try:
         item = opening.item()
     except (OSError, ValueError) as exc:
@@ -136,10 +136,10 @@ def _write_receipt(
 def close_earlier(
     order: wire.Order, key: bytes, first: int, restarts: Restarts, objects: Objects
 ) -> None:
-    """Close the attempts from *first* to the one before that of *order* that are still open.
+    """Store a failure for each attempt from *first* to the one before this that has no outcome.
 
-    A controller replaces a pod only after it has ended, so this pod is the evidence. Only the
-    controller's count tells how many pods ended by a disruption.
+    The controller starts a pod only after the pod before it has ended, so these attempts are over.
+    Only the controller's count tells how many pods a disruption ended.
 
     Raises:
         OSError: The store doesn't answer.

@@ -1,6 +1,7 @@
 """The guard: the container's first process, which watches the process of the job.
 
-It passes output and signals on, enforces time limits, and reports how the job ended.
+The guard forwards the job's output and the signals to it, enforces time limits, and reports how
+the job ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..protocol import wire
 
 KEPT_BYTES = 8192
 KEPT_LINES = 20
-"""How much of the end of the output an outcome has, in bytes and in lines."""
+"""Maximum bytes and lines from the end of the output that an outcome contains."""
 
 READ_BYTES = 65536
 WRITE_BYTES = 4096
@@ -46,7 +47,7 @@ class Limits:
 
     @property
     def patience(self) -> float:
-        """How long the job may take to stop; the pod's grace ends some seconds later."""
+        """How many seconds the job may take to stop: the pod's grace, less at most 5 seconds."""
         return max(self.grace - 5.0, self.grace * 0.75)
 
 
@@ -69,7 +70,7 @@ class Ended:
 
 
 class Line:
-    """The messages between a job and its guard; made before the fork, used on both sides.
+    """Carry messages between a job and its guard. Make it before the fork; both sides use it.
 
     ``sheet`` is an unnamed file for long answers of the guard.
     """
@@ -107,7 +108,10 @@ class Line:
 
 
 class Guard:
-    """Watch the process *pid*; *streams* maps a descriptor of its output to one of ours."""
+    """Watch the process *pid*, and copy its output.
+
+    *streams* maps each descriptor to read output from to the descriptor to write it to.
+    """
 
     def __init__(self, pid: int, streams: Mapping[int, int], line: Line, limits: Limits) -> None:
         self._pid = pid
@@ -127,7 +131,8 @@ class Guard:
     def watch(self) -> Ended:
         """Return when the process has ended, and its output is written.
 
-        Handles the signals of this process; afterwards those that stop it are blocked.
+        Handles the signals of this process meanwhile. Afterwards the signals of `processes.STOPS`
+        are blocked.
         """
         for fd in (*self._targets, self._wake, self._woken):
             os.set_blocking(fd, False)
@@ -214,7 +219,10 @@ class Guard:
             os.kill(self._pid, signal.SIGKILL)
 
     def _ask(self, number: int) -> None:
-        """Send the signal *number*; the process isn't reaped, so the ID is valid."""
+        """Ask the job to end by the signal *number*, and set the time at which to kill it.
+
+        The job's process isn't reaped yet, so its ID is valid.
+        """
         os.kill(self._pid, number)
         end = time.monotonic() + self._limits.patience
         self._end = end if self._end is None else min(end, self._end)
@@ -274,7 +282,7 @@ class Guard:
             return False
         self._kept += data
         if len(self._kept) > 2 * wire.LOG_BYTES:
-            del self._kept[: -wire.LOG_BYTES - 1]  # one more byte means that more was dropped
+            del self._kept[: -wire.LOG_BYTES - 1]  # the extra byte shows that output was dropped
         self._waiting[out] += data
         return True
 

@@ -60,7 +60,7 @@ class Hosts:
             ValueError: The environment is incomplete.
         """
         count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
-        if count < 2 and not environ.get("KINETIC_LWS"):  # a LeaderWorkerSet starts its pods again
+        if count < 2 and not environ.get("KINETIC_LWS"):  # a LeaderWorkerSet restarts its pods
             return None
         names = ("KINETIC_HOST", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX")
         index = next((environ[name] for name in names if environ.get(name)), "")
@@ -98,7 +98,7 @@ class Hosts:
         jax: Any = importlib.import_module("jax")
         bind: dict[str, str] = {}
         if self.leads and set(self.coordinator) <= set("0123456789.:"):
-            # Without this, it would listen on all addresses.
+            # Without this, JAX would listen on all addresses.
             bind["coordinator_bind_address"] = self.coordinator
         jax.distributed.initialize(
             coordinator_address=self.coordinator,
@@ -261,11 +261,11 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
 
 
 AGAIN = "again"
-"""The mark of a host that has run nothing because its earlier pod began the attempt."""
+"""The folder that a restarted host makes if it runs nothing: its earlier pod began the attempt."""
 
 
 def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
-    """Run the job in this fork of *parent*, and exit; it also ends when *parent* does."""
+    """Run the job in this fork of *parent*, and exit; the kernel kills it if *parent* dies."""
     mine, code = os.getpid(), wire.EXIT_RETRY
     try:
         processes.die_with(parent)
@@ -273,7 +273,7 @@ def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
         by_value.teach_multiprocessing()
         sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-        # The runner's module isn't the job's.
+        # Hide the runner's main module from the job.
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv[:] = [""]
         code = _Job(pod, place, line).run()
@@ -313,8 +313,8 @@ class _Job:
     def run(self) -> int:
         """Carry out the attempt, and return the exit code.
 
-        If it is asked to stop before the claim, it ends. A claim that was in progress may exist
-        then; a later pod closes it.
+        If the job is asked to stop before it has made the claim, it ends. If the request for the
+        claim was in progress, the claim may exist; a later pod then closes the attempt.
         """
         try:
             with self._stopping.interruptible():
@@ -354,7 +354,7 @@ class _Job:
         return rest
 
     def _follow(self, which: Hosts, executor: str) -> int:
-        """Run a host other than the first, which claims for all hosts."""
+        """Run the job on a host other than the first; the first host's claim is for all hosts."""
         if not executor:
             print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY

@@ -1,7 +1,8 @@
 """A job in a pod: the container's first process, which supervises the job's process.
 
-It stays small and does what must not depend on the user's code; see `guard.Guard`. The job
-is its child, and commits its own outcome. If the child dies first, this process commits a failure.
+The first process stays small and does what must not depend on the user's code; see `guard.Guard`.
+The job runs in a child process, which commits its own outcome. If the child dies before that, the
+first process commits a failure.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from .guard import Ended, Guard, Limits, Line
 from .job import OWN, Pod, read_pod
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where Kubernetes mounts it; KINETIC_POD_ACCOUNT_FOLDER overrides that, outside a container."""
+"""Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER overrides this path."""
 
 API = "/apis/leaderworkerset.x-k8s.io/v1"
 PATIENCE_S = 600.0
 """How long to retry the deletion of a LeaderWorkerSet, in seconds."""
 
 TIMEOUT_S = 30.0
-"""Timeout of one request for it, in seconds."""
+"""Timeout of one request for the deletion, in seconds."""
 ROLE = """\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -58,7 +59,7 @@ subjects: [{{kind: ServiceAccount, name: {account}, namespace: {namespace}}}]"""
 def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Delete the LeaderWorkerSet *name* in the pod's namespace; return whether that worked.
 
-    It retries for ten minutes, and logs a failure.
+    Retry for ten minutes, and log a failure.
     """
     account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER", ACCOUNT))
     try:
@@ -118,7 +119,7 @@ def _say(words: str) -> None:
 
 
 CLAIM_S = 60.0
-"""How long, in seconds, a dead host's guard waits for the first host's claim."""
+"""How long, in seconds, the guard of a dead job waits for the claim of the first host."""
 
 
 def main() -> int:
@@ -149,7 +150,7 @@ def main() -> int:
     if pod.group and not ended.stopped:
         leads = pod.hosts is None or pod.hosts.leads
         if leads and not delete(pod.group) and not again:
-            return code  # the end of this container shows that there is an outcome
+            return code  # the container's end shows that there is an outcome
         rest()
     return code
 
@@ -178,7 +179,7 @@ def _lacking(store: str) -> str:
 
 
 def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
-    """Close the attempt of a job that has left no outcome."""
+    """Write a failure as the outcome of a job that has left none; return the exit code."""
     order, executor = pod.order, pod.executor
     death = death_of(ended, order, memory=memory)
     if pod.hosts is not None:

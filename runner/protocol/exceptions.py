@@ -1,8 +1,8 @@
 """Send exceptions from a job to its client, as instances of the original classes.
 
 pickle rebuilds an exception by calling its class with ``args``, which many constructors don't
-accept, and it drops the cause. So an exception is pickled that way only if the copy is equal.
-Otherwise its attributes are sent, and the copy is made without ``__init__``.
+accept, and it drops the cause. So kinetic lets pickle do so only if the copy is equal. Otherwise
+kinetic sends the exception's attributes, and makes the copy without ``__init__``.
 
 `failure_of` in ``kinetic/aio/_engine/results.py`` decides which exception the client raises.
 """
@@ -25,12 +25,12 @@ PART_BYTES = 16 * 1024
 
 
 def dumps(error: BaseException, limit: int) -> bytes:
-    """Pack *error*, its causes, and the errors it groups into at most *limit* bytes.
+    """Pack *error*, its causes, and the errors of a group into at most *limit* bytes.
 
     Attributes that cannot be pickled, or are too large, are left out: a note names them.
 
     Raises:
-        Exception: *error* can't be pickled, or not be rebuilt.
+        Exception: *error* can't be pickled, or its copy can't be rebuilt.
     """
     try:
         return _dumps(error, limit, _Pickler)
@@ -87,7 +87,7 @@ def _travels(value: Any) -> bool:
 def _by_its_class(
     error: BaseException, linked: Callable[[Any], bool] = _always
 ) -> tuple[Any, ...] | None:
-    """Pickle *error* as its class does, if the copy is equal."""
+    """Return how to pickle *error* as its class does; None if the copy isn't equal."""
     try:
         reduced: Any = error.__reduce_ex__(5)
         make, args, *more = reduced
@@ -105,7 +105,7 @@ def _by_its_class(
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether they are equal, or of one class without equality (such as a lock)."""
+    """Return whether two values are equal, or have one class without equality (such as locks)."""
     if one == other:
         return True
     kind = type(cast("object", other))
@@ -113,7 +113,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
-    """Pickle *error* as its class, Python's own state of it, and its attributes."""
+    """Return how to pickle *error* as its class, the state that Python keeps, and attributes."""
     kind: Any = type(error)
     base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
@@ -149,7 +149,7 @@ def _text(value: Any) -> str:
 
 
 def _links(error: BaseException, kept: Callable[[Any], bool]) -> dict[str, Any]:
-    """Return the exception that a traceback shows before *error*."""
+    """Return the attributes that link *error* to the exception that a traceback shows before it."""
     hidden = error.__suppress_context__
     found = {"__cause__": error.__cause__, "__context__": None if hidden else error.__context__}
     links: dict[str, Any] = {
@@ -174,4 +174,4 @@ def _complete(error: BaseException, state: tuple[Any, dict[str, Any], Any, Any])
         error.__setstate__(own)
     vars(error).update(attributes)
     for name, value in {**members, **links}.items():
-        object.__setattr__(error, name, value)  # the class may refuse to have any set
+        object.__setattr__(error, name, value)  # the class may refuse `setattr`

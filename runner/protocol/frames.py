@@ -25,7 +25,7 @@ MALFORMED = (
     OverflowError,
     RecursionError,
 )
-"""The exceptions of reading JSON that another party wrote, and of using its values."""
+"""The exceptions that can occur when reading JSON of another party, and when using its values."""
 
 
 class FramesError(ValueError):
@@ -67,14 +67,14 @@ def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
 
 def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
     size = footer[11:-2]
-    if size.isdigit() and footer == b'{"frames":[%b]}' % size:  # that of most containers
+    if size.isdigit() and footer == b'{"frames":[%b]}' % size:  # most containers have this footer
         return {}, [int(size)]
     fields = json.loads(footer)
     return fields, fields.pop("frames")
 
 
 def footer_length(end: bytes) -> int:
-    """Return the bytes of a container's footer and what follows it; *end* is the container's end.
+    """Return how many bytes a footer and what follows it take; *end* is the container's end.
 
     Raises:
         FramesError: *end* isn't the end of a container.

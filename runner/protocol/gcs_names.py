@@ -40,11 +40,11 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The URL it is made from, without a slash at the end."""
+        """The URL of this bucket or folder, without a slash at the end."""
         return f"{SCHEME}{self.bucket}/{self.folder}".rstrip("/")
 
     def object_name(self, name: str) -> str:
-        """Return the name in the bucket of the object *name*, or of a prefix of names.
+        """Return the bucket's name for the store's object *name*, or for a prefix of names.
 
         Raises:
             OSError: Cloud Storage allows no name of this length.

@@ -1,7 +1,8 @@
 """Pickle the annotations of functions and classes that travel by value.
 
-Since Python 3.14, annotations are computed on access. cloudpickle accesses those of every
-function, and fails if one names an import for type checkers only. It drops those of classes.
+Since Python 3.14, annotations are computed on access. cloudpickle accesses the annotations of every
+function, and fails if one names an import that only type checkers make. It drops the annotations
+of classes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def completed(defined: type, reduced: Any) -> Any:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
             found = _computed(defined)
             state = reduced[2][0]
-            # Replace them under one name, even if they were computed before.
+            # Replace the annotations under one name, even if they were computed before.
             for name in ("__annotations__", "__annotations_cache__"):
                 state.pop(name, None)
             state["__annotations__"] = _text(defined) if found is None else found
@@ -56,13 +57,16 @@ def completed(defined: type, reduced: Any) -> Any:
 
 
 def is_found(one: Any) -> bool:
-    """Whether importing its module finds *one* by its name, so that it pickles by reference."""
+    """Return whether the module of *one* has it by its name, so that it pickles by reference."""
     module = sys.modules.get(getattr(one, "__module__", None) or "")
     return getattr(module, getattr(one, "__name__", ""), None) is one
 
 
 def _alias(alias: Any) -> Any:
-    """Compute its value on access: it may name itself, or a name that does not exist."""
+    """Return how to pickle a type alias.
+
+    Its value becomes its name if the alias refers to itself, or to a name that doesn't exist.
+    """
     value: Any = ForwardRef(alias.__name__)
     with contextlib.suppress(Exception):
         if not _is_within(alias, alias.__value__, []):
@@ -90,7 +94,7 @@ def _computed(one: Any) -> dict[str, Any] | None:
 
 
 def _text(one: Any) -> dict[str, Any]:
-    """Return them as text, like `from __future__ import annotations`."""
+    """Return the annotations as text, like `from __future__ import annotations`."""
     library: Any = importlib.import_module("annotationlib")
     try:
         found: dict[str, Any] = library.get_annotations(one, format=library.Format.STRING)
@@ -104,7 +108,7 @@ KINDS: dict[Any, Callable[[Any], Any]] = {
     typing.TypeVarTuple: lambda it: (typing.TypeVarTuple, (it.__name__,)),
     typing.NewType: lambda it: (typing.NewType, (it.__name__, it.__supertype__)),
 }
-"""How to pickle what would pickle itself as a name in a module."""
+"""How to pickle objects that otherwise pickle themselves as a name in a module."""
 
 if _ALIAS is not None:
     KINDS[_ALIAS] = _alias

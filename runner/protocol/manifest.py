@@ -58,7 +58,7 @@ class Manifest:
         return sum(entry.size for entry in self.entries)
 
     def content_hash(self) -> str:
-        """SHA-256 over the kind and the digests of all files, in hex."""
+        """Return the SHA-256 over the kind and the digests of all files, in hex."""
         total = hashlib.sha256(b"dir:" if self.is_dir else b"file:")
         for entry in self.entries:
             total.update(bytes.fromhex(entry.digest))
@@ -67,8 +67,8 @@ class Manifest:
     def name(self, digest: str) -> str:
         """Return the name of the manifest's object for a content hash.
 
-        The hash knows neither empty directories nor executable files. Trees
-        that differ in these alone share their files and have a manifest each.
+        The hash doesn't cover empty directories and executable bits. Trees that
+        differ only in these share their files, but each has its own manifest.
         """
         look = [[entry.path for entry in self.entries if entry.executable], list(self.empty)]
         if look == [[], []]:

@@ -35,8 +35,8 @@ _TEXTUAL = {math.inf: "inf", -math.inf: "-inf"}
 def note_of_result(value: Any) -> Note | None:
     """Return the note of a function's result, of any type; None for no note.
 
-    A scalar is called ``result``; those of a dict, a dataclass or a named tuple by their names,
-    those of a short list or tuple ``[0]``, ``[1]``, …
+    A scalar is named ``result``. The scalars in a dict, a dataclass, or a named tuple keep their
+    names. Those in a short list or tuple are named ``[0]``, ``[1]``, …
     """
     return None if value is None else _bounded(value)
 
@@ -51,7 +51,7 @@ def note_of_error(qualname: str, message: str) -> Note:
     """Return the note of an exception: its type and the start of its message, in one string."""
     words = f"{qualname}: {message}" if qualname and message else qualname or message
     note: Note = {ERROR: words[:ERROR_TEXT]}
-    # A character may take six bytes, or twelve.
+    # In JSON, a character may take 6 or 12 bytes.
     return note if len(_compact(note)) <= NOTE_BYTES else {ERROR: words[: ERROR_TEXT // 4]}
 
 
@@ -88,7 +88,7 @@ def _fitting(note: Note) -> dict[str, Scalar]:
 
 
 def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
-    """Add the scalars in *value* to *note*, by their *path*; the whole value has none."""
+    """Add the scalars in *value* to *note*; *path* is the value's name, empty for the whole."""
     if len(note) >= ENTRIES:
         return
     kind: type[Any] = type(cast("object", value))

@@ -1,6 +1,6 @@
 """The outcome of an attempt: a value, or an error as text.
 
-Both are the body of an outcome, one `frames` container. The text of an error
+Either is the body of an outcome, in one `frames` container. The text of an error
 is in the container's fields, outside any pickle, so that a client can read it
 even if it can't rebuild the exception.
 """
@@ -41,7 +41,7 @@ class ErrorText:
 
     @property
     def note(self) -> notes.Note:
-        """The header of an outcome."""
+        """The note for the outcome's header; see `notes`."""
         return notes.note_of_error(self.qualname if self.phase == "execute" else "", self.message)
 
 
@@ -94,7 +94,7 @@ def closed(
 
 
 def _is_plain(value: Any) -> bool:
-    """Pickle a small value of a plain type without kinetic's pickler, as in most sweeps."""
+    """Return whether *value* is small and of a plain type, so that `pickle` alone suffices."""
     kind: Any = value.__class__
     if kind is str:
         return len(value) < PLAIN_CHARACTERS
@@ -102,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 as hex."""
+    """Return the SHA-256 of *content* as hex."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -166,8 +166,8 @@ def stop_text(
 ) -> ErrorText:
     """Describe where a signal stopped a job, in the user's frames alone.
 
-    Of the traceback, the runner's *own_frames* outermost frames are left out, and the innermost
-    one, which raised *stopped* when the signal came.
+    Leave out of the traceback the runner's *own_frames* outermost frames, and the innermost frame,
+    which raised *stopped* when the signal came.
     """
     stack = traceback.StackSummary.from_list(
         traceback.extract_tb(stopped.__traceback__)[own_frames:-1]

@@ -24,7 +24,7 @@ from .frames import FramesError, Sink, unpack, write_footer
 
 
 def slotted(defined: type, reduced: Any) -> Any:
-    """Return *reduced*, cloudpickle's form of a class that goes by value, with its slots."""
+    """Add the slots to *reduced*, cloudpickle's form of a class that is pickled by value."""
     slots: Any = vars(defined).get("__slots__")
     match reduced:
         case (make, (kind, name, bases, {**facts}, *more), ({**state}, later), *rest) if (
@@ -157,7 +157,7 @@ def dump(
 def dumps(
     value: Any, *, pickler: type[Pickler] = Pickler, fields: Mapping[str, Any] | None = None
 ) -> bytes:
-    """`dump` to memory."""
+    """Pickle *value* as `dump` does, and return the bytes."""
     sink = io.BytesIO()
     dump(value, sink, pickler=pickler, fields=fields)
     return sink.getvalue()
@@ -212,7 +212,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
 
 
 SMALL = 64 * 1024
-"""Up to this size (bytes) a pickle is read at once; with a `_Reader` it takes ten times as long."""
+"""Read a pickle up to this size (bytes) at once; a `_Reader` would take ten times as long."""
 
 
 def _unpickled(
@@ -230,7 +230,7 @@ def _unpickled(
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
-    """`load` from a file; buffers that you never touch aren't read."""
+    """Load a container from a file; buffers that you never access aren't read."""
     with open(path, "rb") as file:
         # The mapping is private: you can write to it, and nothing reaches the file.
         return load(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))

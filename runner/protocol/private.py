@@ -1,4 +1,4 @@
-"""Create files and folders that only this user can access, whatever the umask."""
+"""Create files and folders that only this user can access, regardless of the umask."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def submission_key(root: bytes, scope: str) -> bytes:
 def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """Sign an object's content and name; return hex."""
     digest = hashlib.sha256(content).hexdigest()
-    # A forger may choose an odd name.
+    # surrogatepass: a forger may choose a name with lone surrogates.
     place = f"{scope}\n{name}\n{digest}".encode(errors="surrogatepass")
     return hmac.new(key, place, hashlib.sha256).hexdigest()
 
@@ -29,7 +29,7 @@ def is_signed(
 ) -> bool:
     """Return whether ``mac`` in *metadata* signs *content* under *name* with *key*.
 
-    kinetic uses an object only after this check, or if a signed object has its digest.
+    kinetic uses an object only after this check, or if a signed object contains its digest.
     """
     mac = str(metadata.get("mac", "")).encode(errors="replace")
     return hmac.compare_digest(mac, sign(key, scope, name, content).encode())
@@ -42,7 +42,7 @@ def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
 
 
 def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
-    """Return the value that `signed_json` was given; verify it before parsing.
+    """Verify the signature, and return the JSON that `signed_json` was given, not parsed.
 
     Raises:
         KeyError: *content* isn't signed.
@@ -65,5 +65,5 @@ def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> st
 
 @functools.lru_cache(64)
 def _begun(key: bytes, scope: str) -> hmac.HMAC:
-    """Return the shared start of a submission's seals, which takes longer than the rest."""
+    """Return the HMAC that all seals of a submission start from; making it takes most time."""
     return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Collected bytes: in memory if they are few, else in a file; with their SHA-256 and number."""
+    """Collected bytes (many of them in a file), with their SHA-256 and their number."""
 
     content: bytes | Path
     digest: str
@@ -64,7 +64,7 @@ class Spool:
         return Stored(content, self._sha256.hexdigest(), self.size)
 
     def discard(self) -> None:
-        """Remove the file, if there is one: it may take space that others need."""
+        """Remove the file, if there is one, to free its disk space."""
         if self._path is not None and self._file is not self._memory:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._file.close()

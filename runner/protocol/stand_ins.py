@@ -36,7 +36,7 @@ def source_at(file: str, place: str) -> str:
 
 
 def source_of(file: str, text: str) -> str:
-    """Return *file*, and let tracebacks show its lines from *text*: a cell is in no file."""
+    """Return *file*, and let tracebacks show its lines from *text*, such as a notebook's cell."""
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return file
 
@@ -48,24 +48,24 @@ _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
 class Decorated(functools.partial[Any]):
     """Replaces a function that ``kinetic.run`` decorates in the script or the project.
 
-    It delegates unknown attributes to the function. It is a partial call, because that adds no
-    line to a traceback.
+    It delegates unknown attributes to the function. It derives from `functools.partial`, because a
+    partial call adds no line to a traceback.
     """
 
     @property
     def __wrapped__(self) -> Any:
-        """The function; a function that is a partial call itself was merged into this one."""
+        """The function; `functools.partial` has merged a function that is itself a partial call."""
         if self.args or self.keywords:
             return functools.partial(self.func, *self.args, **self.keywords)
         return self.func
 
     @property
     def local(self) -> Any:
-        """The function, to be called."""
+        """The function itself, for a call in this process."""
         return self.__wrapped__
 
     def options(self, **changes: Any) -> Self:
-        """Return this: a call in this process has no settings."""
+        """Return this object: a call in this process has no settings to change."""
         return self
 
     def run_async(self, /, *args: Any, **kwargs: Any) -> NoReturn:
@@ -109,5 +109,5 @@ class Decorated(functools.partial[Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As what every Python can read: it may go to where this module is not.
+        # Use `typing.cast`, which every Python has: the reader may lack this module.
         return typing.cast, (None, self.__wrapped__)

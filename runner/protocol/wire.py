@@ -85,9 +85,9 @@ VOID = "void"
 """The executor in a claim that a client makes to close an attempt which has not started."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
-"""The attempt has its value; it has none, and another pod would not help; another pod may help.
+"""The attempt has its value (0). It has none, and a further pod would not help (42) or may (43).
 
-Only pods exit with 43, for Kubernetes. A local job exits with 0 or 42 by its own end, also if
+Only pods exit with 43, for Kubernetes. A local job that ends by itself exits with 0 or 42, even if
 another process closed its attempt: the submitter decides by the outcome alone.
 """
 
@@ -111,12 +111,12 @@ CLEANUP = "cleanup"
 
 
 def input_key(scope: str, slot: int) -> str:
-    """Return the name of input slot *slot*: a chunk of inputs, or their end."""
+    """Return the object name of input slot *slot*, which has a chunk of inputs or ends them."""
     return f"{scope}inputs/{slot:08d}"
 
 
 def control_key(scope: str, slot: int) -> str:
-    """Return the name of request slot *slot*: stop or retry."""
+    """Return the object name of request slot *slot*, which has a request to stop or to retry."""
     return f"{scope}control/{slot:08d}"
 
 
@@ -338,10 +338,10 @@ def start_allowance(debug_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
+    """A numbered object in ``inputs/``: *count* inputs from index *first* on, or their *total*.
 
-    It is stored as the object's metadata, so that a listing has all slots. ``footer`` is the
-    SHA-256 of a chunk's footer, which has the digest of each input.
+    The fields are stored as the object's metadata, so that a listing returns all slots. ``footer``
+    is the SHA-256 of a chunk's footer, which has the digest of each input.
     """
 
     first: int = 0
@@ -391,7 +391,7 @@ class Outcome(NamedTuple):
     """The header of an outcome, which is stored as the object's metadata and in receipts.
 
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
-    it has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
+    the body has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. So is ``note``; see
     `notes`.
     """
@@ -476,11 +476,11 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One slot of ``control/``: stop some items or all, or retry some.
+    """A numbered object in ``control/``: a request to stop some items or all, or to retry some.
 
     ``items`` are in ascending order; None means all. ``bases`` maps an item to its number of
-    earlier attempts. ``keep_running`` lets claimed attempts finish. A reader ignores an unknown
-    kind, unless it is a ``must``.
+    earlier attempts. ``keep_running`` lets claimed attempts finish. A reader ignores a request of
+    an unknown kind, unless ``must`` is true.
     """
 
     kind: str
@@ -633,8 +633,9 @@ def retry_base(
 ) -> int | None:
     """Return the base of a request to retry the item; None if there is nothing to retry.
 
-    The base is the number of the last attempt that the retry leaves behind. For a stopped item that
-    is the open attempt, because its job may still start; otherwise it is the last closed one.
+    The base is the number of the last attempt that doesn't count after the retry. For a stopped
+    item, this is the open attempt, because its job may still start. Otherwise it is the last closed
+    attempt.
     """
     ended = item_state(stands, attempts, budgets).state
     if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):
