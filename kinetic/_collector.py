@@ -1,8 +1,8 @@
 """Garbage collection: delete shared contents that no job uses any more.
 
-These are code, functions, requirements, and `Data` of a store, and their unpacked copies on this
-machine. The collector keeps contents that an unfinished job refers to, or a batch that wasn't
-cleaned up. It also keeps recently used contents, because a new submission may rely on them.
+Shared contents are code, functions, requirements, and `Data` in a store, and their unpacked copies
+on this machine. The collector keeps contents that an unfinished job, or a batch that wasn't cleaned
+up, refers to. It also keeps recently used contents, because a new submission may rely on them.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ def _from_store(store: _Store, limits: Limits) -> Iterator[Unit]:
     Stops at an error of the file system: an unreadable manifest may refer to any content.
     """
     with contextlib.suppress(OSError):
-        # List the content before the manifests: those stored later have renewed what they use.
+        # List the content before the manifests. A submission that stores a manifest later has
+        # renewed the content that it uses.
         units = store.units(SHARED)
         kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, time.time())}
         batches = store.objects.list("batches/")
@@ -270,8 +271,8 @@ class _Store:
     def left_of(self, batches: Sequence[Listed]) -> Iterator[Unit]:
         """Delete the remains of batches whose process died; yield what was deleted.
 
-        These are the objects of items of a collected batch, and objects that arrived after a
-        cleanup: then there is neither a manifest nor an entry in the listing's last part.
+        Remains are the items' objects of a batch with collected results, and objects that arrived
+        after a cleanup. Then the batch has neither a manifest nor an entry in ``groups/``.
         """
         by_id: defaultdict[str, list[Listed]] = defaultdict(list)
         for one in batches:
@@ -308,7 +309,7 @@ class _Store:
         return {name for names in self.objects.each(self._named_in, unfinished) for name in names}
 
     def _named_in(self, one: Listed) -> set[str]:
-        """Find what a manifest, or the footer of inputs, names."""
+        """Return the names of the contents that a manifest, or the footer of inputs, refers to."""
         try:
             start = max(0, one.size - FOOTER_BYTES) if "/inputs/" in one.name else 0
             content = self.objects.content(one.name, start)
@@ -338,8 +339,8 @@ ITEMS = TypeVar("ITEMS", bound=Listed)
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     """Return the objects that a batch with collected results no longer needs, in removal order.
 
-    The outcomes of closed attempts stay: without them, their process, if alive, could commit
-    another outcome.
+    The outcomes of closed attempts stay. Without such an outcome, the attempt's process could
+    commit another one if it is still alive.
     """
     found: list[ITEMS] = []
     objects = [*batch]
@@ -350,7 +351,7 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(one: Listed) -> bool:
-    """Return whether it is an outcome that another process than the attempt's wrote."""
+    """Return whether *one* is an outcome that another process may have written for the attempt."""
     outcome = _outcome_of(one)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 

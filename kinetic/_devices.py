@@ -27,7 +27,7 @@ def memory_here() -> int:
 
 
 def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids in ``CUDA_VISIBLE_DEVICES``, or those that the NVIDIA driver lists."""
+    """Return the GPU IDs in ``CUDA_VISIBLE_DEVICES``; if unset, those that the driver lists."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         ids = [part.strip() for part in visible.split(",")]

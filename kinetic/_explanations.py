@@ -27,7 +27,7 @@ GROUPS = {
     "KN4": "A request fails",
     "KN5": "A check inside kinetic fails",
 }
-"""What the codes with the same first digit have in common."""
+"""What the codes with the same beginning have in common."""
 
 ENTRIES = (
     Entry(

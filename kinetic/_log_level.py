@@ -31,12 +31,12 @@ class _OnlyOurs(logging.Filter):
         if record.pathname.startswith(OURS):
             return record.levelno >= self._level
         if self._logger.level != self._lowered:
-            return True  # the program has set the level for all since
+            return True  # the program has changed the level for all since then
         return record.levelno >= (self._before or logging.getLogger().level)
 
 
 def obey(environ: Mapping[str, str] = os.environ) -> None:
-    """Apply KINETIC_LOG_LEVEL, once a process; without it, change nothing.
+    """Apply KINETIC_LOG_LEVEL once in each process; if it isn't set, change nothing.
 
     If the program configures no logging, absl writes to standard error.
 

@@ -14,7 +14,7 @@ LONGEST_NAME = 80
 
 
 def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Return at most *limit* of the *known* names, the one most like *word* first.
+    """Return at most *limit* of the *known* names, those most similar to *word* first.
 
     *cutoff* is the minimum similarity, from 0 to 1.
     """

@@ -49,7 +49,7 @@ class Snapshot:
 
 
 _hashes: dict[tuple[str, str, Stamp], bytes] = {}
-"""Digests of big files; without a lock, because a fork could copy it locked."""
+"""Digests of big files. There is no lock, because a fork could copy the lock while it is held."""
 
 
 def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
@@ -123,7 +123,7 @@ def changed(file: str, root: str) -> DataError:
 def _walk(
     root: str, links: list[str], empty: list[str], stop: threading.Event
 ) -> Iterator[tuple[str, str]]:
-    """Yield the relative and absolute paths of files: a directory's, then its directories'."""
+    """Yield the relative and absolute path of each file: a folder's, then its subfolders'."""
     pending = [""]
     while pending:
         _check(stop)

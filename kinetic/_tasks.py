@@ -17,7 +17,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     """Return the running asyncio loop.
 
     Raises:
-        PortalError: There is none, or it is another library's.
+        PortalError: No loop runs in this thread, or the loop belongs to another library.
     """
     try:
         return asyncio.get_running_loop()
@@ -35,7 +35,7 @@ T = TypeVar("T")
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run *work* in a worker thread, to its end even if the caller is cancelled.
 
-    A thread can't be stopped, so the caller must not remove what it uses before its end.
+    A thread can't be stopped, so the caller must not remove what the thread uses before its end.
     """
     call = functools.partial(work, *args, **kwargs)
     running = asyncio.ensure_future(anyio.to_thread.run_sync(call))
@@ -73,7 +73,7 @@ def asked_to_end() -> bool:
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Await all; the first failure, or a cancellation, ends the others before it is raised."""
+    """Await all of *work*; after a failure or cancellation, end the others before raising it."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

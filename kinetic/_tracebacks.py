@@ -20,7 +20,7 @@ _OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib"
 def own_frames() -> int:
     """Count kinetic's frames from the caller's up.
 
-    As ``stacklevel`` of a warning, it names the first line outside kinetic.
+    With this number as ``stacklevel``, a warning names the first line outside kinetic.
     """
     frame = inspect.currentframe()
     count = 0
@@ -56,8 +56,8 @@ def hint(error: BaseException) -> str:
 class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
-    Does so for exceptions of jobs, for kinetic's errors, for those that are marked as
-    `of_the_caller`, and for Ctrl-C. Other exceptions keep all frames: they are defects. kinetic's
+    It does so for exceptions of jobs, for kinetic's errors, for errors that `of_the_caller` has
+    marked, and for Ctrl-C. Other exceptions keep all frames, because they are defects. kinetic's
     errors also get their `hint` as a note.
     """
 
@@ -97,7 +97,7 @@ class _OwnFramesLeftOut:
 
 
 def _foreign(context: BaseException | None) -> BaseException | None:
-    """Return the first exception of the chain that isn't one that kinetic was handling itself."""
+    """Return the first exception of the chain with a frame outside kinetic and its libraries."""
     while context is not None and without_own_frames(context.__traceback__) is None:
         context = context.__context__
     return context

@@ -42,7 +42,7 @@ MAX_AGE = 14 * 24 * 3600.0
 """How long (seconds) the cache keeps an archive that no submission uses."""
 
 MAX_BYTES = 4 * 1024**3
-"""How many bytes the cache keeps; above that, the least recently used archives go."""
+"""How many bytes the cache keeps; above that, it removes the least recently used archives."""
 
 IN_USE = 3600.0
 """How long (seconds) after its last use an archive stays: a process may be uploading it."""
@@ -68,8 +68,8 @@ class Archive:
 class ArchiveCache:
     """The archives in *directory*, which is private to the user.
 
-    The name of a file has the fingerprint of its tree and the fields of its `Archive`; a rename
-    gives that name to a complete file. Its modification time is the time of its last use.
+    An archive's file name has the fingerprint of its tree and the fields of `Archive`. A file gets
+    this name by a rename when it is complete. Its modification time is the time of its last use.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -148,12 +148,12 @@ def _temporary_folder(process: int) -> tempfile.TemporaryDirectory[str]:
 
 
 FRESH_NS = 50_000_000
-"""A file that changed less than 50 ms ago may change again within one tick of its clock."""
+"""A file that changed less than 50 ms ago may change again without a new time stamp."""
 
 BLOCK_BYTES = 1024 * 1024
 SAMPLE_BYTES = 16 * 1024
 WORTH = 0.9
-"""A file is deflated if its sample shrinks to this fraction; pictures and weights do not."""
+"""Compress a file only if its sample shrinks below this fraction; images and weights don't."""
 
 LEVEL = 1
 PERMISSIONS = 0o777  # the archive has no set-id bits
@@ -173,7 +173,8 @@ def pack(
 
     *exclude* has absolute paths to leave out, such as those that `Data` ships. *progress* is
     called in this thread with the bytes packed and the bytes to pack, but not if the cache has
-    the archive. An exception from it ends the packing; an `OSError` would blame the disk.
+    the archive. An exception of *progress* ends the packing. It mustn't be an `OSError`, because
+    `pack` would report that as an error of the disk.
 
     Raises:
         PackError: The root can't be read, ``.kineticignore`` is invalid, or
@@ -188,13 +189,13 @@ def pack(
     draft: Path | None = None
     try:
         draft = shelf.draft()
-        # Compared before kinetic reads the files: a later change has a later time.
+        # Compare the times before kinetic reads the files: a later change has a later time.
         fresh = abs(time.time_ns() - tree.newest_ns) < FRESH_NS
         written = _write(tree, draft, progress or (lambda done, total: None))
         _warn(tree, root, written)
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        # No tree has a digest as its fingerprint, so the next call packs again.
+        # An archive's digest is never the fingerprint of a tree, so the next call packs again.
         found_by = digest if fresh or written.uncertain else tree.fingerprint
         return shelf.put(draft, digest, written.files, found_by)
     except BaseException as exc:
@@ -258,7 +259,7 @@ def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Wri
                 file = open(entry.path, "rb")  # noqa: SIM115 - closed by the next block
             except OSError as exc:
                 written.refused.append(f"{entry.name} ({exc.strerror or exc})")
-                # The scan notices a new permission by its time of change.
+                # If the permission changes, so does the file's ctime, which the scan checks.
                 written.uncertain |= not isinstance(exc, PermissionError)
                 continue
             with file:
@@ -279,7 +280,7 @@ def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Wri
 def _add(archive: zipfile.ZipFile, entry: Entry, start: bytes, file: BinaryIO) -> Iterator[int]:
     """Add *start* and the rest of *file*, and yield how many bytes each step added.
 
-    A file that grows meanwhile is read as far as the scan saw it.
+    If the file grows meanwhile, read only as many bytes as it had in the scan.
     """
     sample = start[:SAMPLE_BYTES]
     shrinks = len(zlib.compress(sample, LEVEL)) < WORTH * len(sample)

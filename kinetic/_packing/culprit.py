@@ -1,7 +1,7 @@
 """Find which part of a value cannot be pickled.
 
 The search goes from the outside in. It picks the first part that fails by itself, then the first
-failing part of that, until no part fails. The last one picked is the culprit.
+failing part of the picked part, until no part fails. The last picked part is the culprit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def find(
 
 
 def joined(outer: str, label: str) -> str:
-    """Return where a part is, from the place of the value around it."""
+    """Return where a part is: the place of the value around it, and the part's *label*."""
     if not outer or label.startswith((".", "[")):
         return outer + label
     return f"{outer}, {label}"
@@ -137,7 +137,7 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 
 
 def parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
-    """Yield the parts of *value*; of a module or class only if *by_value* accepts its module."""
+    """Yield the parts of *value*; those of a module or class only if *by_value* accepts it."""
     if isa(value, dict):
         return _entries(value)
     if isa(value, list, tuple, set, frozenset, collections.deque):

@@ -3,12 +3,12 @@
 The rules, in order:
 
 1. `KINETIC_PACKAGE_ROOT`, if set, is the root.
-2. The search starts at the directory of the module that holds the function's code. It starts at
-   the working directory if there is no such file (notebook, REPL, ``python -c``, standard input,
-   builtins) or if that file is installed: third-party code is not a project.
-3. It goes up while there is an ``__init__.py``, to leave packages.
-4. The nearest directory at or above with a project marker is the root; without one, the directory
-   of step 3.
+2. The search starts at the directory of the module that holds the function's code. If the module
+   has no file (notebook, REPL, ``python -c``, standard input, builtins), or if its file is
+   installed, the search starts at the working directory: third-party code is not a project.
+3. The search goes up while the directory has an ``__init__.py``, to leave packages.
+4. The root is the nearest directory, from there upwards, with a project marker. If none has a
+   marker, the root is the directory of step 3.
 5. ``/``, the home directory and its parents, and the shared directories for temporary files are
    never roots. If no other directory is left, no files ship, and a warning reports that.
 """
@@ -37,9 +37,9 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def real(path: str | os.PathLike[str]) -> str:
-    """Return the path of a file, with its directory resolved and its own name kept.
+    """Return the path of a file, with the links in its directory resolved and its name kept.
 
-    If a module's file is a link, the link ships, so the link's directory is used.
+    If a module's file is itself a link, the link ships, so the link's directory counts.
     """
     directory, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(directory), name)
@@ -53,7 +53,7 @@ def is_within(path: str, directory: str) -> bool:
 def is_installed(path: str, below: str = os.sep) -> bool:
     """Return whether a file belongs to the interpreter or to a distribution.
 
-    Only the directories under *below* count: the project itself may lie in any directory.
+    Only the directories under *below* count, because *below* itself may lie in ``site-packages``.
     """
     parts = os.path.relpath(path, below).split(os.sep) if is_within(path, below) else []
     if not _PACKAGES.isdisjoint(parts[:-1]):

@@ -1,4 +1,4 @@
-"""Decide which files of a project don't ship.
+"""Decide which files of a project don't ship, that is, aren't sent to its jobs.
 
 The first of these layers that applies decides:
 
@@ -106,11 +106,11 @@ DEFAULT_EXCLUDES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The names to leave out; pure.
+    """The rules that decide which names to leave out; they do no I/O.
 
-    pathspec matches files only, so ``directories`` has the patterns for directories, without
-    their final ``/``. The scan goes down from the root and checks directories first, so ``files``
-    leaves those patterns out.
+    pathspec matches files only, so ``directories`` has the patterns without their final ``/``. The
+    scan goes down from the root and checks directories first. So ``files`` lacks the patterns that
+    leave out directories.
     """
 
     defaults: frozenset[str] = DEFAULT_EXCLUDES
@@ -118,7 +118,7 @@ class Rules:
     directories: pathspec.GitIgnoreSpec | None = None
 
     def leave_out(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
-        """Return True to leave *relative* out, False if a ``!pattern`` ships it, else None.
+        """Return True to leave *relative* out, False if a ``!pattern`` ships it, otherwise None.
 
         *relative* is the path from the root, with ``/`` between its parts. The scan doesn't enter
         a directory that is left out, so no pattern can ship its content; git has the same rule.
@@ -165,7 +165,7 @@ def _compiled(file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
                 f"{file}, line {number}: {line.strip()!r} is not a pattern of .gitignore's syntax",
                 culprit=f"{IGNORE_FILE}:{number}",
             ) from exc
-    # First, so that the project's own patterns have the last word.
+    # The defaults come first, so that the project's own patterns override them.
     lines = [*sorted(defaults), *lines]
     plain = [line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")]
     both = [_for_directories(line) for line in lines]

@@ -40,7 +40,7 @@ from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
 
 MEMORY_BYTES = 1024 * 1024
-"""Content above this size goes to a file."""
+"""Pickles above this size are written to a file."""
 
 
 class SpoolError(Exception):
@@ -64,7 +64,7 @@ class Counter:
 
 
 class _Spool(Spool):
-    """A spool whose failures differ from those of pickling."""
+    """A spool whose failures raise `SpoolError`, so that they aren't taken for pickling errors."""
 
     def __init__(self, directory: Path | None) -> None:
         path = None if directory is None else directory / f"{os.urandom(8).hex()}.pkl"
@@ -86,14 +86,14 @@ class _Spool(Spool):
 PLAIN = frozenset({type(None), bool, int, float})
 TEXT = frozenset({str, bytes})
 LONGEST, MOST = 4096, 64
-"""Maximum characters of a text, and values in a call: the event loop waits for the pickling."""
+"""Maximum characters of a text, and values in a call; pickling these blocks the event loop."""
 
 
 def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
-    """Return the container of ``(args, kwargs)``; None if they aren't plain and small.
+    """Pickle ``(args, kwargs)`` into a container; return None if they aren't plain and small.
 
-    Plain are numbers and short texts, alone and in lists, tuples, and dicts. `dump_arguments`
-    makes the same bytes of them, but needs a thread and a spool.
+    Plain values are numbers and short texts, alone or in lists, tuples, and dicts.
+    `dump_arguments` returns the same bytes for them, but needs a thread and a spool file.
     """
     if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and _is_small(args[0]):
         return _packed((args, kwargs))
@@ -138,7 +138,7 @@ def _is_small(number: object) -> bool:
 
 
 class Binding:
-    """The parameters of a function; one without a readable signature accepts any arguments."""
+    """The parameters of a function; a function without a readable signature accepts anything."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -195,7 +195,7 @@ def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -
     """Return the signature of *function*, with annotations as text where Python has them lazily.
 
     Raises:
-        ValueError, TypeError: It has none.
+        ValueError, TypeError: *function* has no signature.
     """
     if sys.version_info >= (3, 14):  # computing annotations may fail
         from annotationlib import Format

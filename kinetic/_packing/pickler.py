@@ -4,13 +4,13 @@ Beyond cloudpickle:
 
 - Definitions of the project's modules travel by value, except modules that are compiled or
   installed in a virtual environment of the project.
-- In the job, a module of the project has one namespace, which its functions share. A global that a
-  function assigns changes in the module, and modules may refer to each other.
+- In the job, a module of the project has one namespace, which its functions share. If a function
+  assigns a global, all functions of the module see it. Modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
 - Code keeps the name of its file. The job finds the source in its workspace, or
   in the pickle if the project doesn't have the file.
 - A `Data` becomes the path of its content in the job.
-- A decorated function becomes one that runs in the job's process.
+- A function that ``kinetic.run`` decorates becomes a function that runs in the job's process.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"
 
 
 class CallPickler(pickles.Pickler):
-    """Pickle one object."""
+    """Pickle one object, as the module's docstring describes."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class CallPickler(pickles.Pickler):
             return NotImplemented
         if fate is not Fate.VALUE:
             return self._usual(obj)
-        # As cloudpickle reduces what it can't import, or what its global register names.
+        # Reduce *obj* as cloudpickle reduces what it can't import, or what is registered for it.
         if isinstance(obj, types.FunctionType):
             return self._dynamic_function_reduce(obj)
         if isinstance(obj, type):
@@ -294,8 +294,8 @@ class CallPickler(pickles.Pickler):
     def _module(self, module: types.ModuleType) -> Any:
         match self._fate(module.__name__):
             case Fate.VALUE:
-                # The pickle of a function refers to its module as an empty skeleton, which its
-                # globals fill here.
+                # The pickle of a function refers to its module as an empty skeleton. Here the
+                # module's globals fill the skeleton.
                 state = {
                     name: value
                     for name, value in vars(module).copy().items()
@@ -317,7 +317,7 @@ class CallPickler(pickles.Pickler):
         return self._skeletons[name]
 
     def _relocated(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return *namespace* with the paths of the project's files in the job."""
+        """Return *namespace* with ``__file__`` and ``__path__`` as they are in the job."""
         file, path = namespace.get("__file__"), namespace.get("__path__")
         moved = dict(namespace)
         if isinstance(file, str):
@@ -338,7 +338,7 @@ class CallPickler(pickles.Pickler):
 
 
 class _StandIn:
-    """A value whose pickle is *reduced*."""
+    """A placeholder whose pickle is *reduced*: a function and its arguments."""
 
     def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]] | Any) -> None:
         self.reduced = reduced
@@ -368,7 +368,7 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
 
 
 def _is_found(obj: Any) -> bool:
-    """Return whether its module has *obj* under its qualified name."""
+    """Return whether the module of *obj* has *obj* under its qualified name."""
     found: Any = sys.modules.get(obj.__module__)
     for part in getattr(obj, "__qualname__", obj.__name__).split("."):
         found = getattr(found, part, None)

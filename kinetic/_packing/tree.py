@@ -29,7 +29,7 @@ from kinetic.errors import PackError
 
 FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
-"""How many links may lead to one directory."""
+"""How many links the path to a directory may contain."""
 
 # The entries that an environment in the project's root adds to the project's own files.
 _IN_PLACE = frozenset({"bin", "include", "lib64", "Scripts", "Include", "pyvenv.cfg", "conda-meta"})
@@ -48,7 +48,7 @@ class Stamp(NamedTuple):
 class Entry(NamedTuple):
     """A file or directory that ships; the name of a directory ends with ``/``.
 
-    *wanted*: a ``!pattern`` ships this file, whatever it contains.
+    *wanted* says that a ``!pattern`` ships this file, even if it contains a key.
     """
 
     name: str
@@ -113,7 +113,7 @@ def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tre
 
 
 class _Directory(NamedTuple):
-    """A directory to scan; ``above`` has its parents, by device and inode."""
+    """A directory to scan; ``above`` identifies it and its parents by device and inode."""
 
     name: str
     path: str
@@ -162,7 +162,7 @@ class _Scan:
         return status
 
     def _children(self, directory: _Directory) -> list[Entry | _Directory]:
-        """Return the children of a directory to ship, and add the directory itself."""
+        """Add *directory* to the entries, and return those of its children that ship."""
         try:
             with os.scandir(directory.path) as listing:
                 found = list(listing)

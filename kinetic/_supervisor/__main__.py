@@ -1,7 +1,8 @@
 """The supervisor's entry: ``python -P -m kinetic._supervisor HOME READY_FD``.
 
-It detaches from the process that started it by a second fork. A lock decides whether it becomes
-the supervisor of HOME. It writes the decision to the descriptor, as one line of JSON.
+By a second fork, this process detaches from the client that started it. It becomes the supervisor
+of HOME if no other process holds the lock. It writes the result to the descriptor READY_FD, as one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def found(
 ) -> Supervisor | None:
     """Return the supervisor of *home*, listening; None if another one runs.
 
-    Call *tell* once clients can connect, to this supervisor or to the other.
+    Call *tell* when clients can connect to this supervisor, or to the other one.
 
     Raises:
         OSError: The state folder cannot be used.
@@ -77,7 +78,7 @@ def found(
 
 
 def _go_on(table: Table, places: Places) -> Journal:
-    """Restore the table of jobs from the journal. None of their processes runs any more."""
+    """Restore the table of jobs from the journal; the processes of these jobs no longer run."""
     deleted = table.restore(read(places.journal), time.time())
     journal = Journal(places.journal)
     for name in deleted:
@@ -109,7 +110,7 @@ def _listen(places: Places) -> socket.socket:
 def main(home: Path, ready: int) -> None:
     """Become the supervisor of *home*, unless another one runs."""
     if os.fork():
-        os._exit(0)  # init collects the supervisor, not the client that started it
+        os._exit(0)  # init reaps the supervisor, not the client that started it
     sent: list[Mapping[str, object]] = []
 
     def tell(words: Mapping[str, object]) -> None:

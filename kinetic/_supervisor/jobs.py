@@ -1,7 +1,8 @@
-"""The table of jobs, each queued, running, ended, or gone. It decides; the supervisor does the I/O.
+"""The table of jobs, each queued, running, ended, or gone.
 
-Each method changes the table and returns the supervisor's actions in this order: write to the
-journal, act on processes, notify the clients that watch.
+The table decides, and the supervisor does the I/O. Each method changes the table and returns the
+supervisor's actions in this order: write to the journal, act on processes, notify the clients that
+watch.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The CPUs and GPUs that a job has; `Slots.give` takes the same value back."""
+    """The CPUs and GPUs that a job has taken; pass the same value to `Slots.give` to free them."""
 
     cpus: int
     gpus: tuple[str, ...]
 
 
 class Slots:
-    """Free and taken slots of one machine."""
+    """The free and taken slots of one machine; a slot is a CPU or a GPU."""
 
     def __init__(self, cpus: int, gpus: tuple[str, ...] = ()) -> None:
         self.cpus = max(1, cpus)
@@ -93,7 +94,7 @@ QUEUED_S = 3.0
 
 NAMED = 3
 REPORTED_AT_ONCE = 100
-"""How many queued jobs to report this for; the others wait for the same slots."""
+"""For how many queued jobs to report what they wait for; the others wait for the same slots."""
 
 
 class State(enum.StrEnum):
@@ -132,7 +133,7 @@ class Job:
     name: str
     labels: Mapping[str, str]
     created: float
-    header: JobHeader | None = None  # None for the job of an earlier supervisor, or one that ended
+    header: JobHeader | None = None  # None if the job has ended, or an earlier supervisor ran it
     body: bytes = b""
     state: State = State.QUEUED
     need: Need = field(default_factory=lambda: Need(1))
@@ -167,7 +168,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write a line to the journal; a ``vital`` one before anything else happens."""
+    """Write a line to the journal; write a ``vital`` line before any further action."""
 
     line: Mapping[str, Any]
     vital: bool = False
@@ -320,9 +321,9 @@ class Table:
         return job
 
     def may_wait(self, job: Job) -> bool:
-        """Return whether *job*, which cannot start now, goes back into the queue.
+        """Return whether *job*, which cannot start now, may return to the queue.
 
-        An item does if its batch has started another item.
+        It does if it is an item of a batch that has started another item.
         """
         submission = _submission(job)
         return job.stopping is None and any(
@@ -450,9 +451,9 @@ class Table:
     # --- what another supervisor has left behind -------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Read a journal, and return the names of deleted jobs, whose logs can go.
+        """Read a journal, and return the names of deleted jobs, whose logs can be removed.
 
-        Jobs that had not ended are lost: none of their processes runs any more.
+        Jobs that had not ended are lost: their processes no longer run.
         """
         unfinished: set[str] = set()
         deleted: set[str] = set()

@@ -66,11 +66,11 @@ class Journal:
             raise
 
     def note(self, line: Line) -> None:
-        """Write *line* with the next one or in `write_kept`; keep it while the disk is full."""
+        """Keep *line* in memory; the next `append` or `write_kept` writes it."""
         self._kept.append(_dumps(line).encode() + b"\n")
 
     def write_kept(self) -> None:
-        """Write the noted lines, including those kept while the disk was full.
+        """Write the lines that `note` has kept, also while the disk was full.
 
         Raises:
             OSError: The write failed; the lines are kept.
@@ -109,7 +109,7 @@ def _write_whole(fd: int, data: bytes) -> None:
 
 
 def supervisor_line() -> Line:
-    """Return the line with which a supervisor takes the journal over."""
+    """Return the line that a supervisor writes when it takes the journal over."""
     return {"was": "supervisor", "pid": os.getpid(), "at": time.time()}
 
 

@@ -36,7 +36,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Jobs with the same key are children of the same parent."""
+    """What identifies a warm parent: jobs with the same key are children of the same parent."""
 
     command: tuple[str, ...]
     runner: str
@@ -75,7 +75,7 @@ class _Ending:
 
 
 class Parent:
-    """A warm parent; the marks of its jobs begin with *directory*."""
+    """A warm parent; the marks of its jobs' processes (see `MARK`) begin with *directory*."""
 
     def __init__(self, key: Key, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
@@ -103,7 +103,7 @@ class Parent:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs whose `Ended` is still to come."""
+        """The jobs of this parent that `hear` and `settle` haven't reported as `Ended`."""
         return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
 
     @property
@@ -117,7 +117,7 @@ class Parent:
         return len(self._out)
 
     def start(self, job: Job, local: Mapping[str, Any]) -> None:
-        """Fork a process for *job*; *local* is the supervisor's line of its message."""
+        """Fork a process for *job*; *local* is the supervisor's line of the job's message."""
         self._made += 1
         self.used = time.monotonic()
         self._jobs[self._made] = job
@@ -212,7 +212,7 @@ class Parent:
         running: set[str] | None = None
         try:
             pids = children(self.pid)
-        except OSError:  # no free descriptor to list them: try again next time
+        except OSError:  # no descriptor is free for the list: try again next time
             return {ending.job.executor for ending in self._ending.values()}
         for pid in pids:
             if pid in self._mains or (owners := self._owners(pid)) is None:
@@ -221,7 +221,7 @@ class Parent:
                 running = {job.executor for job in self._jobs.values()}
             if owners.isdisjoint(running):
                 left |= owners
-                # Its own children become the parent's, and this kills them next time.
+                # The killed process's children become the parent's; the next call kills them.
                 self._out += fork_server.COMMAND.pack(fork_server.SLAY, pid, 0)
         return left
 
@@ -229,7 +229,7 @@ class Parent:
         """Return the executors that a process may belong to.
 
         A process with a mark belongs to one executor. Without a mark, it may belong to any job
-        that runs now. None means that it is a fork that is about to become a job.
+        that runs now. None means that the process is a new fork, which soon becomes a job.
         """
         directory, executor = mark_of(pid)
         if directory == self._directory:
@@ -274,7 +274,7 @@ def processes_of(directory: str) -> list[int]:
 
 
 def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
-    """Kill these processes until none is left; return those that remain after *patience* seconds.
+    """Kill the processes with the mark of *directory*; return those left after *patience* seconds.
 
     The caller holds the lock, so no other supervisor starts such processes meanwhile.
     """
@@ -304,7 +304,7 @@ def _kill(pid: int, directory: str, until: float) -> None:
 
 
 SPARE_S = 10.0
-"""How long to keep a spare that no job takes."""
+"""How long (seconds) to keep a spare, the folder of an ended job, that no later job takes."""
 
 
 REMOVED_AT_ONCE = 64
@@ -320,9 +320,10 @@ class _Spare:
 
 
 class Sweeper:
-    """Makes the folders of jobs, keeps some of them as *spares*, and removes the others.
+    """Make the folders of jobs, keep some of them for later jobs (spares), and remove the others.
 
-    It renames a folder into *trash*, and one helper process at a time removes what is there.
+    The sweeper renames a large folder into *trash*. One helper process at a time removes the
+    folders in *trash*.
     """
 
     def __init__(self, trash: Path, kept: Path) -> None:
@@ -361,7 +362,7 @@ class Sweeper:
             del self._kept[project]
 
     def clear(self, folder: str, executor: str) -> None:
-        """Keep the *folder* of a job that has ended as a spare, or put it aside."""
+        """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
         try:
             names = os.listdir(folder)
         except OSError:  # the folder was never made, or is unreadable
@@ -382,7 +383,7 @@ class Sweeper:
         self._kept.setdefault(project, []).append(_Spare(spare, time.monotonic()))
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder of few files now, because that takes less than another process."""
+        """Remove a folder of few files now, which is cheaper than another process would be."""
         try:
             gone = processes.remove_if_small(folder, REMOVED_AT_ONCE)
         except OSError:
@@ -391,7 +392,7 @@ class Sweeper:
             self._put_aside(folder)
 
     def drop_spares(self, *, unused_s: float = SPARE_S) -> None:
-        """Put aside the spares that no job has taken for *unused_s* seconds."""
+        """Move the spares that no job has taken for *unused_s* seconds to the trash."""
         before = time.monotonic() - unused_s
         for project, kept in [*self._kept.items()]:
             while kept and kept[0].at <= before:
@@ -523,7 +524,7 @@ class Parents:
     def _make_outputs(self, job: Job, folder: str) -> None:
         """Make the output directory of *job*; `_drop_outputs` removes it if it stays empty.
 
-        The supervisor does both, so that no job finds the directory of its batch just removed.
+        The supervisor does both, so that it never removes a batch's directory under a new job.
         """
         if _OUTPUTS.fullmatch(folder):
             self._outputs[job] = folder
@@ -589,7 +590,7 @@ class Parents:
         ours = {one.pid for one in self._living()} | self._sweeper.helpers
         try:
             orphans = [pid for pid in children() if pid not in ours]
-        except OSError:  # no free descriptor to list them: try again next time
+        except OSError:  # no descriptor is free for the list: try again next time
             return []
         for pid in orphans:
             try:

@@ -133,11 +133,11 @@ class Channel:
 VERSION = (1, 2)
 """Major and minor version. Client and supervisor need the same, as both use the runner's files.
 
-Raise the minor when the runner's files move. Each major has its own socket path.
+Raise the minor version when the runner's files move. Each major version has its own socket path.
 """
 
 SUBMISSION = "kinetic.dev/submission"
-"""The label with whose value the names of a submission's jobs begin."""
+"""The label whose value is the beginning of the names of a submission's jobs."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -188,8 +188,8 @@ class JobHeader:
     ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
     ``edition`` tells one content of that folder from another. ``timeout``, ``start_timeout``,
     ``start_allowance`` and ``grace`` are seconds. An ``owned`` job ends with the process that
-    ordered it. ``project`` is the digest of its code, ``store`` and ``scope`` say where its
-    objects are.
+    ordered it. ``project`` is the digest of the job's code, ``store`` and ``scope`` say where the
+    job's objects are.
     """
 
     name: str

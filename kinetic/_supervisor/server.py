@@ -60,7 +60,7 @@ PAUSE_S = 0.02
 
 
 class Ending(Exception):
-    """This supervisor is shutting down; the client has to ask the next one."""
+    """This supervisor is shutting down; the client has to ask the next supervisor."""
 
 
 class Connection:
@@ -77,7 +77,7 @@ class Connection:
         """When to send the next changes, if a job is open."""
 
     def pump(self, now: float, *, hurry: bool) -> bool:
-        """Send what the client reads now; return False if some is kept for later.
+        """Send what the client reads now; return False if changes of jobs are kept for later.
 
         Raises:
             OSError: The client has disconnected.
@@ -87,7 +87,7 @@ class Connection:
             return False
         if self.changes:
             self.next_word = now + PAUSE_S
-        # With changes left, bytes are unsent as well: the selector reports when there is room.
+        # If changes are left, bytes are unsent too, so the selector reports when there is room.
         while self.changes and self.channel.unsent < AHEAD_BYTES:
             changed = [*itertools.islice(self.changes, JOBS_A_MESSAGE)]
             for job in changed:
@@ -204,7 +204,7 @@ class Server:
             self._enders.setdefault(job.name, []).append((connection, header["id"]))
 
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Note that the sending process has stored its outcome; it gets no answer."""
+        """Note that the sender, a job's process, has stored its outcome; send no answer."""
         job = self._table.leaving(header["executor"])
         if job is not None:
             self.notify(job)

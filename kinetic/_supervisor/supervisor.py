@@ -46,7 +46,7 @@ from kinetic._supervisor.server import Connection, Ending, Owner, Server
 from kinetic.job_status import Reason
 
 FRESH_S = 10.0
-"""Maximum age of the kernel's count when a job starts."""
+"""Maximum age, in seconds, of the kernel's count of kills when a job starts."""
 
 
 class KernelKills:
@@ -58,12 +58,12 @@ class KernelKills:
         self._read_at = 0.0
 
     def note(self, now: float) -> None:
-        """Renew an old count when a job starts, so that earlier kills don't count for it."""
+        """Read the count again if it is old when a job starts: earlier kills aren't the job's."""
         if now - self._read_at > FRESH_S:
             self._read_at, self._before = now, self._count()
 
     def happened(self) -> bool:
-        """Return whether the kernel has killed a process since."""
+        """Return whether the kernel has killed a process since the stored count was read."""
         after = self._count()
         return after is not None and self._before is not None and after > self._before
 
@@ -123,7 +123,7 @@ SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
-"""After this many new timers, drop those of ended jobs, which might be due only in days."""
+"""After this many new timers, drop the timers of ended jobs, which may be due only in days."""
 
 START_AGAIN_S = 1.0
 """Pause before the next start, after descriptors, disk space, or memory ran out."""
@@ -215,7 +215,7 @@ class Supervisor:
         self._ending = False
 
     def run(self) -> None:
-        """Run the loop; at its end, none of its processes is left."""
+        """Run the loop; when it returns, no process of a job is left."""
         self._listener.setblocking(False)
         self._select(self._listener, self._on_client)
         wake = _wake_on_signals()
@@ -238,7 +238,7 @@ class Supervisor:
             return
         except OSError as exc:
             say(f"can't accept a client: {exc}")
-            time.sleep(0.1)  # too many open files: clients wait, jobs go on
+            time.sleep(0.1)  # too many open files: clients wait, jobs continue
             return
         connection = Connection(sock)
         self._server.connections.add(connection)
@@ -376,7 +376,7 @@ class Supervisor:
             except ProcessLookupError:
                 self._orphan(job)
                 return
-            except OSError as exc:  # the job keeps running, like one with a handle
+            except OSError as exc:  # the job keeps running, as a job with a handle does
                 say(f"{job.name} won't end with process {client}: {exc}")
                 return
             self._select(owner, lambda: self._on_owner_gone(client))
@@ -390,7 +390,7 @@ class Supervisor:
 
     def _orphan(self, job: Job) -> None:
         """End *job*, whose only client has ended, and remove its objects afterwards."""
-        if job.header is not None:  # else the job has just ended
+        if job.header is not None:  # otherwise the job has just ended
             self._orphans[job] = job.header
         self._disown(job)
         self._delete(job)
@@ -477,7 +477,7 @@ class Supervisor:
         self._flushing.add(parent)
 
     def _flush(self) -> None:
-        """Write the kept journal lines, then send what this turn has for parents and clients."""
+        """Write the kept journal lines, then send this turn's messages to parents and clients."""
         with contextlib.suppress(OSError):
             self._journal.write_kept()
         if self._journal.crowded(len(self._table.jobs)):
@@ -488,7 +488,8 @@ class Supervisor:
                 parent.flush()
             self._wait_for_room(parent)
         self._flushing.clear()
-        # After the parents' flush, so that queued jobs start first; before clients get the ends.
+        # Tidy after the parents' flush, so that queued jobs start first, and before clients
+        # learn which jobs have ended.
         self._parents.tidy()
         self._tell_clients()
 
@@ -554,7 +555,7 @@ class Supervisor:
         return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
 
     def _leave_quietly(self) -> bool:
-        """Stop listening, unless a client is just connecting."""
+        """Stop listening, unless a client is just connecting; return whether it stopped."""
         starting = acquire(self._places.starting, wait=False)
         before = len(self._server.connections)
         if starting is not None:

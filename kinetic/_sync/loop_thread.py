@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 POLL_S = 0.5
-"""How long a waiting thread may miss a signal.
+"""How long, in seconds, a waiting thread may miss a signal.
 
 A signal that comes just before the wait for a lock, or that another thread gets, would be lost
 until the wait ends.
@@ -124,7 +124,7 @@ class LoopThread:
     def start(self) -> None:
         """Start the loop and wait until it runs.
 
-        Interrupted: the loop ends by itself as soon as it has started.
+        If the wait is interrupted, the loop ends as soon as it has started.
         """
         try:
             _thread.start_new_thread(self._start, ())
@@ -147,7 +147,7 @@ class LoopThread:
             self.loop.call_soon_threadsafe(self._stopped.set)
 
     def refuse_own_thread(self) -> None:
-        """Raise `PortalError` in the loop's own thread: it would wait for itself."""
+        """Raise `PortalError` in the loop's own thread, which would wait for itself."""
         if self.ident == threading.get_ident():
             raise PortalError(
                 "the sync API was called from kinetic's own event loop, where it would wait for "
@@ -182,8 +182,8 @@ class LoopThread:
             self.news.put(None)
 
     async def _serve(self) -> None:
-        # A single task: anyio's worker threads live as long as it does, and at the end of the
-        # interpreter no new ones can start for the clean-up.
+        # One task does all of this, because anyio's worker threads live as long as the task. At
+        # the end of the interpreter, no new threads can start for the clean-up.
         if not self._stop_asked:
             await self._stopped.wait()
         self.ending = True

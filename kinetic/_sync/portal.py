@@ -40,8 +40,8 @@ def _nothing() -> None:
 class Portal:
     """An event loop on a separate thread, which starts with the first call.
 
-    Any number of threads may call. A forked child starts another loop; the parent's work goes on in
-    the parent only.
+    Any number of threads may call. A forked child starts another loop; the calls of the parent
+    continue only in the parent.
     """
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
@@ -154,7 +154,7 @@ class Portal:
             return
         from kinetic._progress.entry import in_notebook
 
-        if in_notebook():  # the notebook's loop has nothing else to do while a cell waits
+        if in_notebook():  # while a cell waits, a notebook's loop has no other work
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
@@ -198,7 +198,7 @@ class Crossing:
         return post
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `Portal.call`."""
+        """Do the same as `Portal.call`."""
         from kinetic._progress.display import shower  # declaring functions needs no display
 
         self._portal.admit()
@@ -372,7 +372,7 @@ class Iteration(Generic[S, T]):
             self._portal.call(_aclose, self._items)
 
     async def aclose(self) -> None:
-        """As `close`, for another loop."""
+        """Do the same as `close`, for a caller in another loop."""
         if self._home is not None and self._home is self._portal.current:
             await self._portal.acall(_aclose, self._items)
 
@@ -392,7 +392,7 @@ class Iteration(Generic[S, T]):
 def _leave_library() -> None:
     """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
 
-    Both look up the library in sniffio, if it is installed.
+    anyio and that library look up the running library in sniffio, if it is installed.
     """
     sniffio: Any = sys.modules.get("sniffio")
     # Another thread may be importing the module.
@@ -402,7 +402,7 @@ def _leave_library() -> None:
 
 
 async def _carry_out(function: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:
-    """Await ``function()`` and set *outcome*; a SystemExit here would end the loop."""
+    """Await ``function()`` and set *outcome*; an uncaught SystemExit would end the loop."""
     try:
         outcome.succeed(await function())
     except RuntimeError as exc:
@@ -439,7 +439,7 @@ _exit_is_hooked = False
 
 
 def _close_at_exit() -> None:
-    """Register the end when a loop starts, so that it runs before earlier registrations."""
+    """Register `_exit` when a loop starts; it then runs before callbacks registered earlier."""
     global _exit_is_hooked
     if not _exit_is_hooked:
         atexit.register(_exit)

@@ -364,7 +364,7 @@ class Attempt:
         self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
     def read_ahead(self) -> bytes:
-        """Return the arguments if the check for inputs has read them, else nothing."""
+        """Return the arguments if the check for inputs has read them; else empty bytes."""
         return self._opening.arguments
 
     def run(self) -> int:

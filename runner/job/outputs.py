@@ -72,7 +72,7 @@ class _Seen(NamedTuple):
 
 
 class Mirror:
-    """A *folder* whose files go to *place*, a ``gs://`` prefix."""
+    """Upload the files of *folder* to *place*, a ``gs://`` prefix."""
 
     def __init__(self, place: str, folder: str) -> None:
         self._place = place

@@ -192,7 +192,7 @@ def mark_of(pid: int) -> tuple[str, str]:
 
 
 class Mark:
-    """The mark of this process, in which each fork writes its own executor."""
+    """The mark of this process, into which each fork writes the executor of its job."""
 
     def __init__(self) -> None:
         self.directory, _, executor = os.environ.get(MARK, "").rpartition(":")

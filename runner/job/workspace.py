@@ -133,7 +133,7 @@ def discard(place: str, before: float) -> bool:
 
 
 def find(place: str) -> Tree | None:
-    """Return the tree of *place*; None if it has not been built."""
+    """Return the tree in the directory *place*; None if no process has built it."""
     try:
         names = os.listdir(place)
     except FileNotFoundError:

@@ -26,7 +26,7 @@ OOM_EVENTS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
 )
-"""Where the kernel counts processes killed for memory, in cgroup versions 2 and 1."""
+"""Where the kernel counts the processes that it killed for lack of memory, in cgroups v2 and v1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def close_dead(
     receipt: str,
     objects: Objects,
 ) -> int:
-    """Commit the failure *death* as the outcome of this attempt, and return the exit code."""
+    """Commit the failure *death* as this attempt's outcome; return the pod's exit code."""
     opening = Opening(order, key, executor, objects)
     try:
         if not opening.claim():

@@ -3,7 +3,7 @@
 ``frame 0 | frame 1 | … | footer (JSON) | length of the footer (4 bytes) | magic``
 
 The footer comes last, when the sizes are known. So a large pickle can be streamed to a file, and
-is never in memory twice.
+memory never holds two copies of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Store the scalars of a value beside its pickle, so that a report needn't unpickle anything.
 
 A note is one flat mapping of names to numbers, Booleans, None, and short strings, at most
-`NOTE_BYTES` of JSON. It needs no extra request: the note of a result or an error is in the signed
-header of its outcome, the note of an input in the signed footer of its chunk.
+`NOTE_BYTES` of JSON. Reading a note needs no extra request. The note of a result or an error is in
+the signed header of its outcome, the note of an input in the signed footer of its chunk.
 """
 
 from __future__ import annotations

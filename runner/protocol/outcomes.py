@@ -47,7 +47,7 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The end of an attempt without its own outcome: its process died, or never began."""
+    """The end of an attempt whose process died before it stored an outcome, or never started."""
 
     reason: str
     message: str
@@ -107,7 +107,7 @@ def digest(content: bytes) -> str:
 
 
 def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) -> Stored:
-    """Pickle a result; one of more than *limit* bytes goes to the file *spool*.
+    """Pickle a result; write a pickle of more than *limit* bytes to the file *spool*.
 
     Raises:
         Exception: Pickling the value failed.

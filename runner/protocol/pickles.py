@@ -122,7 +122,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return "".join(code.co_filename)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """Return how cloudpickle reduces a function that goes by value."""
+        """Return how cloudpickle reduces a function that is pickled by value."""
         self.has_code = True
         return super()._dynamic_function_reduce(import_hints.carried(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 

@@ -410,7 +410,7 @@ class DirectoryObjects:
         raise OSError(f"the folder of {target} disappears each time it is created")
 
     def _sync_folders(self, folder: str, *, all_above: bool) -> None:
-        """Sync *folder*, and if it is new, those above it up to the root."""
+        """Sync *folder*, and with *all_above* also its parent folders up to the root."""
         _sync(folder)
         while all_above and len(folder) > len(self._root):
             folder = os.path.dirname(folder)
