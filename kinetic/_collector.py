@@ -33,7 +33,7 @@ STORE_KEPT_S = DAY_S
 it, and has another 12 hours to store its manifest."""
 
 CACHE_KEPT_S = 3600.0
-"""Minimum age of unpacked contents: a process may be about to lock them."""
+"""Minimum age of unpacked contents: until then, a process may be about to lock them."""
 
 SHARED = ("code", "functions", "requirements", "data")
 FOOTER_BYTES = 64 * 1024
@@ -65,7 +65,7 @@ class Limits:
 
 
 UNUSED = Limits(age_s=DAY_S, size=math.inf)
-"""The limits of ``kinetic gc``: it removes contents that are unused for a day."""
+"""The limits of ``kinetic gc``: it removes contents that no job has used for a day."""
 
 
 @dataclass(frozen=True, slots=True)

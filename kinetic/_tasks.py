@@ -108,8 +108,8 @@ async def release(
     """Run *work* to its end for up to *grace* seconds, shielded from cancellation.
 
     The grace starts again whenever the value of *progress* has changed. Logs a failure of *work*
-    instead of raising it, because the caller already raises another error. Raises a cancellation
-    afterwards; if the caller was *interrupted* before, at once.
+    instead of raising it, because the caller already raises another error. Raises a cancellation of
+    the caller afterwards, or at once if the caller was already *interrupted*.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {what}")

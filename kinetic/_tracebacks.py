@@ -12,7 +12,7 @@ E = TypeVar("E", bound=BaseException)
 F = TypeVar("F", bound=Callable[..., Any])
 
 REMOTE_TRACEBACK = "Remote traceback of "
-"""The beginning of the note that has an exception's traceback in its job."""
+"""The beginning of the note with the traceback that an exception had in its job."""
 
 _OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
 

@@ -244,7 +244,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _share_one_thread_if_none_can_start() -> None:
-    """At the end of an interpreter from 3.12 on, no thread can start: use one that exists."""
+    """Limit anyio to one existing worker if no thread can start, as at exit since Python 3.12."""
     try:
         _thread.start_new_thread(os.getpid, ())
     except RuntimeError:

@@ -166,7 +166,7 @@ class Portal:
         )
 
     def forget(self) -> None:
-        """In a forked child, forget the loop: its thread and its files are the parent's."""
+        """Forget the loop in a forked child: the loop's thread and files belong to the parent."""
         if self._home is not None:
             _INHERITED.append(self._home)
         self._lock = threading.RLock()
@@ -219,7 +219,7 @@ class Crossing:
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Await *function* on the portal's loop, and return its result in the caller's.
+        """Await *function* on the portal's loop, and return its result in the caller's loop.
 
         If the caller is cancelled, cancel the coroutine and wait until it ends.
         """
@@ -284,7 +284,7 @@ class Crossing:
         self._task.add_done_callback(end)
 
     def _wait(self) -> None:
-        """Run the requests to this thread until the outcome is set."""
+        """Run the callbacks that are posted to this thread until the call's outcome is set."""
         while True:
             work = receive(self._mail)
             if work is None:
@@ -295,7 +295,7 @@ class Crossing:
                 logging.exception("a callback failed; the call continues")
 
     def _leave(self, outcome: Outcome[Any]) -> None:
-        """After an interrupt, cancel and wait for the clean-up; after a second one, don't wait."""
+        """After an interrupt, cancel the call; wait for its clean-up until a second interrupt."""
         if self._home is None or outcome.done:
             return
         if not self._patient:

@@ -107,7 +107,7 @@ def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
 
 
 def _carry_out(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
-    """Run the job that these lines describe, in this process."""
+    """Run the job that the three lines of its message describe, in this process."""
     local: dict[str, Any] = json.loads(local_line)
     known = secrets_line == _adopted
     secrets: dict[str, Any] = _secrets if known else json.loads(secrets_line)

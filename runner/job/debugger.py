@@ -81,7 +81,7 @@ class Waiting:
             self._objects.create(self._name(BEGUN), b"")
 
     def _look(self) -> None:
-        """In a thread: end the wait at its time limit, or when another host's wait has ended."""
+        """End the wait, from a thread, at its time limit or when another host's wait has ended."""
         end = time.monotonic() + (self._order.debug_s or 0.0)
         begun = self._name(BEGUN)
         while (left := end - time.monotonic()) > 0:

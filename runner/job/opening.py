@@ -147,7 +147,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
 
 
 def out_of_time(order: wire.Order, called: bool) -> str:
-    """Return the message of a job whose time is over, with its function *called* or not."""
+    """Return the message about a job that ran out of time; its function was *called* or not."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"
     limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)

@@ -35,7 +35,7 @@ NAMED = 5
 """How many of the files that were not uploaded a message names."""
 
 SHARE = 0.5
-"""The share of a job's grace that uploads may take; the rest is for its outcome."""
+"""The share of a job's grace that uploads may take; the rest is for storing the outcome."""
 
 
 def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:

@@ -225,7 +225,7 @@ class DirectoryObjects:
         return found
 
     def renew(self, names: Iterable[str]) -> set[str]:
-        """Mark these objects as used now; return the names that do not exist."""
+        """Mark the objects *names* as used now; return the names that do not exist."""
         absent: set[str] = set()
         with self._collecting(fcntl.LOCK_SH):
             for name in names:

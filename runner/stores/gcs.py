@@ -30,7 +30,7 @@ Listing = list[Stored]
 
 EMULATOR = "STORAGE_EMULATOR_HOST"
 OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
-"""Another address of the service itself; Google's own tools read this variable."""
+"""The variable that sets another address of Cloud Storage; Google's own tools also read it."""
 
 NONCE = "kinetic-nonce"
 TYPE = "application/octet-stream"
@@ -39,7 +39,7 @@ PAGE = 1000
 CONNECTIONS = 64
 
 PIECE_BYTES = 16 * 1024 * 1024
-"""Bytes of one request of a resumable upload, which the library holds in memory."""
+"""How many bytes one request of a resumable upload sends; the library holds them in memory."""
 
 PART_BYTES = 32 * 1024 * 1024
 PARTS = 8
