@@ -391,7 +391,7 @@ class Outcome(NamedTuple):
     """The header of an outcome, which is stored as the object's metadata and in receipts.
 
     The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
-    the body has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
+    it has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
     ``ended`` are seconds since the epoch by the job's clock, for display. So is ``note``; see
     `notes`.
     """
