@@ -1,4 +1,8 @@
-"""The state of a batch, which its handle wraps: its items, its submitter, and its end."""
+"""The state of a batch, which its handle wraps: its items, its submitter, and its end.
+
+One process at a time submits a batch: it holds the batch's lease, an object in the store, and runs
+a coordinator. All other processes observe the batch.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +46,11 @@ from kinetic.options import MapSettings
 from kinetic.prices import HOUR_S, Estimate, Price
 
 LEAVING_S = 15.0
-"""How long to wait for the inputs to be stored and the lease released, when a client closes."""
+"""How long a closing client waits, in seconds, to store inputs and release the lease."""
 
 
 class Batch:
-    """One batch as this process sees it; with a coordinator, this process submits it."""
+    """One batch as this process sees it; this process submits it while its coordinator runs."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self.followed = followed
-        """Whether the session keeps this batch current; a listed batch only after its first use."""
+        """Whether the session keeps this batch current; it ignores a listed batch before its use."""
         self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
@@ -102,7 +106,7 @@ class Batch:
 
     @property
     def sealed(self) -> bool:
-        """Whether no more items can come: the end of the inputs is stored, or was collected."""
+        """Whether no more items can come: the end of the inputs is, or was, in the store."""
         return self.inputs.sealed or self.submission.collected is not None
 
     @property
@@ -114,11 +118,11 @@ class Batch:
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, or were until they were collected."""
+        """How many inputs are stored, or were stored until `results()` removed them."""
         return max(self.inputs.count, self.submission.collected or 0)
 
     def submitted(self, index: int) -> bool:
-        """Return whether an attempt of the item was decided on.
+        """Return whether an attempt of the item exists, or this process has decided to start one.
 
         If another process submits the batch, all its items count as submitted.
         """
@@ -130,9 +134,9 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether a waiter has nothing left to wait for.
+        """Whether callers that wait for the batch have nothing left to wait for.
 
-        All items are settled, or this process has stopped submitting the batch.
+        Every item has ended or can never be read, or this process has stopped submitting the batch.
         """
         if self.coordinator is not None:
             settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
@@ -141,7 +145,7 @@ class Batch:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has ended, as opposed to this process submitting it no more."""
+        """Whether every item has ended; false if this process only stopped submitting the batch."""
         return self.finished if self.coordinator is None else self.coordinator.complete
 
     def follow(self, *, observed: bool = True) -> None:
@@ -317,9 +321,10 @@ class Batch:
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """When another process asks for a retry after this one stopped submitting, observe again.
+        """Observe the batch again if another process requests a retry of items.
 
-        Not for our own request, nor while we take the batch over.
+        Only if this process has stopped submitting; ignore its own request, and any request while
+        it takes the batch over.
         """
         if request.kind != "retry" or request == self._asked or self._taking_over.locked():
             return
@@ -376,7 +381,7 @@ class Batch:
                 raise
 
     async def _environment(self) -> Mapping[str, str]:
-        """Return the environment of the jobs: the platform's copy, ours, or one captured again."""
+        """Return the jobs' environment: the platform's copy, this process's, or a new capture."""
         try:
             secret = self.session.platform.cluster.secret
             content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
@@ -393,7 +398,7 @@ class Batch:
         """Capture the variables of the batch from this process, as its first submitter did.
 
         Raises:
-            ConfigurationError: This process lacks one of them.
+            ConfigurationError: This process lacks one of the variables.
         """
         names: list[str] = self.manifest["placed"]["captured"]
         if lacking := [name for name in names if name not in os.environ]:
@@ -491,11 +496,15 @@ class Batch:
                     "%s: another process took it over, and carries this out", self.group_id
                 )
         if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
-            self._observe_again()  # what was reopened runs elsewhere
+            self._observe_again()  # another process runs the reopened items
         return count
 
     async def exists(self) -> bool:
-        """Return whether the batch exists; after a cleanup, nothing would remove a new object."""
+        """Return whether the batch still exists.
+
+        Callers check this before they write: nothing would remove an object that is written after
+        a cleanup.
+        """
         entry = self.submission.identity.entry
         if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
@@ -528,7 +537,7 @@ class Batch:
         return there is None or not there[0].held or not await self._is_served(there[0])
 
     async def _is_served(self, lease: _lease.Lease) -> bool:
-        """Return whether the holder of *lease* renews it, or another process has it now."""
+        """Return whether the holder of *lease* renews it, or another process has taken it."""
         identity, platform = self.submission.identity, self.session.platform
         since = platform.clock()
         while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
@@ -556,7 +565,7 @@ class Batch:
                 )
 
     async def seal(self) -> None:
-        """Pull no more inputs, and store the end of those that were pulled."""
+        """Pull no more inputs, and record in the store that there are no others."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.finish_inputs(seal=True)
 
@@ -575,11 +584,11 @@ class Batch:
             if coordinator.request_error is not None:
                 raise coordinator.request_error
             if coordinator.lease.lost is None:
-                return  # else another process has the batch now, and ends it
+                return  # else another process submits the batch: stop it as an observer
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
             await delete_left(self.submission)
-            return  # nothing else is left to stop, and the logs stay
+            return  # every item has ended, so keep the other jobs and their logs
         if not await self.exists():
             return
         its_round = await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
@@ -598,11 +607,11 @@ class Batch:
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
-        """Remove all objects of the items, which have these *values*; the manifest stays.
+        """Remove all objects of the items, and keep their *values* here; the manifest stays.
 
         *history* is what a report needs of each item; it's stored first.
 
-        Cancelled: some objects may be removed. This process keeps *values*; call it again.
+        Cancelled: some objects may be removed. This process keeps *values*; call `collect` again.
         """
         submission = self.submission
         if self.items_removed or not await self.exists():
@@ -635,7 +644,7 @@ class Batch:
             self.session.forget(self.submission)
 
     async def _until_lifted(self, removal: Callable[[], Awaitable[None]]) -> None:
-        """Await *removal*; the process that submitted the batch retries passing refusals."""
+        """Await *removal*; in the process that submitted the batch, retry temporary refusals."""
 
         def waits() -> bool:
             return self.coordinator is not None and self.submission.has_started
@@ -683,7 +692,7 @@ class Batch:
         return self.submission.abandoned
 
     async def _close_unattended(self) -> list[int]:
-        """Close the items that have ended; return those that won't end without a submitter."""
+        """Close attempts that have died; return the items that won't end without a submitter."""
         await self.refresh()
         stuck = await ending.close_unattended(self.submission, range(self.known))
         await self.submission.requests.read()
@@ -694,7 +703,7 @@ class Batch:
         return stuck
 
     async def watch_abandonment(self) -> None:
-        """Wait until no process submits the batch, then fail waiters of items without outcome."""
+        """Wait until no process submits the batch, then fail waiters of items that won't end."""
         identity, platform = self.submission.identity, self.session.platform
         lease = await retry_forever(
             lambda: _lease.until_abandoned(

@@ -1,4 +1,7 @@
-"""Submit a batch: hold its lease and carry out the scheduler's decisions."""
+"""Submit a batch: hold its lease and carry out the scheduler's decisions.
+
+The lease is an object in the store; only the process that holds it may submit the batch.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +79,12 @@ TURN = 500
 
 
 class BatchCoordinator:
-    """Run one batch to its end, or until it stops submitting or another process has the lease.
+    """Run one batch until it ends, this process stops submitting, or another has the lease.
 
-    ``over`` is set when it no longer works; ``error`` then says why the batch isn't complete.
-    ``request_error`` says why a request could not be stored or carried out; its waiters get it.
-    *budget* is in seconds of attempts.
+    ``over`` is set when the coordinator has ended; ``error`` then says why the batch isn't
+    complete. ``request_error`` says why a request to stop or retry could not be stored or carried
+    out; callers that wait for the request get this error. *budget* limits the sum of the seconds
+    of all attempts.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class BatchCoordinator:
 
     @property
     def all_asked_for(self) -> bool:
-        """Whether the platform was asked for every item there is."""
+        """Whether every item was requested from the platform, and none waits to be requested."""
         state = self.state
         waiting = state.unstarted or state.due or self.launcher.pending or self._events
         return state.total is not None and not waiting
@@ -191,7 +195,7 @@ class BatchCoordinator:
     # --- from beginning to end ---
 
     async def run(self) -> None:
-        """Submit everything and wait until all of it has ended; an error is kept in ``error``."""
+        """Submit all items and wait until they have ended; keep an error in ``error``."""
         workers = min(LAUNCHING, self.state.settings.max_concurrent or LAUNCHING)
         try:
             with self._session.awaiting(self._submission):
@@ -213,10 +217,10 @@ class BatchCoordinator:
             await self._leave()
 
     async def _until_complete(self) -> None:
-        """Decide until the batch is complete, or this process is to leave it.
+        """Carry out decisions until the batch is complete, or this process must leave it.
 
-        Requests are read once more after the lease was released; if there is a new one,
-        the lease is taken again and the batch goes on.
+        After releasing the lease, read the requests to stop or retry once more. If there
+        is a new request, take the lease again and continue.
         """
         while True:
             await self._decide()
@@ -234,7 +238,7 @@ class BatchCoordinator:
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
-            # While it was free, a request may have been appended that no coordinator has read.
+            # While no process had the lease, a request may have come that no coordinator has read.
             await retry_forever(requests.read, "reading requests")
             self.lease.catch_up()
         if not self.state.sealed:
@@ -255,7 +259,7 @@ class BatchCoordinator:
         await retry_forever(lambda: self.lease.release(seen), "releasing the lease")
 
     async def _drop_secrets(self, total: int) -> None:
-        """Drop the batch's secrets; its environment stays for `retry_failed` if items failed."""
+        """Drop the batch's secrets; if items failed, keep the environment for `retry_failed`."""
         batch, cluster = self._submission.identity.id, self._session.platform.cluster
         items = (self._submission.item(index) for index in range(total))
         well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
@@ -323,7 +327,7 @@ class BatchCoordinator:
         return self.pump is not None and not self.pump.known_length
 
     async def is_replaced(self) -> bool:
-        """Return whether another process has the lease, before the next renewal would show it.
+        """Return whether another process has the lease; renew the lease now to find out.
 
         Raises:
             BackendError: The store does not answer.
@@ -333,7 +337,10 @@ class BatchCoordinator:
         return self.lease.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
-        """Store all inputs; pull no more lazy ones, and with *seal* write their end."""
+        """Store all inputs of a collection, or those pulled so far from an iterator.
+
+        *seal* also records in the store that an iterator's inputs have ended.
+        """
         if self.pump is None or self.pump.finished:
             return
         if self._is_lazy:
@@ -440,7 +447,7 @@ class BatchCoordinator:
             await withdraw_idle(submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
-        """Delete jobs, so that running ones end sooner. The stop keeps others from starting."""
+        """Delete jobs so that running jobs end sooner; the stop keeps other jobs from starting."""
         batch = self._submission.identity.id
         try:
             await retry_forever(lambda: delete_all(self._submission, its_round), "deleting jobs")
@@ -450,7 +457,7 @@ class BatchCoordinator:
             )
 
     async def _apply(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
-        """Read the items that a request names; those that it reopens may start."""
+        """Read the items that a request names, and let the items start that the request reopens."""
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
@@ -469,7 +476,7 @@ class BatchCoordinator:
                 self.post(scheduler.Reopened(index, item.attempt, standing))
 
     async def reread(self) -> None:
-        """Look at the attempts under way, and launch those again that the platform lacks.
+        """Read the attempts under way, and launch again the attempts that the platform lacks.
 
         A launch request may still be on its way. So an attempt is launched again after two
         readings in a row have not found it. Its name is the same, so a second launch has no effect.

@@ -1,4 +1,4 @@
-"""Count the attempts a client has under way, and cancel blocks before it closes."""
+"""Limit the attempts that a client has under way, and cancel its calls when it closes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CLOSED = "this client is closed; open another one"
 
 
 class AttemptLimit:
-    """Bound the attempts without an outcome that a client may have in all.
+    """Limit how many attempts without an outcome a client may have at once.
 
-    *most* None: any number.
+    If *most* is None, there is no limit.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -27,7 +27,7 @@ class AttemptLimit:
         return self._free is not None
 
     async def acquire(self) -> None:
-        """Wait until one more may start."""
+        """Wait until one more attempt may start."""
         if self._free is not None:
             await self._free.acquire()
 
@@ -38,7 +38,7 @@ class AttemptLimit:
 
 
 class InFlight:
-    """Blocks of code to be cancelled when what they use is closed."""
+    """The running blocks of code that use a client; `end` cancels them when the client closes."""
 
     def __init__(self) -> None:
         self._limits: set[asyncio.Timeout] = set()
@@ -68,7 +68,7 @@ class InFlight:
                 self._none.set()
 
     async def end(self) -> None:
-        """Cancel all, and wait until they have cleaned up."""
+        """Cancel all blocks, and wait until they have cleaned up."""
         loop = asyncio.get_running_loop()
         for limit in self._limits:
             if not limit.expired():

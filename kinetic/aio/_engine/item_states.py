@@ -37,8 +37,8 @@ from kinetic.job_status import Reason
 def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
     """Return how to close the attempt, or None if the evidence doesn't prove its end.
 
-    *seen* None says that a consistent read found nothing under the attempt's name: neither the
-    job nor a process of it.
+    *seen* is None if the platform, asked by a consistent read, has neither a job nor a process
+    with the attempt's name.
     """
     if attempt.outcome is not None:
         return None
@@ -46,7 +46,7 @@ def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
         if seen.phase not in (Phase.ENDED, Phase.GONE):
             return None
         if attempt.executor is not None and seen.executor not in ("", attempt.executor):
-            return None  # a duplicate's end says nothing about the claimant
+            return None  # the process that ended is not the one that claimed it
     reason = seen.reason if seen is not None and seen.reason is not None else Reason.LOST
     return Death(
         message=_message(seen, started=attempt.executor not in (None, wire.VOID)),
@@ -71,7 +71,7 @@ def _message(seen: Observation | None, *, started: bool) -> str:
 
 
 CONTENTS, CONTENT_BYTES = 10_000, 4096
-"""Maximum number and size in bytes of outcomes that are held until a caller wants them."""
+"""How many outcomes are held in memory for later callers, and the maximum size of each in bytes."""
 
 SLICE = 100
 """Maximum number of outcomes verified in one turn of the loop."""
@@ -89,16 +89,16 @@ class ItemStates:
         """How many items are final."""
         self.meter = Meter()
         self.collected: int | None = None
-        """The number of items, once their objects are known to be removed."""
+        """The number of items, once this process knows that their objects were removed."""
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
-        self._final_since: dict[int, int] = {}  # item → how many requests were known then
+        self._final_since: dict[int, int] = {}  # final item → how many requests were known then
         self._contents: dict[int, tuple[int, wire.Outcome, bytes]] = {}
         self._listeners: tuple[Listener, ...] = ()
 
     def item(self, index: int) -> wire.Item | None:
-        """Return the item as last read; a final one changes only by a retry request."""
+        """Return the item as last read; only a retry request changes a final item."""
         return self._items.get(index)
 
     def is_final(self, index: int) -> bool:
@@ -115,7 +115,11 @@ class ItemStates:
         return self._attempts.get(index, {}).get(number, wire.Attempt())
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call *listener* with each item that is read; with None if only its status changed."""
+        """Call *listener* with the index and state of each item that is read.
+
+        The state is None if only the item's status or error changed. Return a function that
+        removes the listener.
+        """
         self._listeners = (*self._listeners, listener)
 
         def stop() -> None:
@@ -140,7 +144,8 @@ class ItemStates:
     async def look(self, index: int) -> wire.Item:
         """Read one item's objects now, and requests only if these can change its state.
 
-        An item that had ended and no longer has objects is returned as untouched.
+        If the objects of an ended item are gone, this returns an item that has never started,
+        unless `results()` removed the objects.
         """
         asked = len(self.requests.entries)
         found = await self._list_one(index)
@@ -153,7 +158,7 @@ class ItemStates:
                 # An attempt may have begun before the stop that was just read.
                 asked = len(self.requests.entries)
                 found = await self._list_one(index)
-            if await self.read_collected():  # after the listing, which may lack what was removed
+            if await self.read_collected():  # only now: the listing may lack removed objects
                 return self._items.get(index, _UNTOUCHED)
         return self._update(index, found, asked)
 
@@ -162,7 +167,7 @@ class ItemStates:
         return self._parsed(listed).get(index, {})
 
     async def all_attempts(self, indices: Iterable[int]) -> dict[int, dict[int, wire.Attempt]]:
-        """Read the attempts of items now, also of final ones."""
+        """Read the attempts of items now, including final items."""
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
             if len(members) == 1:  # don't list the other 499 items of the block
@@ -178,8 +183,9 @@ class ItemStates:
     ) -> wire.Item | None:
         """Read the outcome of one attempt by one request; a listing takes at least two.
 
-        Return None if it has none, or if too little is known of the attempts before. A whole
-        *receipt* saves the request.
+        Return None if a listing must decide: the attempt has no outcome, the outcome of an earlier
+        attempt is unknown, or the item was stopped. A *receipt* with the outcome's body saves the
+        request.
 
         Raises:
             WireError: The outcome, or the receipt, isn't what the job has signed.
@@ -209,7 +215,7 @@ class ItemStates:
         return self._update(index, {number: wire.Attempt(outcome.executor, outcome)}, asked)
 
     async def look_at_all(self, indices: Iterable[int]) -> None:
-        """Read every item's objects now: one listing for 500 items."""
+        """Read every item's objects now; one listing covers up to 500 items."""
         await self.requests.read()
         for prefix, members in self._blocks(indices).items():
             await self._look_at_block(prefix, members)
@@ -257,12 +263,12 @@ class ItemStates:
             ]
 
     async def read_collected(self) -> bool:
-        """Read whether all items have their values and their objects were removed.
+        """Read whether the items' objects were removed, after all items had their values.
 
-        A listing of attempts is complete if this is false afterwards.
+        If this returns False after a listing of attempts, that listing was complete.
 
         Raises:
-            WireError: The object that says so is forged or damaged.
+            WireError: The object that records the removal is forged or damaged.
         """
         if self.collected is None and self.identity.leased:
             if await self._store.look(wire.collected_key(self.identity.scope)) is None:
@@ -305,7 +311,7 @@ class ItemStates:
     async def write_collected(self, total: int, history: Sequence[Any] | None) -> None:
         """Record that all *total* items have their values, before their objects are removed.
 
-        No later request changes that: an item with a value is never tried again. *history* has
+        No later request changes this record: an item with a value never runs again. *history* has
         what a report needs of each item.
         """
         retried = {i: item.attempt for i, item in self._items.items() if item.attempt != 1}
@@ -323,10 +329,10 @@ class ItemStates:
         self.collected = total
 
     async def read_history(self) -> Sequence[Any]:
-        """Return what was kept of each item when the objects were removed.
+        """Return the facts about each item that `write_collected` stored for reports.
 
         Raises:
-            NotFound: Nothing was kept.
+            NotFound: No history was stored.
             WireError: The history is forged or damaged.
         """
         kept: Sequence[Any] | None = (await self._read_collected_fields())["history"]
@@ -335,7 +341,7 @@ class ItemStates:
         return kept or ()
 
     def holds(self, index: int) -> bool:
-        """Return whether `outcome` needs no request for the item's content."""
+        """Return whether the item's outcome and value are in memory, for `outcome` to return."""
         held = self._contents.get(index)
         return held is not None and held[1].value is None
 
@@ -352,7 +358,7 @@ class ItemStates:
         return await self.read_outcome(index, number)
 
     async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
-        """Do as `outcome`, by a separate request: the held content stays for waiters."""
+        """Do as `outcome`, but always by a request; an outcome in memory stays for waiters."""
         identity = self.identity
         name = wire.attempt_key(identity.scope, index, number, "outcome")
         try:
@@ -385,7 +391,7 @@ class ItemStates:
             raise
 
     async def kept_log(self, index: int, number: int) -> list[str]:
-        """Return the output that the runner has kept of an attempt, one host after the other."""
+        """Return the output of an attempt that its runner stored, one host after the other."""
         prefix = wire.log_prefix(self.identity.scope, index, number)
         names = [one.name for one in await self._store.list(prefix)]
         kept: list[str] = []
@@ -465,7 +471,7 @@ class ItemStates:
 
 
 def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
-    """Return whether one of them has returned."""
+    """Return whether one of the attempts has returned a value."""
     outcomes = (one.outcome for one in attempts.values())
     return any(one is not None and one.kind is wire.Kind.VALUE for one in outcomes)
 

@@ -1,4 +1,4 @@
-"""Sum the time that the attempts of a submission took; its cost is estimated from that."""
+"""Sum the run time of a submission's attempts, from which kinetic estimates the cost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Reading(NamedTuple):
 class Meter:
     """Count each attempt once, regardless of how often its item is read.
 
-    It sends no requests: it uses objects that others read.
+    The meter sends no requests: its callers pass objects that they have read.
     """
 
     def __init__(self) -> None:
         self._all = _Reading()
-        self._items: dict[int, _Reading] = {}  # of those that may have another attempt
+        self._items: dict[int, _Reading] = {}  # only items that may get another attempt
 
     @property
     def seconds(self) -> float:
@@ -47,7 +47,7 @@ class Meter:
         return self._all.seconds / self._all.timed if self._all.timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
-        """Add all attempts of an item; a *settled* item will have no others."""
+        """Add all attempts of an item; a *settled* item gets no further attempt."""
         before, now = self._items.pop(index, _Reading()), _read(attempts)
         if now.timed + now.untimed < before.timed + before.untimed:
             now = before  # an older view

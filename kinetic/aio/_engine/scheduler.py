@@ -27,14 +27,14 @@ LONGEST_DELAY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """There are *count* items so far; they may not start yet."""
+    """There are *count* items so far; this event doesn't let them start."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Items *first* to *first + count - 1* are in the store and may start."""
+    """The inputs of items *first* to *first + count - 1* are stored, so these items may start."""
 
     first: int
     count: int
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """There will be no more items than *total*; *sealed* when the store has that number."""
+    """There will be no more items than *total*; *sealed* says that the store has this number."""
 
     total: int
     sealed: bool = True
@@ -50,7 +50,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An item was looked at."""
+    """An item was read from the store; *item* is its state there."""
 
     index: int
     item: wire.Item
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """This attempt has a job or a claim, and no outcome."""
+    """This attempt has a job, or a process has claimed it, and it has no outcome yet."""
 
     index: int
     attempt: int
@@ -66,7 +66,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An earlier attempt of the item has ended, and this one has no object or job: it may start."""
+    """Attempt *attempt* of an item may start.
+
+    An earlier attempt has ended, and this attempt has no object in the store and no job.
+    """
 
     index: int
     attempt: int
@@ -74,7 +77,10 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """A request has reopened an item: its *attempt* may start."""
+    """A retry request has reopened an item: its attempt *attempt* may start.
+
+    *stands* sums up the requests to stop or retry the item.
+    """
 
     index: int
     attempt: int
@@ -98,19 +104,19 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """At most *items* may start; None: any number."""
+    """At most *items* items of the batch may have started; None allows any number."""
 
     items: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The whole batch was stopped: only items that are reopened later start."""
+    """The whole batch was stopped: from now on, only items that are reopened later start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The ended attempts took *seconds* in all."""
+    """All ended attempts together took *seconds* seconds."""
 
     seconds: float
 
@@ -144,7 +150,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """An outcome has freed the slot of this item."""
+    """Release the item's slot in the client's limit of attempts: its attempt has an outcome."""
 
     index: int
 
@@ -160,7 +166,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask for a stop of the whole batch, and look at every item after it."""
+    """Store a request to stop the whole batch, then read every open item again."""
 
     cause: str
     keep_running: bool
@@ -180,17 +186,19 @@ UNASKED = wire.Standing()
 
 @dataclass(slots=True)
 class State:
-    """The state that decisions depend on: a byte for each item, and more for those under way.
+    """The state that decisions depend on: a byte for each item, and more for items under way.
 
-    ``fresh`` are ranges of items that may start for the first time. The next are
-    item → attempt: ``due`` may start as soon as a slot is free, ``busy`` has a slot,
-    ``delayed`` waits to be tried again. ``reopened`` has what the last retry request
-    says of an item, ``revived`` the items that were reopened since the batch was last
-    stopped, ``early`` those that were reopened before they were known here.
+    ``fresh`` has ranges of items that may start for the first time. Three fields map
+    an item to its attempt: attempts in ``busy`` count towards ``max_concurrent``,
+    attempts in ``due`` start as soon as this limit allows, and attempts in ``delayed``
+    wait for the end of their backoff. ``reopened`` maps an item to the effect of its
+    last retry request. ``revived`` has the items that were reopened since the batch
+    was last stopped, ``early`` the items that were reopened before this process had
+    read their inputs.
 
-    ``begun`` counts the items that were started, or ended without that, ``ended``
-    those that are final now. Nothing starts any more when ``spent``, seconds of
-    attempts, has reached ``budget``.
+    ``begun`` counts the items that were started, or ended without a start. ``ended``
+    counts the items that are final now. When ``spent``, the seconds of all attempts,
+    reaches ``budget``, nothing more starts.
     """
 
     settings: MapSettings
@@ -227,9 +235,9 @@ class State:
 
     @property
     def waiting(self) -> int:
-        """Upper bound of the items that could start but have no slot.
+        """Upper bound of the number of items that could start but must wait for the limit.
 
-        Some may turn out to run, or to be over.
+        Some of the counted items may already run, or have ended.
         """
         return self.unstarted + len(self.due)
 
@@ -240,7 +248,7 @@ class State:
         return more or bool(self.unstarted or self.due or self.delayed or self.early)
 
     def is_final(self, index: int) -> bool:
-        """Return whether the item has ended, as far as was reported."""
+        """Return whether the events so far say that the item has ended."""
         return index < len(self.marks) and self.marks[index] >= SUCCEEDED
 
     def left(self) -> list[int]:
@@ -292,8 +300,8 @@ def _apply(state: State, event: Event) -> Sequence[Action]:
             return _reopened_early(state)
         case Ended(total, sealed):
             _ended(state, total, sealed)
-            # The total may count items whose inputs were never stored, as a stop came first: they
-            # can be reopened, too.
+            # The total may include items whose inputs were never stored because a stop came first.
+            # A retry request can reopen these items.
             return _reopened_early(state)
         case Found(index, attempt):
             _found(state, index, attempt)
@@ -342,7 +350,7 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
     running = state.busy.get(index)
     if item.state is not wire.ItemState.OPEN or running is None or item.attempt <= running:
         return ()
-    # a slot is freed by an outcome: here, that of the attempt before this one
+    # The item is open at a later attempt, so the running attempt has its outcome: free its slot.
     del state.busy[index]
     if state.halted(index):
         return (Freed(index),)
