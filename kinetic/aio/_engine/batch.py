@@ -68,7 +68,7 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self.followed = followed
-        """Whether the session keeps this batch current; it ignores a listed batch before its use."""
+        """Whether the session keeps this batch current; false for a listed batch until its use."""
         self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None

@@ -3,6 +3,9 @@
 All other code (the watch, the repeated reading, a stop, a refused launch) only passes `Evidence`
 to this module. `_end` reads what the store says, has `decide` name one step, takes it, and reads
 again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
+
+To *claim* an attempt is to create the object that lets one process run it; after a claim as *void*,
+no process can. To *close* an attempt is to write its outcome when its process can't.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the item as its last attempt ended: no other attempt comes."""
+    """End the item with the outcome of its last attempt: no other attempt will start."""
 
     why: str
 
@@ -71,8 +74,8 @@ Step = Close | Ask | GiveUp
 class Facts:
     """The facts from the store and the platform about an item.
 
-    ``attempt`` is the open one of the item, and ``name`` its name on the platform. ``closes``
-    says that this process may close it.
+    ``attempt`` is the item's open attempt, and ``name`` the attempt's name on the platform.
+    ``closes`` says that this process may close the attempt.
     """
 
     item: wire.Item
@@ -99,7 +102,7 @@ def _proven(facts: Facts) -> Step | None:
         return None
     if evidence.refusal is not None:
         return Close(_refusal(evidence.refusal)) if executor in (None, wire.VOID) else None
-    if evidence.final:  # all processes of the item have ended, whichever this names
+    if evidence.final:  # all processes of the item have ended, whichever *seen* names
         seen = replace(seen, executor="") if seen is not None else None
     elif seen is not None and seen.name != facts.name:
         return None  # the end of another attempt proves nothing about this one
@@ -126,7 +129,7 @@ def _refusal(error: Exception) -> outcomes.Death:
 
 
 async def settle(submission: Submission, evidence: Evidence) -> None:
-    """Find out how an attempt has ended, or end it; if that fails, keep it in doubt."""
+    """Find out how an attempt has ended, or close it; if that fails, have it read again later."""
     index, number = evidence.index, evidence.number
     try:
         item = await _end(submission, evidence)
@@ -144,7 +147,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
 
 
 async def refuse(submission: Submission, index: int, number: int, error: Exception) -> bool:
-    """Close an attempt that can't be submitted; return False if it has begun all the same.
+    """Close an attempt that can't be submitted; return False if it has begun despite *error*.
 
     Any process that looks later finds that the item failed, and why.
 
@@ -158,7 +161,7 @@ async def refuse(submission: Submission, index: int, number: int, error: Excepti
 
 
 async def give_up(submission: Submission, index: int, why: str) -> None:
-    """End a single job as its last attempt ended: no other can be launched, because of *why*."""
+    """End a single job with its last attempt's outcome; *why* tells why no other can start."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
     await submission.requests.append(request)
 
@@ -223,7 +226,7 @@ async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
 
 
 async def _asked_again(submission: Submission, evidence: Evidence) -> Evidence | None:
-    """Ask the platform now that the claim was seen; None if the attempt hasn't ended."""
+    """Ask the platform again after reading the claim; return None if the attempt hasn't ended."""
     index, number = evidence.index, evidence.number
     before = submission.observation(index)
     seen = (await find(submission, [(index, number)])).get((index, number))
@@ -262,7 +265,7 @@ async def _close(
 async def _store_closed(
     submission: Submission, index: int, number: int, claimant: str, death: outcomes.Death
 ) -> wire.Outcome:
-    """Create the outcome of an attempt whose claim was seen; if it has one, that one stays."""
+    """Create the outcome of an attempt whose claim was read; an existing outcome stays."""
     identity = submission.identity
     place = (identity.scope, index, number)
     item = await submission.look(index)  # requests are read after the claim was seen
@@ -278,10 +281,10 @@ async def _store_closed(
 
 
 async def _refuse_displaced(submission: Submission, index: int, number: int, what: str) -> None:
-    """Check an object that could not be created because its name is taken.
+    """Check that the object exists that could not be created because its name is taken.
 
     Raises:
-        WireError: There is no such object: the attempt can never be closed.
+        WireError: Something other than an object has the name: the attempt can never be closed.
     """
     store, identity = submission.store, submission.identity
     name = wire.attempt_key(identity.scope, index, number, what)
@@ -290,7 +293,7 @@ async def _refuse_displaced(submission: Submission, index: int, number: int, wha
 
 
 async def _refuse_cleaned(submission: Submission) -> None:
-    """Write nothing for a single job that was cleaned up: nothing would ever remove it.
+    """Refuse to write for a single job that was cleaned up: nothing would remove the new object.
 
     Raises:
         NotFound: The job was cleaned up, as `result()` does once it has the value.
@@ -344,9 +347,9 @@ def _note_unknown_end(submission: Submission, evidence: Evidence, error: Excepti
 def error_for_waiters(
     what: str, error: Exception, silent_s: float, *, patient: bool = False
 ) -> Exception | None:
-    """Log that *what* can't be read; return the error for waiters, or None if they wait on.
+    """Log that *what* can't be read; return the error for waiters, or None if they keep waiting.
 
-    They get the error at once if the object is removed or damaged, or a right is missing, and
+    Waiters get it at once if the object is removed or damaged, or a right is missing, and
     otherwise after a minute. The submitter of a job that runs, maybe for days, is *patient*: it
     waits through any outage, and hears only that the object is removed or damaged.
     """
@@ -365,7 +368,10 @@ def error_for_waiters(
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Return whether an object is damaged or removed; a missing right may be granted."""
+    """Return whether *error* is permanent, because an object is damaged or removed.
+
+    A missing permission isn't permanent: somebody may grant it.
+    """
     if isinstance(error, BackendError):
         return isinstance(error, NotFound)
     return isinstance(error, KineticError)
@@ -375,7 +381,7 @@ def _is_lasting(error: Exception) -> bool:
 
 
 async def reread(submission: Submission) -> None:
-    """Read all open items again: the store, and what the platform says.
+    """Read all open items again, from the store and from the platform.
 
     Raises:
         KineticError: The items can't be read.
@@ -387,7 +393,7 @@ async def reread(submission: Submission) -> None:
 
 
 async def reconcile(submission: Submission, index: int, *, explained: bool = False) -> wire.Item:
-    """Look at an item, and if it is open, ask the platform about it and settle its end.
+    """Read an item; if it is open, ask the platform whether its attempt has ended, and settle it.
 
     *explained* also asks why the item waits.
 
@@ -433,7 +439,7 @@ async def ask(
         for number in submission.identity.related(one.number)
     ]
     found = await find(submission, names, explained=explained)
-    # An attempt that the platform lacks may have committed since the caller looked.
+    # An attempt that the platform lacks may have stored its outcome since the caller looked.
     if absent := [one.index for one in questions if (one.index, one.number) not in found]:
         await submission.look_at_each(absent)
     ended: list[Evidence] = []
@@ -447,7 +453,7 @@ async def ask(
     alive: dict[int, Observation] = {}
     for one in questions:
         now = submission.observation(one.index)
-        fresh = (one.index, one.number) in found or now is not one.before  # reported since
+        fresh = (one.index, one.number) in found or now is not one.before  # seen since then
         is_open = submission.is_open(one.index, one.number)
         if now is not None and fresh and is_open and one.index not in over:
             alive[one.index] = now
@@ -490,16 +496,16 @@ def _evidence_of_absent(
     found: Mapping[tuple[int, int], Observation],
     launched: int,
 ) -> Evidence | None:
-    """Return what it proves that the platform doesn't have a single job's open attempt.
+    """Return the evidence that a single job has ended, if the platform lacks its open attempt.
 
-    Return None while the platform or the submitter may still start it, in place of the attempt
-    before it: then its absence proves nothing.
+    Return None while the platform or the submitter may still start that attempt to replace the
+    attempt before: until then, its absence proves nothing.
     """
     index, number = asked.index, asked.number
     if number <= launched:
         return Evidence(index, number, None, asked.claimant)
     last = next((one for one in found.values() if one.last), None)
-    # If the platform still has the earlier attempt, and not as its last, it may replace that.
+    # While the platform has an earlier attempt that isn't the last, it may replace that attempt.
     if number > 1 and (submission.relaunched or last is not None or not found):
         if submission.relaunches or _awaits_submitter(submission, number):
             return None
@@ -515,7 +521,8 @@ def _evidence_of_absent(
 def _awaits_submitter(submission: Submission, number: int) -> bool:
     """Return whether the submitter of a job may still be about to launch attempt *number*.
 
-    It may have died, or sleep. A minute after the first look the job ends as its last attempt did.
+    The submitter may have died or be suspended. So after 60 s this returns False, and the job ends
+    as its last attempt did.
     """
     if not submission.relaunched:
         return False
@@ -546,10 +553,10 @@ async def host_end(submission: Submission, index: int, number: int) -> Observati
 
 
 async def close_unattended(submission: Submission, indices: Collection[int]) -> list[int]:
-    """Close what has ended of a submission that has no submitter.
+    """Close the ended attempts of a submission that no process submits.
 
-    A running attempt commits its own outcome, unless its item was stopped: then its job is
-    deleted. Return the items that won't end unless a process submits them again.
+    A running attempt stores its own outcome, but if its item was stopped, delete its job. Return
+    the items that won't end unless a process submits them again.
     """
     submission.closes = True
     await submission.look_at_each(indices)

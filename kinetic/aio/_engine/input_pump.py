@@ -1,7 +1,7 @@
 """Pull, pickle, and store the inputs of a batch before their attempts start.
 
-To store an input, a submitter creates the object of the next free index, which only one submitter
-can create. So two submitters never give the same index to different inputs.
+To store inputs, a submitter creates the object with the next free number, a *slot*. Only one
+submitter can create this object, so two submitters never give one index to different inputs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
 
 class Backpressure:
-    """Bound the number of items that have begun and were not delivered, while there are consumers.
+    """Limit how many items have begun and aren't delivered to all consumers yet.
 
-    Each consumer gets every item, so the slowest decides.
+    Each consumer gets every item, so the slowest consumer decides. Without consumers there is no
+    limit.
     """
 
     def __init__(self, limit: int | None, on_change: Callable[[], None]) -> None:
@@ -42,12 +43,12 @@ class Backpressure:
 
     @property
     def bound(self) -> int | None:
-        """How many items may have started for now; None: any number."""
+        """How many items may have started by now; None if there is no limit."""
         delivered = self.delivered
         return None if self.limit is None or delivered is None else self.limit + delivered
 
     def note(self, consumer: object, count: int) -> None:
-        """Note that *consumer* has got *count* items, refused ones included, until `leave`."""
+        """Record that *consumer* has got *count* items in all, including refused items."""
         self._counts[consumer] = count
         if self.limit is not None:
             self._on_change()
@@ -76,7 +77,7 @@ LAST_S = 0.25
 
 
 class InputPump:
-    """Pull inputs to their end, at the pace of the jobs and of the consumers."""
+    """Pull and store all inputs, no faster than jobs end and consumers take results."""
 
     def __init__(
         self,
@@ -114,11 +115,11 @@ class InputPump:
         return self._source.length is not None
 
     def wake(self) -> None:
-        """Note that there may be room, or nothing more to wait for."""
+        """Let the pump check again whether it may pull more inputs, or must end."""
         self._room.set()
 
     def close(self) -> None:
-        """Pull nothing more; inputs that were pulled are stored, and so is a whole list."""
+        """Pull no more from an iterator, but store what was pulled; store a list whole."""
         if self._source.there is not None:
             return
         self.closing = True
@@ -133,11 +134,11 @@ class InputPump:
         return (self._kept[index],) if index in self._kept else None
 
     async def run(self) -> None:
-        """Store all inputs, and their end.
+        """Store all inputs, and then record that there are no more.
 
         Raises:
             SubmitterLost: Another process submits the batch now.
-            Exception: The user's iterator raised it.
+            Exception: The user's iterator raised this error.
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
@@ -157,7 +158,7 @@ class InputPump:
             logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
 
     async def end(self) -> None:
-        """Write that there are no more inputs; a stop doesn't shorten a list.
+        """Record in the store that there are no more inputs; a stop doesn't shorten a list.
 
         Raises:
             SubmitterLost: As `run`.
@@ -179,7 +180,7 @@ class InputPump:
         self._post(scheduler.Ended(self._inputs.total))
 
     async def _pull_all(self) -> None:
-        """Pull and store all before the first job."""
+        """Pull and store all inputs before the first job."""
         first = self._inputs.count
         while not self._is_over():
             values = await self._take(AT_ONCE)
@@ -253,14 +254,14 @@ class InputPump:
         return (slots or 0) + self._window.limit + passed
 
     async def _keep(self, values: list[Any], *, ready: bool) -> None:
-        """Store *values*, in as many slots as their size asks for."""
+        """Store *values*, in as many objects as their size requires."""
         while values:
             for chunk in await encode(self._placed, values, self._source.mode):
                 await self._keep_chunk(chunk, values, ready=ready)
                 values = values[len(chunk.parts) :]
 
     async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
-        """Store the first of *values*, as they are in *chunk*."""
+        """Store *chunk*, which has the first of *values* in pickled form."""
         try:
             first, failed = await self._claim_slot(chunk, values)
         except SubmitterLost as exc:
@@ -285,7 +286,7 @@ class InputPump:
     async def _claim_slot(
         self, chunk: Chunk, values: list[Any]
     ) -> tuple[int, Mapping[int, Exception]]:
-        """Put a chunk into the next free slot; return its first index, and failed inputs."""
+        """Store a chunk in the next free slot; return its first index and its failed inputs."""
         refs: dict[int, tuple[wire.DataRef, ...]] = {}
         failed = {**chunk.failed}
         for at, data in chunk.data.items():
@@ -306,7 +307,7 @@ class InputPump:
         return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Add the inputs of another writer that won the slot, if the lease is still ours."""
+        """Add the inputs that another process stored in the slot, if this process has the lease."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

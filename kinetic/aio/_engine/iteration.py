@@ -1,4 +1,4 @@
-"""Iterate over a batch: a consumer learns which items have ended, and their values are read."""
+"""Iterate over a batch: find out which items have ended, and read their values."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ class Consumer:
 
     Use it as an async context manager, and iterate over it once. A batch may have many consumers.
 
-    With *ordered*, an item comes only after all before it; an earlier end is remembered, and its
-    value stays in the store. With *windowed*, the batch starts at most ``window`` items beyond
-    those `delivered`. *display* shows the batch meanwhile. After *timeout* seconds, the block
-    raises `ResultTimeout`, but not while an item is ready. After *search_until*, a time of the
-    loop, `more` doesn't wait for items that another process has yet to submit.
+    With *ordered*, items come in the order of their indices; until its turn, the value of an item
+    that has ended stays in the store. With *windowed*, the batch starts at most ``window`` items
+    beyond those `delivered`. *display* shows the batch meanwhile. After *timeout* seconds, the
+    block raises `ResultTimeout`, but not while an item is ready. After *search_until*, a time of
+    the loop, `more` doesn't wait for items that another process has yet to submit.
 
     ``ready`` has the indices to take, also of inputs that could not be submitted.
 
-    This isn't an async generator. At the loop's end `shutdown_asyncgens` closes all of these
-    concurrently. An inner one that is already closing raises when the outer one closes it.
+    This class isn't an async generator, because at the loop's end `shutdown_asyncgens` closes all
+    generators concurrently. An inner generator that is already closing would raise when the outer
+    generator closes it.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Consumer:
             return index, outcome
 
     def delivered(self) -> None:
-        """Note that the consumer has one more item."""
+        """Count one more item as delivered."""
         self._delivered += 1
         if self._window is not None:
             self._window.note(self, self._delivered)
@@ -176,7 +177,7 @@ class Consumer:
     def take(self) -> int | None:
         """Return the next index that is ready, or None.
 
-        Items that a retry has reopened meanwhile are skipped, but for an *ordered* consumer.
+        Skip items that a retry has reopened meanwhile, unless the consumer is *ordered*.
         """
         while self.ready:
             index = self.ready.popleft()
@@ -187,12 +188,12 @@ class Consumer:
         return None
 
     async def more(self) -> bool:
-        """Wait until an item is ready; return False when no more will be.
+        """Wait until an item is ready; return False if no further item will be ready.
 
         Raises:
             SubmitterLost: No process submits the rest of the batch any more.
             ResultTimeout: Another process has not submitted the rest in time.
-            BaseException: The error that ended the submitting of this process.
+            BaseException: The error with which this process stopped submitting the batch.
         """
         batch = self._batch
         while not self.ready:
@@ -206,7 +207,7 @@ class Consumer:
                 raise batch.submission.abandoned
             pause = min(RECHECK_S, self._search_left())
             self._awake.clear()
-            with contextlib.suppress(TimeoutError):  # a wake that is missed costs time, no more
+            with contextlib.suppress(TimeoutError):  # a missed wake-up only costs time
                 async with asyncio.timeout(pause):
                     await self._awake.wait()
         return True
@@ -215,7 +216,7 @@ class Consumer:
         """Return how many seconds are left to wait for items that another process submits.
 
         Raises:
-            ResultTimeout: There are none.
+            ResultTimeout: No time is left.
         """
         batch = self._batch
         if self._search_until is None or batch.total is not None or batch.submits:
@@ -283,7 +284,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         if outcome.kind is wire.Kind.VALUE:
             return Succeeded(await submission.value(index, outcome, body))
     except (WireError, AuthError, JobFailed) as exc:
-        # It is forged or damaged, or this process can't read or rebuild it.
+        # The outcome is forged or damaged, or this process can't read or rebuild its value.
         return Failed(exc)
     if outcome.reason == SUBMISSION:  # the submitting process wrote this outcome
         text = frames.unpack(body).fields.get("error", {})

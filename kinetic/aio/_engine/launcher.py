@@ -1,6 +1,7 @@
 """Start the attempts of a batch.
 
-A few requests run at once, and only while this process holds the batch's lease.
+Several launch requests run at once, but only while this process holds the batch's lease: the object
+in the store that names the one process that submits the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ LAUNCHING = 32
 """Maximum number of launch requests under way at once."""
 
 UNCLEAR_S, OUTAGE_S = 30.0, 540.0
-"""How long to retry a launch without a definite answer: if other items start meanwhile, if not."""
+"""How long to retry a launch without a definite answer, in seconds.
+
+The first applies if other items start meanwhile, the second if none does.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Launcher:
         on_change: Callable[[], None],
     ) -> None:
         self.unasked: set[int] = set()
-        """Items with an attempt that is decided on, but not requested from the platform yet."""
+        """Items whose attempt should start, but was not requested from the platform yet."""
         self.halted = False
         self._context = context
         self._specs = job_spec.JobSpecBuilder(
@@ -72,7 +76,7 @@ class Launcher:
         self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
         self._slots: dict[int, int] = {}  # slots of the client's limit: item → its attempt
         self._launched = 0
-        self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
+        self._uncertain: set[tuple[int, int]] = set()  # their requests had no clear answer
         batch = f"batch {context.submission.identity.id}"
         self._pause = Pause(batch)
         self._outage = Outage(f"launching jobs of {batch}")
@@ -81,7 +85,7 @@ class Launcher:
 
     @property
     def pending(self) -> bool:
-        """Whether an attempt is decided on, and the platform hasn't confirmed it yet."""
+        """Whether an attempt should start that the platform hasn't confirmed yet."""
         return bool(self.unasked or self._under_way)
 
     def start(self, start: scheduler.Start) -> None:
@@ -107,7 +111,7 @@ class Launcher:
     async def quiet(self) -> None:
         """Wait until no launch request is under way.
 
-        Each deletes the job it has made if a stop came meanwhile.
+        If a stop came meanwhile, the task that sent a request also deletes its new job.
         """
         while self._under_way:
             self._idle.clear()
@@ -139,7 +143,7 @@ class Launcher:
         limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
-            if start.index in self._slots:  # another attempt of the item took one meanwhile
+            if start.index in self._slots:  # another attempt of the item took a slot meanwhile
                 limit.release()
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
@@ -178,7 +182,7 @@ class Launcher:
     async def _ask_until_answered(self, start: scheduler.Start) -> None:
         """Launch the attempt; retry while it's unknown whether the platform took it.
 
-        While a quota is used up, retry up to ``start_timeout``; without one, for ever.
+        While a quota is used up, retry until ``start_timeout``; if that isn't set, for ever.
         """
         clock = asyncio.get_running_loop().time
         began, launched = clock(), self._launched

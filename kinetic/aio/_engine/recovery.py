@@ -29,9 +29,9 @@ async def recover_state(
 ) -> list[scheduler.Event]:
     """Read requests, inputs, attempts, and jobs, in this order; return what they mean as events.
 
-    Every job without an outcome is busy. Dead attempts are closed, here or by the watch. An
-    item whose attempt has neither job, claim, nor outcome may start. If a request was appended
-    meanwhile, everything is read again, because no coordinator has read that request.
+    An attempt with a job or a claim, but no outcome, counts as running. If it has died, a task of
+    the session closes it. An item whose attempt has neither job, claim, nor outcome may start. If
+    a request to stop or retry came meanwhile, read everything again: no coordinator has read that.
 
     Raises:
         NotFound: The batch was cleaned up.
@@ -103,7 +103,7 @@ async def _surveyed(
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    # The former coordinator may have died before it did this.
+    # The former coordinator may have died before it deleted the jobs of ended items.
     await withdraw_idle(submission, live)
     known: list[scheduler.Event] = []
     fresh: list[tuple[int, int]] = []  # ranges of items that never started
@@ -157,7 +157,7 @@ async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[i
 def _revived(
     submission: Submission, known: list[scheduler.Event], fresh: list[tuple[int, int]]
 ) -> list[scheduler.Event]:
-    """Keep, under a stop of the whole batch, only the items that were reopened after it."""
+    """Return events for the items that were reopened after a stop of the whole batch."""
     requests = submission.requests
     attempts = {
         one.index: one.attempt

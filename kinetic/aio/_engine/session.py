@@ -43,7 +43,7 @@ SPREAD = 0.2
 """Random part of these pauses, so that submissions that began together aren't read together."""
 
 TURN = 64
-"""Maximum number of ends that one turn of the loop reads, when the store answers at once."""
+"""Maximum number of ended attempts handled in one turn of the loop, if no read has to wait."""
 
 LISTED = 8
 """Above this count, list stopped jobs in one request; one by one they take four requests each."""
@@ -99,7 +99,7 @@ class Session:
         return signing.submission_key(await shared(asked, "the client"), scope)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task that ends with the session.
+        """Start a task that is cancelled when the session closes.
 
         Raises:
             ConfigurationError: The session is closed.
@@ -138,7 +138,11 @@ class Session:
     # --- following ---
 
     def follow(self, submission: Submission, *, ours: bool) -> Submission:
-        """Keep *submission* current from now on; return the one with its ID that is followed."""
+        """Keep *submission* current from now on.
+
+        *ours* says that this client launches its jobs. If the session already follows an object
+        with the same ID, return that object, otherwise *submission*.
+        """
         known = self._submissions.setdefault(submission.identity.id, submission)
         if ours:
             known.ours = True
@@ -175,7 +179,7 @@ class Session:
     def awaiting(self, submission: Submission) -> Generator[None]:
         """Read the submission again at intervals while the block runs.
 
-        The watch is faster; the readings find out what it never reports.
+        The watch of the platform is faster; the readings find what the watch never reports.
         """
         identity = submission.identity.id
         submission.awaited += 1
@@ -216,7 +220,7 @@ class Session:
     # --- watching ---
 
     def watch(self, submission: Submission) -> None:
-        """Watch all its attempts, also those that other clients start."""
+        """Watch all attempts of *submission*, even attempts that other clients start."""
         label = {LABEL_SUBMISSION: submission.identity.id}
         self._ensure_watch(submission.identity.id, label)
 
@@ -236,7 +240,7 @@ class Session:
                     async for seen in news:
                         pauses = growing(*PAUSES_S)
                         self._route(seen)
-            except NotFound as exc:  # the kind of job isn't installed: a launch says so
+            except NotFound as exc:  # the kind of job isn't installed; a launch says so
                 logging.info("no jobs are watched: %s", exc)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
@@ -266,7 +270,7 @@ class Session:
         self._call_settler()
 
     def _call_settler(self) -> None:
-        """Start one more settler in the next turn of the loop, if there is work left."""
+        """Start one more task for queued evidence in the next turn of the loop, if any is left."""
         if not self._settler_comes:
             self._settler_comes = True
             asyncio.get_running_loop().call_soon(self._send_settler)
@@ -278,12 +282,12 @@ class Session:
             self.spawn(self._settle_some(), name="settler")
 
     async def _settle_some(self) -> None:
-        """Work until the queue is empty; a task for each attempt would cost more than the work."""
+        """Settle queued evidence until none is left; one task for each attempt would cost more."""
         count = 0
         try:
             while self._ended:
                 submission, together = self._next_ended()
-                self._call_settler()  # in case these have to wait for the store
+                self._call_settler()  # another task works while this one waits for the store
                 if len(together) > LISTED:
                     together = await _not_cancelled(submission, together)
                 for evidence in together:
@@ -295,7 +299,7 @@ class Session:
             self._settlers -= 1
 
     def _next_ended(self) -> tuple[Submission, list[Evidence]]:
-        """Take the next entry; if its item was stopped, all stopped ones that follow it."""
+        """Take the next entry; if its item was stopped, also take the stopped items behind it."""
         submission, evidence = self._ended.popleft()
         together = [evidence]
         if _is_stopped(submission, evidence):
@@ -307,14 +311,14 @@ class Session:
 
 
 async def _not_cancelled(submission: Submission, together: list[Evidence]) -> list[Evidence]:
-    """Return those whose item may have begun: a listing shows which stopped items have not."""
-    with contextlib.suppress(KineticError):  # then each is read by itself
+    """Read all items in one listing; return the evidence about items that aren't final."""
+    with contextlib.suppress(KineticError):  # then the caller reads each item by itself
         await submission.look_at_each({evidence.index for evidence in together})
     return [evidence for evidence in together if not submission.is_final(evidence.index)]
 
 
 def _is_stopped(submission: Submission, evidence: Evidence) -> bool:
-    """Return whether its item was stopped, by the requests that were read."""
+    """Return whether a request read so far stops the item, and its running attempt."""
     return submission.requests.standing(evidence.index).unwanted
 
 
@@ -328,7 +332,7 @@ class JobRef:
 
     @property
     def output_dir(self) -> str:
-        """What its job sees as ``KINETIC_OUTPUT_DIR``."""
+        """The value of ``KINETIC_OUTPUT_DIR`` in the item's job."""
         return self.submission.identity.output_dir(self.index)
 
     async def reconcile(self, *, explained: bool = False) -> wire.Item:

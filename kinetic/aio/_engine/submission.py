@@ -1,7 +1,8 @@
 """What this process knows of one submission, beyond what the store says of its items.
 
-A `Submission` records what others have read, observed, or failed to do, and wakes the waiters of an
-item. It doesn't act: `ending` decides how an attempt ends.
+A submission is a batch or a single job. A `Submission` records what other modules have read,
+observed, or failed to do, and wakes the callers that wait for an item. It doesn't act: the module
+`ending` decides how an attempt ends.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Evidence:
     since: float | None = None
 
     def is_about(self, executor: str | None) -> bool:
-        """Return whether this proves the end of the process *executor*."""
+        """Return whether this evidence proves the end of the process *executor*."""
         seen = self.seen
         if seen is None or executor is None or seen.phase is Phase.RUNNING:
             return False
@@ -76,34 +77,34 @@ class Submission(ItemStates):
         self.store = store
         self.cluster = cluster
         self.closes = not identity.leased
-        """Whether this process closes dead attempts. In a batch its holder does, or any process
-        once it has no holder. Any process closes the attempts of a stopped item."""
+        """Whether this process writes the outcomes of dead attempts. For a batch, the lease's
+        holder does, or any process once nobody holds it. For a stopped item, any process does."""
         self.fence = 1
-        """The fence of the lease that this process has, or had."""
+        """The number of the lease that this process has or had; it grows with each holder."""
         self.ours = False
-        """Whether this client launched it, and so watched it from before its launch."""
+        """Whether this client launched the submission, after it had begun to watch it."""
         self.relaunched = False
         """Whether the submitter replaces disrupted attempts of this job, not the platform."""
         self.relaunches = False
-        """Whether this process is that submitter."""
+        """Whether this process is the submitter, and replaces disrupted attempts of this job."""
         self.launched = 0
-        """The last attempt that it has launched again: if the platform lacks it, it's gone."""
+        """The last attempt that this process relaunched; if the platform lacks it, it's gone."""
         self.missed_since: dict[int, float] = {}
         """By number, when an attempt that no process has launched yet was first looked for."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
         """By item and number, the observation of the host that ended an attempt.
 
-        None: the first host did, as its outcome says, or the platform doesn't know. The first
-        host's outcome knows only that it was asked to stop.
+        None: the first host ended the attempt, or the platform doesn't know. If another host ended
+        it, the outcome, which the first host writes, says only that this host was asked to stop.
         """
         self.values: Mapping[int, Any] = {}
         """The values that this process collected before it removed the objects."""
         self.awaited = 0
-        """How many callers wait for it; while any does, the session reads it again and again."""
+        """How many callers wait for the submission; while any does, the session rereads it."""
         self.batch_reader: Callable[[], Awaitable[None]] | None = None
-        """Reads all open items again, if it is a batch."""
+        """For a batch, a function that reads all open items again."""
         self.doubtful: dict[int, Evidence] = {}
-        """By item, an attempt whose end can't be read or written yet, or that may never come."""
+        """By item, an attempt whose end can't be read or written yet, or that may never start."""
         self._doubted = asyncio.Event()
         self._cleaned_round: int | None = None
         self._seen: dict[int, Observation] = {}
@@ -111,7 +112,7 @@ class Submission(ItemStates):
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
         self._refused: dict[int, Exception] = {}
-        """Kept after the item has its FAILED outcome because of it."""
+        """By item, why it can't be submitted; kept even after the item has its FAILED outcome."""
 
     # --- what is known ---
 
@@ -127,7 +128,7 @@ class Submission(ItemStates):
 
     @property
     def removed(self) -> bool:
-        """Whether it was cleaned up."""
+        """Whether the submission was cleaned up."""
         return isinstance(self.abandoned, NotFound)
 
     def touched(self, known: int) -> list[int]:
@@ -138,7 +139,7 @@ class Submission(ItemStates):
 
     @property
     def has_started(self) -> bool:
-        """Whether the platform has ever taken an attempt of it, as far as this process knows."""
+        """Whether the platform has ever accepted an attempt, as far as this process knows."""
         claims = (one.executor for of in self._attempts.values() for one in of.values())
         ends = (item.outcome for item in self._items.values())
         return bool(
@@ -210,15 +211,15 @@ class Submission(ItemStates):
 
     @property
     def cleaned(self) -> bool:
-        """Whether this process deleted all its jobs from the platform, and none came since."""
+        """Whether this process deleted all jobs of the submission, and none was retried since."""
         return self._cleaned_round == self.requests.round
 
     def note_cleaned(self) -> None:
-        """Note that all its jobs are deleted from the platform, until some are retried."""
+        """Note that all jobs of the submission are deleted from the platform, until a retry."""
         self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
-        """Refuse to ask anything of a submission that doesn't exist any more.
+        """Refuse a call for a submission that doesn't exist any more.
 
         Raises:
             NotFound: The submission was cleaned up.
@@ -259,7 +260,7 @@ class Submission(ItemStates):
     def _set(self, index: int, item: wire.Item) -> None:
         abandoned = self._abandonment
         if abandoned is not None and abandoned.items and item != self.item(index):
-            abandoned.items.discard(index)  # another process has gone on with the item
+            abandoned.items.discard(index)  # another process runs the item again
         super()._set(index, item)
         doubt = self.doubtful.get(index)
         if doubt is not None and (item.state.final or item.attempt > doubt.number):
@@ -292,7 +293,7 @@ class Submission(ItemStates):
             self._notify(index, None)
 
     def clear_error(self, index: int) -> None:
-        """Note that the item can be read again."""
+        """Remove the error of an item that can be read again."""
         self._errors.pop(index, None)
 
     def fail_waiters(self, error: Exception) -> None:
@@ -330,7 +331,7 @@ class Submission(ItemStates):
     def is_over(
         self, index: int, number: int, seen: Observation | None, before: Observation | None
     ) -> bool:
-        """Return whether the platform's answer says that the attempt has ended; else note it.
+        """Return whether the platform's answer says that the attempt has ended; else record it.
 
         The attempt has also ended if a process has claimed it and the platform has no job of its
         name. *before* is the observation that was known when the platform was asked. If a watch has
@@ -349,7 +350,7 @@ class Submission(ItemStates):
         return False
 
     def doubt(self, evidence: Evidence) -> None:
-        """Let the submission be read again soon, to find out how the attempt ended."""
+        """Have the submission read again soon, to find out how the attempt in *evidence* ended."""
         item = self._items.get(evidence.index)
         if item is None or not (item.state.final or item.attempt > evidence.number):
             self.doubtful[evidence.index] = evidence
