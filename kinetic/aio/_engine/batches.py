@@ -80,7 +80,7 @@ async def _create(
 ) -> _lease.HeldLease:
     """Write the objects that make a batch.
 
-    A crash between any two leaves only what a cleanup of this id removes.
+    A crash between two of the writes leaves only objects that a cleanup of this ID removes.
     """
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(placed.environment)).encode()
@@ -127,7 +127,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     if batch.submits:
         await batch.refresh()
         return batch
-    # If this fails, another process may have the batch: it stays, and the next call goes on.
+    # If this fails, the batch stays in the session, and the next call continues.
     await batch.look()
     await batch.look_again()
     await delete_left(batch.submission)
@@ -142,9 +142,10 @@ async def list_batches(
     tags: Mapping[str, str] | None,
     count: int | None,
 ) -> list[Batch]:
-    """The newest *count* batches with this *name* and *tags*; each is followed once it is used.
+    """Return the newest *count* batches with this *name* and *tags*.
 
-    It leaves out entries without a manifest. A warning names those that can't be read or verified.
+    The session follows a batch from its first use. Entries without a manifest are left
+    out. A warning names entries that can't be read or verified.
     """
     refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []
@@ -189,7 +190,7 @@ async def _listed(
 
 
 async def unread(session: Session, group_id: str) -> Batch:
-    """Return a batch of which only the manifest is read; it's followed once it's used.
+    """Return a batch after reading only its manifest; the session follows it from its first use.
 
     Raises:
         NotFound: There is no such batch.

@@ -26,15 +26,15 @@ from kinetic.aio.ports import Observation
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
 RELAUNCH = RetryPolicy(total_s=50.0)
-"""Give a launch up before other processes give the job up, which they do after 60 s."""
+"""Stop retrying a launch before other processes give up the job, which they do after 60 s."""
 
 
 async def start_job(
     session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
-    """Start a single job, within the client's limit.
+    """Start a single job, as soon as the client's limit of attempts allows it.
 
-    Returns the fields of its handle, and where it is followed.
+    Returns the fields of the job's handle, and a reference to the job.
 
     Cancelled: the job is removed; shared content stays in the store.
     """
@@ -84,9 +84,10 @@ def _on_closed(session: Session, waiting: asyncio.Task[Any]) -> None:
 async def _until_ended(
     session: Session, submission: Submission, specs: job_spec.JobSpecBuilder, arguments: wire.Input
 ) -> None:
-    """Wait until a single job has ended; launch each attempt that its platform doesn't.
+    """Wait until a single job has ended; launch each attempt that the platform doesn't launch.
 
-    If this process ends or is too slow, any waiter gives the job up by a stop request (`ending`).
+    If this process ends or is too slow, another process that waits for the job ends it by a stop
+    request (see `ending`).
     """
     changed = asyncio.Event()
     stop_listening = submission.listen(lambda index, item: changed.set())
@@ -191,7 +192,7 @@ async def store_manifest(session: Session, identity: Identity, fields: Mapping[s
     """Sign the description of a new submission and create it.
 
     Raises:
-        Conflict: There is one of this ID.
+        Conflict: A submission with this ID exists.
     """
     store, name = session.platform.store, identity.entry
     body = json.dumps(fields, sort_keys=True).encode()
@@ -217,7 +218,7 @@ async def new_identity(
 async def identity_of(
     session: Session, submission: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
-    """Return the identity of a job or batch; without *manifest*, it serves only to remove it."""
+    """Return the identity of a job or batch; without *manifest*, it's only good for a removal."""
     fields = manifest or {}
     return _kind_of(submission)(
         id=submission,

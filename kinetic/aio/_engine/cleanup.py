@@ -1,7 +1,7 @@
 """Delete jobs that a stop has made useless.
 
-The stop request itself cancels an item that hasn't begun; no job has to run for that. Its job
-would wait for its turn, and get a machine, only to find the stop. By then its inputs may be
+The stop request alone cancels an item that hasn't begun; no job has to run for that. If its job
+stayed, it would wait and get a machine, only to find the stop request. By then the inputs may be
 removed.
 """
 
@@ -29,10 +29,10 @@ PATIENCE_S = 30.0
 
 
 async def delete_all(submission: Submission, last: int) -> None:
-    """Delete all jobs that were launched in rounds up to *last*, the round at the time of the stop.
+    """Delete all jobs up to round *last*; the batch's nth retry request begins round n.
 
-    It selects them by the label of a round, not of the batch. So a request that reaches the
-    platform late doesn't delete jobs of items that were retried since.
+    This selects jobs by their round, not only by their batch. So a delete request that reaches the
+    platform late doesn't delete the jobs of items that were retried since.
 
     Raises:
         BackendError: The platform does not answer.
@@ -70,11 +70,11 @@ async def delete_left(submission: Submission) -> None:
 async def delete_unwanted(submission: Submission, attempts: Iterable[tuple[int, int]]) -> None:
     """Delete the jobs of *attempts*, pairs of item and number: in one request where possible.
 
-    The request may reach the platform late: if a stopped item is retried, its next attempt has
-    another number, and so another name.
+    A delete request that reaches the platform late does no harm: if a stopped item was retried,
+    the next attempt's job has another name.
 
-    Stopped jobs end by themselves, so this only saves time. It logs errors, and logs if the
-    platform doesn't answer for 30 s.
+    Stopped jobs end by themselves, so this only saves time. Errors are only logged, and so is a
+    platform that doesn't answer for 30 s.
     """
     names = [submission.identity.attempt_name(*one) for one in attempts]
     if not names:

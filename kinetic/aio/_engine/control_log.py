@@ -1,4 +1,7 @@
-"""The requests to stop and retry: a log of slots that every client of a batch may append to."""
+"""The log of requests to stop and retry items, to which every client of a batch may append.
+
+Each request is an object of its own; the object's number in the log is its *slot*.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ MERGE_S = 1.0
 
 
 class ControlLog:
-    """The control slots, as far as they were read; ``listeners`` get each new one."""
+    """The requests read so far; ``listeners`` are called with each new request."""
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
         self.round = 0
-        """How many requests were retries: the round of the jobs that are launched now."""
+        """How many requests were retries; jobs that are launched now get it as their round."""
         self._store = store
         self._scope = scope
         self._key = key
@@ -34,7 +37,7 @@ class ControlLog:
         self._sent: float | None = None
 
     def standing(self, index: int) -> wire.Standing:
-        """Return the standing of an item by the entries read so far."""
+        """Return the effect of the requests read so far on an item."""
         return self._named.get(index, self._general)
 
     @property
@@ -69,7 +72,7 @@ class ControlLog:
                 self._note(self._parsed(content))
 
     async def look(self) -> None:
-        """Do as `read`, with one small request if there is nothing new."""
+        """Do as `read`, but use only one small request if there are no new entries."""
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
@@ -102,7 +105,7 @@ class ControlLog:
             if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
                 await asyncio.sleep(wait)
             else:
-                await asyncio.sleep(0)  # the callers of the same turn of the loop
+                await asyncio.sleep(0)  # let other callers in this turn of the loop join
             items, self._unsent = self._unsent, set()
             try:
                 request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)

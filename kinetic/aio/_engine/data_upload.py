@@ -54,13 +54,14 @@ class _File:
 async def upload(store: Store, data: Data, *, progress: Progress | None = None) -> DataRef:
     """Upload *data* unless the store has it, and return where it is.
 
-    This returns a URI as it is. The files of a local path are then under ``data/{hash}/``; those
-    that were there aren't sent again. Worker threads read and hash them. Of concurrent calls with
-    the same content, one sends it and the others wait; if it is cancelled, the next one takes over.
+    A URI is returned unchanged. The files of a local path are stored under ``data/{hash}/``; files
+    that are already there aren't sent again. Worker threads read and hash the files. If several
+    calls have the same content, one call sends it and the others wait. If that call is cancelled,
+    the next call takes over.
 
     kinetic relies on a fresh manifest (see `kinetic.aio._shared_objects`): its files were renewed
-    before it, so no collection has removed them by their age. Later, kinetic looks for every file
-    again.
+    just before it, so they aren't old enough to be removed by their age. If the manifest is older,
+    kinetic checks every file again.
 
     Raises:
         DataError: A file can't be read, or has changed since it was hashed.
@@ -72,7 +73,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     """
     if data.is_gcs or data.is_hf:
         return _ref(data, data.path, "")
-    async with _lock(store, id(data)):  # the threads of other waiters stay free
+    async with _lock(store, id(data)):  # waiting calls occupy no threads
         snapshot = await snapshot_of(data)
     async with _lock(store, snapshot.name):
         there = await store.look(snapshot.name)
@@ -111,7 +112,7 @@ async def renew(store: Store, name: str) -> bool:
 async def _send(
     store: Store, snapshot: Snapshot, progress: Progress, *, complete: bool = False
 ) -> None:
-    """Send what is missing; it was once *complete*, if there is an old manifest."""
+    """Send the missing files and the manifest; *complete* says that an old manifest exists."""
     files, size = len(snapshot.files), amount(snapshot.size)
     verb = "Looking at stored" if complete else "Uploading"
     logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
@@ -139,7 +140,7 @@ class _Transfer:
     async def run(self) -> None:
         root = prefix(self._snapshot.digest)
         listed = await self._store.list(root)
-        # Manifests aren't renewed: their files must be renewed later than they were written.
+        # Leave manifests out: a fresh manifest must prove that its files were renewed before it.
         infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
         if infos:
             wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
@@ -196,7 +197,7 @@ class _Transfer:
         else:
             bodies = []
         for one, body in zip(missing, bodies, strict=True):
-            # A store may do small things without letting others run: one a turn of the loop.
+            # A store may write a small object without yielding, so write one object per loop turn.
             await self._turn.acquire()
             asyncio.get_running_loop().call_soon(self._turn.release)
             await self._store.create(one.name, body, shared=True)

@@ -44,8 +44,8 @@ PLACEHOLDER = "${workspaceFolder}"
 class Place:
     """Where a debugger listens: port *port* of host number *host* of the attempt called *name*.
 
-    ``root`` is the folder of the workspace there, ``project`` that of the project where the job
-    was submitted.
+    ``root`` is the folder of the workspace there. ``project`` is the project's folder on the
+    machine that submitted the job.
     """
 
     name: str
@@ -175,7 +175,7 @@ async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwar
         AuthError: A permission is missing.
         Unavailable: The platform does not answer.
 
-    Cancelled: it is ended.
+    Cancelled: the forwarder is ended.
     """
     order = ForwardRequest(
         target=target, name=place.name, host=place.host, port=place.port, local_port=local_port
@@ -231,7 +231,7 @@ _KEPT: set[Forwarder] = set()
 
 
 def _keep(process: Forwarder) -> None:
-    """Hold a forwarder until this process ends: it would end with the last reference."""
+    """Keep a reference to a forwarder until this process ends: it ends with the last one."""
     _KEPT.difference_update([one for one in _KEPT if one.poll() is not None])
     _KEPT.add(process)
 

@@ -1,4 +1,4 @@
-"""Read what is known of every item of a batch, and keep it when its objects are removed."""
+"""Read the history of every item of a batch, and pack it before the objects are removed."""
 
 from __future__ import annotations
 

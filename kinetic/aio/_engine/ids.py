@@ -39,7 +39,7 @@ def refuse_job(group_id: str) -> None:
     """Check that *group_id* is the ID of a batch.
 
     Raises:
-        ConfigurationError: If it is that of a job, the message says which call takes it.
+        ConfigurationError: It isn't. For the ID of a job, the message says which call takes it.
     """
     submission, index = _parsed(group_id)
     if index is not None:
@@ -94,7 +94,7 @@ def scope_of(submission: str) -> str:
 
 
 def entry_of(submission: str) -> str:
-    """Return the name of the description, which exists until the cleanup."""
+    """Return the name of the object that describes a submission, and exists until the cleanup."""
     name = "manifest" if submission.startswith("grp-") else "handle.json"
     return f"{scope_of(submission)}{name}"
 
@@ -120,8 +120,8 @@ YOUNG_S = 60.0
 class Identity:
     """Identify a submission: a single job, or with `BatchIdentity` a batch.
 
-    ``created`` is seconds since the epoch by the submitter's clock. A ``leased`` submission has a
-    holder, which may still start attempts, and closes dead ones.
+    ``created`` is seconds since the epoch by the submitter's clock. A ``leased`` submission is
+    a batch: the holder of its lease may still start attempts, and closes attempts that died.
     """
 
     leased: ClassVar[bool] = False
@@ -134,9 +134,9 @@ class Identity:
     output_base: str = ""
     """The base of its jobs' output directories: a path where they run, or a ``gs://`` prefix."""
     scope: str = field(init=False)
-    """The prefix of its objects."""
+    """The prefix of the names of the submission's objects."""
     entry: str = field(init=False)
-    """The name of the object that exists until it is cleaned up."""
+    """The name of the object that describes the submission, and exists until the cleanup."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scope", scope_of(self.id))
@@ -144,7 +144,7 @@ class Identity:
 
     @property
     def settled(self) -> bool:
-        """Whether its submitter will launch nothing more."""
+        """Whether the submitter of a single job has died, or had 60 s to launch it."""
         if self.submitter is not None and self.submitter.dead:
             return True
         return time.time() - self.created > YOUNG_S
@@ -177,7 +177,7 @@ class Identity:
     def related(self, attempt: int) -> Collection[int]:
         """Return the attempts to ask the platform about when *attempt* is the open one.
 
-        The platform may replace the attempts of a single job, so there may be later ones than in
+        The platform may replace the attempts of a single job, so it may have later attempts than
         the store.
         """
         return range(1, attempt + self.budgets.infrastructure + 1)

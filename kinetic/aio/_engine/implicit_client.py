@@ -1,7 +1,7 @@
-"""Give handles that no client made the client of their event loop.
+"""Give a handle that no client has made the client of its event loop.
 
-The package sets it when it is loaded, which is before any module of it. So a handle need not
-import the client, which makes handles.
+The package `kinetic.aio` sets `follow` when it is loaded. So the handles need not import the
+client, which itself imports the handles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Follow(Protocol):
     """Find the job of a record; *whole* also reads and follows the rest of its batch."""
 
     async def __call__(self, record: JobRecord, *, whole: bool) -> JobRef:
-        """Return where the job is followed, or where one look at it is possible."""
+        """Return a reference to the job, which is followed or can be read once."""
         ...
 
 

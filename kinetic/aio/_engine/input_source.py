@@ -32,8 +32,9 @@ CLOSE_S = 5.0
 class Source:
     """The user's inputs, pulled only when asked for.
 
-    A sync iterator is read in a worker thread, because it may block. Neither kind is
-    interrupted while it produces an input. A list is copied, so later changes to it don't matter.
+    A sync iterator is read in a worker thread, because it may block. Cancelling `take` doesn't
+    interrupt an iterator that is producing an input. A list is copied, so later changes to it
+    don't matter.
 
     ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and ``there`` all
     inputs if they exist already.

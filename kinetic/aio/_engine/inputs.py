@@ -57,16 +57,17 @@ class _Stored:
 
 
 class InputIndex:
-    """The slots of the inputs, in order: chunks, and the end when it was reached.
+    """The stored inputs of a batch: numbered objects, the *slots*.
 
-    The submitter signs each slot, and an unsigned one is not used. The metadata have the digest of
-    the footer, and the footer has the digest of each input.
+    Each slot has a chunk of inputs; the last slot marks their end. The submitter signs each slot,
+    and an unsigned slot is not used. The metadata have the digest of the footer, and the footer has
+    the digest of each input.
     """
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.total: int | None = None
         self.sealed = False
-        """Whether the end is stored: under a stop, `total` may be known without it."""
+        """Whether the end is stored; after a stop, `total` may be known although the end isn't."""
         self.slots = 0
         self._store = store
         self._scope = scope
@@ -129,7 +130,7 @@ class InputIndex:
         self.slots += 1
 
     async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
-        """Return where the runner finds an item's arguments, and the `Data` in them.
+        """Return where the runner finds the arguments of an item, and the `Data` in the arguments.
 
         Raises:
             SubmissionError: The input could not be pickled when it was stored.
@@ -195,7 +196,7 @@ class InputIndex:
     async def notes(self, parameters: Sequence[str]) -> dict[int, notes.Note]:
         """Return item → the scalars of its input, by the names of the function's *parameters*.
 
-        One request a chunk, for its footer only where it is large.
+        This takes one request for each chunk, and reads only the footer of a large chunk.
 
         Raises:
             WireError: A chunk is not what its submitter signed; nothing of it was used.
@@ -312,11 +313,12 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some inputs as bytes, before they have their place.
+    """Some inputs as bytes, before they get their indices.
 
-    ``how`` has a letter for each input: it is the single argument, its elements are the arguments,
-    or its items are the keywords. The keys of ``data``, of ``failed`` (inputs that can't be
-    pickled), and of ``notes`` (the scalars of the others) are places in the chunk.
+    ``how`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
+    elements are the arguments, ``k`` if its items are the keyword arguments. The keys of
+    ``data``, of ``failed`` (inputs that can't be pickled), and of
+    ``notes`` (the scalars of the other inputs) are places in the chunk.
     """
 
     parts: tuple[bytes, ...]
@@ -352,7 +354,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments for one input.
 
     Raises:
-        ConfigurationError: *mode* asks for another type.
+        ConfigurationError: *mode* requires an input of another type.
     """
     kind: Any = value.__class__
     given = kind.__name__
@@ -413,7 +415,7 @@ _NO_DIGEST = hashlib.sha256().hexdigest()
 
 
 async def encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    """Pickle the first of *values*, up to some MiB of them, in a worker thread."""
+    """Pickle the first of *values*, until they reach about 8 MiB, in a worker thread."""
     return await anyio.to_thread.run_sync(_encode_some, placed, values, mode)
 
 
@@ -475,7 +477,7 @@ def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
 def _encode_one(
     placed: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
 ) -> tuple[bytes, str, tuple[Data, ...]]:
-    """Return one input as bytes with their digest, and the `Data` that only it has."""
+    """Return one input as bytes with their digest, and the `Data` that only this input has."""
     table = payload.DataTable(placed.table)
     call = placed.call
     pickled = payload.dump_arguments(

@@ -1,4 +1,4 @@
-"""Build the order of an attempt."""
+"""Build the specification of an attempt's job, and launch it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABEL_LENGTH = 200
 
 
 class JobSpecBuilder:
-    """Launches the attempts of a submission, with the order and the platform's job of each."""
+    """Launches attempts, each with an order for the runner and a job for the platform."""
 
     def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
         self._cluster = session.platform.cluster
@@ -130,7 +130,7 @@ _NOTHING = wire.Input(name="", start=0, stop=0, digest="")
 
 
 def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:
-    """Return the base of its jobs' output directories; see `Identity.output_dir`."""
+    """Return the base of a submission's output directories; see `Identity.output_dir`."""
     configured = placed.call.options.output_dir or session.target.output_dir
     if configured:
         if "://" in configured:

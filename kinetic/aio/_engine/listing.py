@@ -28,9 +28,9 @@ FEW = 5
 
 
 _Jobs = dict[tuple[str, int], str]
-"""Submission and place in it → when the job was there, ISO 8601; empty where nothing says.
+"""Submission and index → when the job appeared, as ISO 8601; empty if unknown.
 
-It was made before that: a moment, or hours, as an item of a batch or what was tried again.
+Its record was made before: a moment before, or hours before for an item of a batch or a retry.
 """
 
 ANY_TIME = "~"
@@ -48,9 +48,9 @@ async def records(
     for other in beside:
         try:
             await _look(other, found)
-        except AuthError as exc:  # a user without such jobs needs no right to see them
+        except AuthError as exc:  # a user without such jobs needs no permission to see them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
-    # In a bucket, this would take a listing of all objects.
+    # Only in a directory: in a bucket, this would take a listing of all objects.
     if (directory := directory_of(session.platform.store.url)) is not None:
         for job_id, made in (await in_thread(_forgotten, directory.objects.root)).items():
             found.setdefault((job_id, 0), made)
@@ -62,7 +62,7 @@ async def records(
         if limit is not None and len(listed) >= limit:
             oldest = listed[-1][0] if listed else ANY_TIME
             if jobs[start][0][:SECOND] <= oldest[:SECOND]:
-                break  # every job is made before the platform has it
+                break  # a record is made before its job appears, so all others are older
         listed += await _read(session, jobs[start : start + size], manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
         # A job's objects may be in another store.
@@ -75,10 +75,10 @@ async def records(
 
 
 _Known = tuple[str, str, int]
-"""When a job was there, its submission, and its place in it."""
+"""When a job appeared, its submission, and its index in the submission."""
 
 _Listed = tuple[str, _Known, dict[str, Any]]
-"""When a job was made, what was known of it before, and its record."""
+"""When a job's record was made, the `_Known` entry of the job, and the record."""
 
 
 def _forgotten(store: Path) -> dict[str, str]:
@@ -107,7 +107,7 @@ async def _look(session: Session, found: _Jobs) -> None:
 async def _read(
     session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
 ) -> list[_Listed]:
-    """Read the records of *jobs*; *manifests* has what was read before, or why it has no handle."""
+    """Read the records of *jobs*; *manifests* caches each manifest, or the error of reading it."""
     names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
     reading = (read_manifest(session, name) for name in names)
     found = await asyncio.gather(*reading, return_exceptions=True)

@@ -27,14 +27,14 @@ from kinetic.prices import Price, price_of
 KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
 )
-"""The options that a manifest keeps. Its record says where a batch runs."""
+"""The options that a manifest keeps; the record in the manifest says where the batch runs."""
 
 
 async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
     """Return the immutable description of a job or a batch, verified before it is parsed.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such job or batch.
         WireError: The manifest is damaged, has no valid signature, or has a format that this
             version doesn't know.
     """
@@ -156,7 +156,7 @@ def batch_manifest(
 
     ``total`` is None if the number of inputs was unknown at the beginning. The description has the
     names of captured variables, but no values: a secret of the platform keeps them. It has the
-    *price*, so that every submitter counts the budget by the same one.
+    *price*, so that every submitter computes the budget with it.
     """
     deadline, function = settings.batch_timeout, placed.call.function
     return {
@@ -220,7 +220,8 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
 def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
     """Rebuild the part that all attempts of a batch share from its manifest.
 
-    It lacks the function and the `Data` that it captures, so further inputs bring their own.
+    The result lacks the function and the `Data` that the function captures, so further inputs
+    bring their own `Data`.
 
     Raises:
         WireError: The manifest lacks a part.

@@ -36,7 +36,7 @@ def follow_batch(batch: Batch) -> None:
 
 
 def follow_job(at: JobRef) -> None:
-    """Show the state of *job* until it has ended."""
+    """Show the state of a job until it has ended, in the output of the cell that runs now."""
     item = at.submission.item(at.index)
     if item is None or not item.state.final:
         name = at.submission.identity.job_id(at.index)

@@ -42,9 +42,9 @@ from kinetic.options import DEFAULT_ACCELERATOR, Options, place_of, settings_of
 class Call:
     """The user's call.
 
-    ``arguments`` is None for a batch, ``function`` if another process has uploaded it.
-    ``inputs`` are the inputs of a batch that exist already: the project's archive leaves the
-    `Data` in them out. An ``owned`` call is a single job that ends with this process.
+    ``arguments`` is None for a batch. ``function`` is None if another process has uploaded it.
+    ``inputs`` are a batch's inputs that exist already; the project's archive leaves out the
+    `Data` in these inputs. An ``owned`` call is a single job that ends with this process.
     """
 
     function: Callable[..., Any] | None
@@ -233,10 +233,10 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
 def job_environment(
     session: Session, captured: Mapping[str, str], output_dir: str
 ) -> dict[str, str]:
-    """Return the environment of a job: *captured* beside what the platform's jobs always get.
+    """Return the environment of a job: *captured*, and what every job of the platform gets.
 
     A job on this machine gets a small part of the environment of this process. A pod gets
-    nothing else.
+    only *captured*.
     """
     base: dict[str, str] = {}
     if session.platform.capacity is not None:
@@ -310,13 +310,13 @@ def _fingerprint() -> dict[str, str]:
 
 
 def log_choice(session: Session, placed: UploadedCall) -> None:
-    """Log where a submission runs and why; once per process, what an accelerator becomes here."""
+    """Log where a submission runs, and why; once per process, log an accelerator's substitute."""
     target, options = session.target, placed.call.options
     logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
     if target.backend == "local" and options.accelerator not in _substitutes_logged:
         _substitutes_logged.add(options.accelerator)
         if became := _substitute(options, session.platform.capacity):
-            # Else nobody asked for this accelerator.
+            # The user has not asked for the default accelerator.
             asked = options.accelerator != DEFAULT_ACCELERATOR
             logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 
@@ -326,7 +326,7 @@ _substitutes_logged: set[str] = set()
 
 
 def _substitute(options: Options, capacity: Capacity | None) -> str:
-    """Describe this machine's substitute for the requested accelerator; empty if it has one."""
+    """Describe this machine's substitute for the accelerator; empty if it needs none."""
     asked, accelerator, changes = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:

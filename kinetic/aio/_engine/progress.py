@@ -28,7 +28,7 @@ AT_ONCE = 500
 """Maximum number of items counted in one turn of the loop."""
 
 READING_S = 1.0
-"""How long the last value waits for the message of the first failure."""
+"""How long the last value waits for the message of the first failure, in seconds."""
 
 
 def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
@@ -142,7 +142,7 @@ class Watch:
         try:
             what = f"item {index}{_input_text(self._batch, index)}"
             words = f"{what}: {await _failure_message(self._batch, index)}"
-        except Exception as exc:  # the numbers are right without the words
+        except Exception as exc:  # the counts are right even without this message
             words = f"item {index}: its error can't be read: {exc}"
         self._message = (index, one_line(words))
         self.changed.set()
@@ -176,7 +176,7 @@ BEAT_S = 1.0
 """Maximum interval between two computations of the line, whose rate changes with time."""
 
 LAST_WORD_S = 1.0
-"""How long the end of the waiting waits for the last line, on a terminal that may be stopped."""
+"""How long `Shown` waits for the last line, in seconds: the terminal may have stopped."""
 
 
 async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenerator[Progress, None]:
@@ -212,7 +212,7 @@ def is_shown(batch: Batch) -> bool:
 class Shown:
     """Show how far a batch is while the block runs, unless another block shows it.
 
-    *wanted* None: only for the sync API.
+    If *wanted* is None, only calls of the sync API show it.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an unknown value.
@@ -239,7 +239,7 @@ class Shown:
         _, error, _ = exc_info
         if self._entry is not None:
             _SHOWN.discard(self._batch)
-            # A caller that waits one second at a time doesn't want a line for each.
+            # A caller that waits one second at a time doesn't want a line for each wait.
             await self._end(self._entry, stays=not isinstance(error, TimeoutError))
 
     async def _feed(self, entry: Entry) -> None:

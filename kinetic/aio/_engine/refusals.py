@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pause(Outage):
-    """Warn once that *what* is paused and why, and log once for how long when it goes on."""
+    """Warn once that *what* is paused, and why; log once that it continues."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -27,7 +27,7 @@ class Pause(Outage):
         )
 
     def over(self) -> str:
-        """The refusal was lifted."""
+        """Return the message for the end of the pause."""
         return f"{self.what} goes on"
 
 
@@ -38,12 +38,12 @@ async def until_lifted(
     waits: Callable[[], bool],
     progress: Callable[[], int] | None = None,
 ) -> T:
-    """Await ``call()``, again while it meets a passing refusal and *waits* says so.
+    """Await ``call()``; retry while the platform refuses it temporarily and ``waits()`` is true.
 
-    Patience begins afresh whenever *progress* has grown.
+    The time limit starts again whenever ``progress()`` has grown.
 
     Raises:
-        KineticError: The refusal that was the last when patience ended, or another failure.
+        KineticError: The last refusal before the time limit, or another failure.
     """
     policy = RetryPolicy(first_s=0.5, longest_s=10.0, total_s=pause.patience_s, quiet_s=0.0)
 

@@ -36,19 +36,19 @@ async def remove(
     ended: bool = False,
     fresh: bool = False,
 ) -> None:
-    """Stop a submission, delete its jobs until there are none, and then its objects.
+    """Stop a submission, delete its jobs until there are none, and then delete its objects.
 
-    At every moment, a late process finds either the stop or no inputs. If a store is too full for
-    the stop, the platform ends the processes without it.
+    At every moment, a late process finds either the stop request or no inputs. If the store is too
+    full for the stop request, the platform ends the processes without it.
 
-    *names* are the jobs to delete; without them those with the submission's label. *ended* says
-    that its processes have ended, and *fresh* that this process has just made it, so that no
-    other one submits it.
+    *names* are the jobs to delete; if it's empty, all jobs with the submission's label. *ended*
+    says that all processes of the submission have ended. *fresh* says that this process has just
+    made the submission, so no other process submits it.
 
     Raises:
         BackendError: The jobs don't end in *timeout* seconds, or a service doesn't answer.
 
-    Cancelled: call it again; it goes on where it was.
+    Cancelled: call `remove` again; it continues where it was.
     """
     store = session.platform.store
     if objects and not ended:
@@ -61,13 +61,14 @@ async def remove(
         await _delete_jobs(session, identity, names, timeout, ended=ended)
     if not objects:
         return
-    # A holder has a manifest: that is created before the lease, and removed after this waiting.
+    # A lease has a holder only if there is a manifest: that is created before the lease, and
+    # removed after this wait.
     if identity.leased and not fresh and await store.look(identity.entry) is not None:
         await _until_released(session, identity)
-        if jobs:  # the holder may have started some meanwhile
+        if jobs:  # the holder may have started jobs meanwhile
             await _delete_jobs(session, identity, names, timeout)
     await _delete_objects(session, identity)
-    if not ended:  # a late process may have written some meanwhile
+    if not ended:  # a late process may have written objects meanwhile
         await store.delete([one.name for one in await store.list(identity.scope)])
     if identity.leased:
         await session.platform.cluster.drop_secret([identity.id])
@@ -108,12 +109,12 @@ async def until_gone(
                 f"{found[0].name} was deleted and is still there after {timeout:g} s"
             )
         await asyncio.sleep(pause := next(pauses))
-        if pause == CONFIRM_S[1]:  # another process may have launched some since
+        if pause == CONFIRM_S[1]:  # another process may have launched jobs since
             await session.platform.cluster.delete(names=names, labels=labels)
 
 
 async def _append_stop(session: Session, identity: Identity) -> None:
-    """Store the stop that ends all requests, in the first free slot."""
+    """Store the final stop in the first free slot of the requests; it voids all later ones."""
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
     for slot in itertools.count():
         name = wire.control_key(identity.scope, slot)
@@ -137,7 +138,7 @@ async def _delete_jobs(
 
 
 async def _delete_objects(session: Session, identity: Identity) -> None:
-    """Delete first what jobs read, and the stop after the object that describes the submission.
+    """Delete the inputs first, and the requests to stop last, after the manifest.
 
     A process that takes the lease meanwhile finds the stop, or no manifest.
     """
@@ -152,20 +153,20 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
-    """Wait until no process submits the batch. Take a lease that is still held, so that none will.
+    """Wait until no process submits the batch; take a lease that is still held, so none can.
 
     Raises:
-        Unavailable: A process holds it for longer than 180 s.
+        Unavailable: A process holds the lease for longer than 180 s.
     """
-    from kinetic.aio import _lease  # a single job has none
+    from kinetic.aio import _lease  # a single job has no lease
 
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
         async with asyncio.timeout(GONE_S):
             lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
             if lease is not None and lease.held:
-                # Its machine may be suspended. Once the requests to stop are deleted, nothing else
-                # would keep it from going on.
+                # The holder's machine may be suspended. Once the requests to stop are deleted, only
+                # the loss of the lease keeps the holder from submitting again.
                 with contextlib.suppress(NotFound):
                     await _lease.acquire(store, scope, identity.submitter, clock, force=True)
     except TimeoutError:

@@ -1,6 +1,6 @@
-"""A page about a batch: read from its objects, digested and written.
+"""Write a page about a batch, from the batch's objects in the store.
 
-Reading takes listings, the notes of inputs, and the failures that are quoted.
+This reads listings, the notes of the inputs, and the failures that the page quotes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kinetic.aio._engine.batch import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
 QUOTED = 20
-"""Groups of failures of which one is read in full, the largest first."""
+"""Number of groups of failures, the largest first, of which one failure is read in full."""
 
 AT_ONCE = 8
 
@@ -38,7 +38,7 @@ async def write(
             *metric*.
         NotFound, WireError: As `read`.
 
-    Cancelled: the file is as it was, or the new one.
+    Cancelled: the file has its old content, or the whole new page.
     """
     place = file.place_for(path)
     report = replace(await read(batch), direction=direction, metric=metric)

@@ -1,6 +1,6 @@
-"""From an outcome to the value, or to the exception that is raised for it.
+"""Turn an outcome into its value, or into the exception to raise.
 
-``runner/protocol/exceptions.py`` has the job's side: how it packs its exception.
+``runner/protocol/exceptions.py`` has the job's side: how a job packs its exception.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
         if len(body) <= INLINE_BYTES and STACK_GLOBAL not in body:
             return pickles.load(body)  # names no class, so it imports nothing
         return await anyio.to_thread.run_sync(pickles.load, body)
-    except (BackendError, WireError):  # the value is there, and may be asked for again
+    except (BackendError, WireError):  # the value exists, and the caller may ask for it again
         raise
     except pickles.OtherPythonError as exc:
         raise JobFailed(
@@ -104,14 +104,15 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
         _verify(path, name, digest)
         return pickles.load_file(path)
     finally:
-        path.unlink()  # here: removing a large file takes its time
+        path.unlink()  # in this worker thread: removing a large file takes long
 
 
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
     """Return the exception of a failed outcome, with *cause* as a note if it adds something.
 
-    That is the user's exception with the remote traceback as a note, or `JobFailed` with its text
-    if it can't be rebuilt here. Call this in a worker thread: it may import a module.
+    The result is the user's exception with the remote traceback as a note. If that exception can't
+    be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
+    thread: it may import a module.
     """
     error = _rebuilt(outcome, body, job_id)
     if cause and cause not in str(error):

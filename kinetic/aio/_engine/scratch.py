@@ -55,7 +55,7 @@ class Scratch:
 
     @property
     def folder(self) -> Path:
-        """Its path."""
+        """The path of the folder, which the first use makes."""
         if self._folder is None:
             self._folder = scratch_folder()
         return self._folder
