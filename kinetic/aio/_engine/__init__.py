@@ -3,8 +3,8 @@
 May import the ports, the lease, `_net.retry`, packing, the values and the runner's
 protocol; nothing of an adapter.
 
-A client and its handles reach these modules as attributes of this package, which imports each at
-its first use: most of a first call's time is imports, and one job needs few of them.
+A client and its handles reach these modules as attributes of this package. The package imports a
+module at its first use: imports take most of a first call's time, and one job needs few modules.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Batch:
         Every item has ended or can never be read, or this process has stopped submitting the batch.
         """
         if self.coordinator is not None:
-            settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
+            settled = self.submission.settled_items >= (self.total or 0)  # a retry reopens items
             return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
         return self.total is not None and self.submission.settled_items >= self.total
 

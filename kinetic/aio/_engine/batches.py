@@ -144,8 +144,8 @@ async def list_batches(
 ) -> list[Batch]:
     """Return the newest *count* batches with this *name* and *tags*.
 
-    The session follows a batch from its first use. Entries without a manifest are left
-    out. A warning names entries that can't be read or verified.
+    The session follows a batch from its first use. Entries without a manifest are left out. A
+    warning names entries that can't be read or verified.
     """
     refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []

@@ -106,8 +106,8 @@ async def ready(
 ) -> Place:
     """Wait until the debugger on host number *host* of the job listens.
 
-    *ended* makes the error for a job that is over. *timeout* is in seconds; None: as long as the
-    job waits for a debugger.
+    *ended* makes the error for a job that is over. *timeout* is in seconds; if it's None, wait as
+    long as the job waits for a debugger.
 
     Raises:
         ResultTimeout: The debugger doesn't listen after *timeout* seconds; the job goes on.
@@ -231,7 +231,7 @@ _KEPT: set[Forwarder] = set()
 
 
 def _keep(process: Forwarder) -> None:
-    """Keep a reference to a forwarder until this process ends: it ends with the last one."""
+    """Keep a reference to a forwarder, which would end when its last reference is gone."""
     _KEPT.difference_update([one for one in _KEPT if one.poll() is not None])
     _KEPT.add(process)
 

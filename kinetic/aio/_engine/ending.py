@@ -293,7 +293,7 @@ async def _refuse_displaced(submission: Submission, index: int, number: int, wha
 
 
 async def _refuse_cleaned(submission: Submission) -> None:
-    """Refuse to write for a single job that was cleaned up: nothing would remove the new object.
+    """Refuse to write for a cleaned-up single job: nothing would remove the new object.
 
     Raises:
         NotFound: The job was cleaned up, as `result()` does once it has the value.
@@ -393,7 +393,7 @@ async def reread(submission: Submission) -> None:
 
 
 async def reconcile(submission: Submission, index: int, *, explained: bool = False) -> wire.Item:
-    """Read an item; if it is open, ask the platform whether its attempt has ended, and settle it.
+    """Read an item; if it's open, ask the platform whether its attempt has ended, and close it.
 
     *explained* also asks why the item waits.
 
@@ -521,8 +521,8 @@ def _evidence_of_absent(
 def _awaits_submitter(submission: Submission, number: int) -> bool:
     """Return whether the submitter of a job may still be about to launch attempt *number*.
 
-    The submitter may have died or be suspended. So after 60 s this returns False, and the job ends
-    as its last attempt did.
+    The submitter may have died or be suspended. So 60 s after the first look, this returns False,
+    and the job ends as its last attempt did.
     """
     if not submission.relaunched:
         return False

@@ -24,7 +24,7 @@ from kinetic.configuration import Target
 
 LOOPBACK = "127.0.0.1"
 NOBODY = 9
-"""A port without a listener: dialing it shows whether the user may dial."""
+"""A port without a listener: connecting to it shows whether the user may connect."""
 
 OVER = (Phase.ENDED, Phase.GONE)
 LOOK_S = 2.0

@@ -39,7 +39,7 @@ def refuse_job(group_id: str) -> None:
     """Check that *group_id* is the ID of a batch.
 
     Raises:
-        ConfigurationError: It isn't. For the ID of a job, the message says which call takes it.
+        ConfigurationError: It's no batch ID. If it's a job's, the message says which call takes it.
     """
     submission, index = _parsed(group_id)
     if index is not None:

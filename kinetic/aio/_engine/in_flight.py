@@ -32,7 +32,7 @@ class AttemptLimit:
             await self._free.acquire()
 
     def release(self) -> None:
-        """Free the slot of an attempt that has its outcome, or was not started."""
+        """Let another attempt start: one has its outcome, or was not started."""
         if self._free is not None:
             self._free.release()
 

@@ -246,7 +246,7 @@ class InputPump:
         return 0
 
     def _limit(self) -> float:
-        """Return how many inputs may be pulled in all, by the slots and the consumers' window."""
+        """Return how many inputs ``max_concurrent`` and the window allow to be pulled in all."""
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")

@@ -316,9 +316,9 @@ class Chunk:
     """Some inputs as bytes, before they get their indices.
 
     ``how`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
-    elements are the arguments, ``k`` if its items are the keyword arguments. The keys of
-    ``data``, of ``failed`` (inputs that can't be pickled), and of
-    ``notes`` (the scalars of the other inputs) are places in the chunk.
+    elements are the arguments, ``k`` if its items are the keyword arguments. The keys of ``data``,
+    of ``failed`` (inputs that can't be pickled), and of ``notes`` (the scalars of the other inputs)
+    are places in the chunk.
     """
 
     parts: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Read the state of a submission's items from the store.
+"""Read the state of a submission's items from the store; a submission is a batch or a single job.
 
 The store only gains facts, so an older view is incomplete but not wrong. A final item stays final
 until a request to retry it is read.

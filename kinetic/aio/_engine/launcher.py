@@ -1,4 +1,4 @@
-"""Start the attempts of a batch.
+"""Start the attempts of a batch that the scheduler has decided on.
 
 Several launch requests run at once, but only while this process holds the batch's lease: the object
 in the store that names the one process that submits the batch.
@@ -94,12 +94,12 @@ class Launcher:
         self._queue.put_nowait(start)
 
     def free(self, index: int) -> None:
-        """Free the slot of an item that has an outcome."""
+        """Free the slot in the client's limit that an item has taken, because it has an outcome."""
         if self._slots.pop(index, None) is not None:
             self._context.session.limit.release()
 
     def free_all(self) -> None:
-        """Free all slots: this process starts nothing more."""
+        """Free all slots in the client's limit: this process starts nothing more."""
         for index in tuple(self._slots):
             self.free(index)
 

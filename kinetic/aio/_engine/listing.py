@@ -82,7 +82,7 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 
 
 def _forgotten(store: Path) -> dict[str, str]:
-    """Return the single jobs in a directory that nobody stopped, and when each was made.
+    """Return the single jobs in a directory that no request stops, and when each was made.
 
     This looks at two files of each job.
     """

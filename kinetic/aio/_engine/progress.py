@@ -57,7 +57,7 @@ def state_at(submission: Submission, index: int) -> State:
 
 
 class Watch:
-    """A batch that is being counted, within ``async with``; ``changed`` is set by every change.
+    """Count the items of a batch by state, within ``async with``; every change sets ``changed``.
 
     With *looking*, a batch that another process submits is read at intervals, as for any waiter.
     """

@@ -1,4 +1,7 @@
-"""Read the state of a batch from the store and the platform, before this process submits it."""
+"""Read the state of a batch from the store and the platform, before this process submits it.
+
+A coordinator is the part of a process that submits a batch.
+"""
 
 from __future__ import annotations
 

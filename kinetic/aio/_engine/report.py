@@ -101,7 +101,7 @@ def _where(record: Mapping[str, str]) -> str:
 
 
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
-    """Return the texts of failures by item, without those that are removed or forged."""
+    """Return the texts of failures by item; leave out the outcomes that were removed."""
     found: dict[int, Example] = {}
 
     async def one(item: Item) -> None:

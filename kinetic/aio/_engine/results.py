@@ -25,7 +25,7 @@ INLINE_BYTES = 64 * 1024
 
 
 def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) -> wire.Outcome:
-    """Return the signed header of an attempt's outcome, once its body matches.
+    """Return the signed header of an attempt's outcome, after checking that the body matches.
 
     Raises:
         WireError: The job's own runner didn't write the outcome, or it is damaged.

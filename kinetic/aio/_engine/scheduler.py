@@ -1,8 +1,10 @@
 """Decide which attempt starts next, and when a batch is complete, without I/O.
 
 `decide` applies events to the state, and returns the actions to carry out. The coordinator
-reports their effects by further events. An event that is late, repeated, or about an unknown
-item changes nothing.
+reports the effects of the actions by further events. An event that is late, repeated, or about
+an unknown item changes nothing.
+
+A batch has an item for each input; each attempt of an item runs it as one job.
 """
 
 from __future__ import annotations

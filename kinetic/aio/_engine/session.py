@@ -1,4 +1,7 @@
-"""A client's connection to one platform, and its tasks that watch the submissions there."""
+"""A client's connection to one platform, and its tasks that watch the submissions there.
+
+A submission is a batch or a single job. Each attempt of one of its items is a job on the platform.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ class Session:
         return task
 
     async def aclose(self) -> None:
-        """Stop submitting, end the watches, and close the platform; jobs go on."""
+        """Stop submitting, end the watches, and close the platform; running jobs continue."""
         batches = tuple(self.batches.values())
         try:
             await asyncio.gather(*(batch.leave("the client is closed") for batch in batches))
@@ -169,7 +172,7 @@ class Session:
         """Wait until the item is final, whether or not the watch reports its end.
 
         Raises:
-            SubmitterLost: No process will start it.
+            SubmitterLost: No process will start the item.
             KineticError: The item's end can't be read.
         """
         with self.awaiting(submission):

@@ -311,7 +311,7 @@ class Submission(ItemStates):
         self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
-        """Raise *error* for waiters, because no process submits *items* (None: any) any more."""
+        """Raise *error* for waiters of *items* (None: all), which no process submits any more."""
         concerned = None if items is None else {*items}
         self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
@@ -366,7 +366,7 @@ class Submission(ItemStates):
     # --- waiting ---
 
     async def until_doubted(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds until an attempt is in doubt; return whether one is."""
+        """Wait up to *timeout* seconds for an entry of ``doubtful``; return whether it has any."""
         if not self.doubtful:
             self._doubted.clear()
             with contextlib.suppress(TimeoutError):
@@ -378,7 +378,7 @@ class Submission(ItemStates):
         """Wait until the item is final.
 
         Raises:
-            SubmitterLost: No process will start it.
+            SubmitterLost: No process will start the item.
             KineticError: The item's end can't be read.
         """
         item = self._items.get(index)
