@@ -138,7 +138,7 @@ async def _delete_jobs(
 
 
 async def _delete_objects(session: Session, identity: Identity) -> None:
-    """Delete the inputs first, and the requests to stop last, after the manifest.
+    """Delete the inputs first, and the requests to stop or retry last, after the manifest.
 
     A process that takes the lease meanwhile finds the stop, or no manifest.
     """
