@@ -1,9 +1,9 @@
-"""Infrastructure on Google Cloud: desired, observed, plan, apply. All state is in the cloud.
+"""Set up Google Cloud: compare what is wanted with what exists, plan, and apply. Keep no state.
 
 `site` defines names, `setup` and `pools` describe what is wanted, `apply` observes and changes,
 `plan` compares without I/O, and `preflight` checks before the first write. `infrastructure`
 combines them, and `commands` has the coroutines behind the commands. `join` prepares an existing
-cluster. May import the adapters and their compositions.
+cluster. This package may import the adapters and their compositions.
 """
 
 from kinetic.aio.infra.commands import (

@@ -39,11 +39,11 @@ STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
 
 ZONES = "zonesAvailable"
-"""The field of a stock-out's error with the zones that have capacity."""
+"""The field of Google's error about missing capacity that lists zones with capacity."""
 
 
 def explained(what: str, refusal: HttpError) -> BackendError:
-    """Return kinetic's error for a definite refusal."""
+    """Return kinetic's error for a request that Google refuses for good."""
     words = f"can't {what}: {refusal.message}"
     if refusal.status in (401, 403):
         return AuthError(
@@ -55,11 +55,11 @@ def explained(what: str, refusal: HttpError) -> BackendError:
 async def listed(
     google: GoogleClient, request: GoogleRequest, items: str
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield every item of a list; none if its parent doesn't exist, or its API is disabled.
+    """Yield each item that *request* lists; none if the parent is absent or the API is disabled.
 
     Raises:
-        AuthError: You may not list them.
-        Refused: Google refuses it.
+        AuthError: You may not list the items.
+        Refused: Google refuses the request.
     """
     try:
         async for one in google.pages(request, items):
@@ -72,8 +72,8 @@ async def listed(
 def failed(what: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
-    The ``answer`` of a stock-out's error has ``zonesAvailable``: the zones that Google names. If it
-    came while creating a resource, ``kind`` is that of the resource.
+    If a zone has no capacity (a stock-out), the ``answer`` of the error has ``zonesAvailable``: the
+    zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
     """
     codes = " ".join(failure.codes)
     if any(one in f"{codes} {failure}".upper() for one in STOCKOUT):
@@ -116,7 +116,7 @@ class Cloud:
         """GKE takes one change of a cluster at a time."""
 
     async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Seen]:
-        """Return the observed state of each, by key; a failed request is recorded as a problem."""
+        """Return the state of each resource, by key; a failed request becomes a ``problem``."""
         seen: dict[str, Seen] = {}
 
         async def look(one: Resource | Policy) -> None:
@@ -140,11 +140,11 @@ class Cloud:
             return Seen(problem=str(exc) or f"no answer within {self.look_s:g} s")
 
     async def enable(self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]) -> None:
-        """Enable the APIs *names*, unless all are.
+        """Enable the APIs *names*, unless all of them are enabled.
 
         Raises:
-            AuthError: You may not.
-            Refused: Google refuses it.
+            AuthError: You may not read or enable APIs.
+            Refused: Google refuses a request.
         """
         try:
             if not await self.disabled(read, names):
@@ -155,7 +155,7 @@ class Cloud:
         await self._followed("enable the project's APIs", write)
 
     async def disabled(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
-        """Return those of the APIs *names* that aren't enabled."""
+        """Return which of the APIs *names* aren't enabled."""
         found = await self._google.call(read)
         on = {
             str(one["name"]).rpartition("/")[2]
@@ -165,10 +165,10 @@ class Cloud:
         return [one for one in names if one not in on]
 
     async def apply(self, changes: Sequence[Change], wanted: Sequence[Resource | Policy]) -> None:
-        """Create and update resources by *changes*, concurrently, each after those that it needs.
+        """Create and update resources as *changes* says, concurrently, each after what it needs.
 
-        If one fails, those that need it are skipped, and the others continue. Cancelled: requests
-        that were sent take effect; run it again to continue.
+        If a resource fails, resources that need it are skipped, and the others continue. Cancelled:
+        requests that were sent take effect; run the command again to continue.
 
         Raises:
             KineticError: The first failure; its notes have the others.
@@ -199,7 +199,7 @@ class Cloud:
         await _in_order(wanted, {one.key: one.needs for one in wanted}, step)
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove the resources that *changes* removes, each after all that depend on it.
+        """Remove the resources that *changes* says, each after all resources that depend on it.
 
         See `apply` for errors and cancellation.
         """
@@ -231,10 +231,10 @@ class Cloud:
                 unusable = True
                 exc.answer["kind"] = one.kind
             if unusable:
-                await self._delete(one)  # else the pool stays in ERROR, without nodes
+                await self._delete(one)  # a failed pool would stay in ERROR, without nodes
             if _status(exc) != 409:
                 raise
-            # An earlier request whose reply was lost has made it, or another client has.
+            # It exists: an earlier request, whose reply was lost, or another client made it.
             if (await self._seen(one)).status == 403:
                 raise
             if not is_ours(self._site, one, await self._settled(one), adopted=False):
@@ -242,7 +242,7 @@ class Cloud:
         await self._settled(one)
 
     async def _sent(self, what: str, request: GoogleRequest) -> Document:
-        """Send *request*, wait while Google refuses it for now, and follow its operation."""
+        """Send *request*, repeat it while Google refuses it for now, and await its operation."""
         if request.api != "container":
             return await self._followed(what, request)
         async with self._turn:
@@ -269,7 +269,7 @@ class Cloud:
                 raise error from cause
 
     async def _stays(self, one: Resource) -> bool:
-        """Wait until *one* is ready, or gone: an earlier `down` may be removing it."""
+        """Wait until *one* is ready (True), or an earlier `down` has removed it (False)."""
         if await self._awaited(one, leaving) is None:
             return False
         await self._settled(one)
@@ -279,8 +279,8 @@ class Cloud:
         """Wait until *one* exists and is ready, and return it.
 
         Raises:
-            Refused: It is broken.
-            Unavailable: It didn't appear, or doesn't get ready.
+            Refused: *one* is broken.
+            Unavailable: *one* didn't appear, or didn't become ready in time.
         """
         document = await self._awaited(one, unready)
         assert document is not None  # `unready` waits for it
@@ -294,9 +294,9 @@ class Cloud:
     async def _awaited(
         self, one: Resource, waiting: Callable[[Document | None], Wait | None]
     ) -> Document | None:
-        """Read *one* until *waiting* names nothing to wait for; None if *one* doesn't exist.
+        """Read *one* until *waiting* returns no more reason to wait; None if *one* doesn't exist.
 
-        A failed read doesn't show whether *one* exists.
+        A failed read is also a reason to wait, because it doesn't show whether *one* exists.
 
         Raises:
             Unavailable: A reason to wait lasted too long.
@@ -322,9 +322,9 @@ class Cloud:
         await self._edited(one, lambda policy: one.without(policy, members))
 
     async def _edited(self, one: Policy, edit: Callable[[Document], dict[str, Any] | None]) -> None:
-        """Read the policy, change it, and write it with its etag.
+        """Read the IAM policy, change it, and write it with its etag.
 
-        Repeat that if another administrator was faster.
+        If somebody else changed the policy meanwhile, Google refuses the etag: then start over.
         """
         what = f"change who may use {one.name}"
         patience = self._patience(what)
@@ -354,7 +354,7 @@ class Cloud:
         await self._awaited(one, remaining)
 
     async def _dropped(self, what: str, request: GoogleRequest) -> None:
-        """Delete something that may be gone already."""
+        """Send *request*, a removal of *what*; succeed if *what* is gone already."""
         try:
             await self._sent(f"remove {what}", request)
         except Refused as exc:
@@ -390,7 +390,7 @@ class Cloud:
 
 
 def _status(error: BackendError) -> int:
-    """Return the HTTP status that an error of ours is about, or 0."""
+    """Return the HTTP status that caused an error of kinetic, or 0."""
     cause = error.__cause__
     return cause.status if isinstance(cause, HttpError) else 0
 
@@ -414,7 +414,7 @@ class _Ended:
 async def _in_order(
     items: Sequence[Any], needs: Mapping[str, Sequence[str]], step: Callable[[Any], Any]
 ) -> None:
-    """Await ``step(item)`` for all *items* at the same time, each after what it needs."""
+    """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*."""
     ended = {one.key: _Ended(asyncio.Event()) for one in items}
     failures: list[KineticError] = []
 

@@ -1,7 +1,7 @@
-"""ComputeClasses of GKE: GKE makes nodes for an accelerator in the order that a class names.
+"""ComputeClasses of GKE: each lists the machines, in order, from which GKE may make nodes.
 
-One class covers spot and on-demand machines in all zones of a region that have them. Slices of
-several hosts stay node pools: a slice is all of its pool.
+One class covers spot and on-demand machines in all zones of a region that have them. TPU slices of
+several hosts use node pools instead, because such a slice fills a whole pool.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kinetic.prices import price_of
 
 
 def carries(pool: Pool) -> bool:
-    """Return whether a class can take the place of *pool*."""
+    """Return whether a ComputeClass can replace *pool*."""
     return not (pool.min_nodes or pool.reservation or pool.zone or pool.accelerator.multi_host)
 
 
 def named(name: str) -> Manifest:
-    """Return the class of this name, to read and to remove it."""
+    """Return the manifest by which to read or remove the class *name*; it has no content."""
     document = {"apiVersion": GROUP, "kind": KIND, "metadata": {"name": name}}
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
 
@@ -35,9 +35,10 @@ def named(name: str) -> Manifest:
 def wanted(
     site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
 ) -> Manifest:
-    """Return the class for *accelerator*, spot before on-demand if it is spot.
+    """Return the class for *accelerator*; for a spot one, spot before on-demand machines.
 
-    Without *zones*, GKE chooses them. An *autopilot* cluster has its own service account for nodes.
+    Without *zones*, GKE chooses them. On an *autopilot* cluster the class names no service account
+    for nodes, because the cluster does.
     """
     rule: dict[str, Any] = {"location": {"zones": [*zones]}} if zones else {}
     count = accelerator.chips_per_host
@@ -54,7 +55,7 @@ def wanted(
         "priorities": [
             {**rule, "spot": one} for one in ((True, False) if accelerator.spot else (False,))
         ],
-        # Otherwise GKE makes machines without the accelerator where it has no capacity.
+        # By default GKE makes machines without the accelerator if it lacks capacity.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
     metadata = {**known.document["metadata"], "labels": site.labels}
@@ -62,7 +63,7 @@ def wanted(
 
 
 async def served(api: Api) -> bool:
-    """Return whether the cluster has ComputeClasses; others share their API group."""
+    """Return whether the cluster has the kind ComputeClass, which shares its API group."""
     try:
         found = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:
@@ -90,7 +91,7 @@ def is_ours(document: Document) -> bool:
 
 
 async def planned(api: Api, one: Manifest, about: str) -> Change:
-    """Return the action on *one*; *about* describes a new one."""
+    """Return the change that the class *one* needs; *about* describes it if it is new."""
     change = await compare(api, one)
     if change.action is Action.CREATE:
         return replace(change, reason=about)
@@ -115,7 +116,7 @@ def about(
 
 
 def described(document: Document) -> dict[str, Any]:
-    """Return what a class offers, by the fields of `kinetic pool list`."""
+    """Return what a class offers, in the fields that `kinetic pool list` shows."""
     rules: Sequence[Document] = document["spec"].get("priorities") or ()
     first: Document = rules[0] if rules else {}
     tpu: Document = first.get("tpu") or {}

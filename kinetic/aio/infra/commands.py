@@ -33,7 +33,7 @@ async def up(
     Args:
         site: Project, zone, cluster, and namespace.
         shape: ``standard`` (a zonal cluster with node pools) or ``autopilot`` (a regional one).
-        pools: Node pools to have; default: none. The cluster makes nodes for jobs by itself.
+        pools: Node pools to create; default: none. GKE makes nodes for jobs even without them.
         public_endpoint: Also open the control plane's IP address; default: only its DNS name.
         create_project: Create the project if it doesn't exist; default: False. `down` keeps it.
         parent: ``organizations/ID`` or ``folders/ID`` of a project to create; default: none.
@@ -47,7 +47,7 @@ async def up(
 
     Raises:
         ConfigurationError: Something is missing; the message lists all of it.
-        Refused: A name is taken, or Google refuses a step; see `add_pool` for a stock-out.
+        Refused: A name is taken, Google refuses a step, or lacks capacity (see `add_pool`).
         AuthError: Credentials or rights are missing.
 
     Cancelled: what was created stays; run it again to continue, or `down` to remove it.
@@ -108,25 +108,25 @@ async def add_pool(
     preview: bool = False,
     tell: Tell = silent,
 ) -> Plan:
-    """Add nodes for an accelerator to the site's cluster; what exists already is success.
+    """Add nodes for an accelerator to the site's cluster; succeed if they exist already.
 
-    Where the cluster has ComputeClasses, it adds one. A pool with a minimum, a reservation, or
-    several hosts is always a node pool.
+    If the cluster has ComputeClasses, this adds a class, from which GKE makes nodes on demand.
+    Otherwise, or for a minimum, a reservation, a zone, or several hosts, it adds a node pool.
 
     Args:
         site: Project, zone, and cluster.
-        pool: The pool to have.
-        slices: Slices of several hosts to have, each in its own pool; default: 1.
-        fixed: Add a node pool, also where a ComputeClass would do; default: False.
+        pool: The pool to add.
+        slices: How many slices of several hosts to add, each in a separate pool; default: 1.
+        fixed: Add a node pool even if a ComputeClass would suffice; default: False.
         preview: Plan and change nothing; default: False.
         tell: Receives one line about each step.
 
     Raises:
         NotFound: The cluster doesn't exist.
-        ConfigurationError: A quota or a reservation is too small, jobs of this accelerator use a
-            ComputeClass, or the cluster is an Autopilot cluster and a class can't be such a pool.
-        Refused: Google refuses it. The ``answer`` of a stock-out has ``zonesAvailable``, the zones
-            that have capacity: pass one as the pool's ``zone``.
+        ConfigurationError: A quota or a reservation is too small; jobs of this accelerator use a
+            ComputeClass already; or an Autopilot cluster, which has only classes, can't have it.
+        Refused: Google refuses the pool. If the zone has no capacity, ``answer["zonesAvailable"]``
+            lists zones that have it: pass one as the pool's ``zone``.
 
     Cancelled: the pool may exist; run it again, or remove it by its name.
     """
@@ -177,8 +177,8 @@ async def list_pools(site: Site, *, tell: Tell = silent) -> list[dict[str, Any]]
 async def update_credentials(site: Site, *, username: str, token: str, tell: Tell = silent) -> None:
     """Keep Docker Hub credentials for builds in Secret Manager; builds then log in with them.
 
-    Only the builds' service account of the site can read them, besides those whom the project
-    lets read secrets.
+    The service account for builds can read them. Other accounts can only if the project lets
+    them read all secrets.
 
     Args:
         site: Project, zone, and cluster.

@@ -30,14 +30,15 @@ LOOK_S = 0.2
 DEFINITION = "CustomResourceDefinition"
 FIRST = (DEFINITION, "Namespace")
 LAST = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-"""Kinds to apply after the server that they name: the API server asks it about other objects."""
+"""Kinds to apply last. They name a server of the controller that the API server asks about other
+objects, so that server's objects must exist first."""
 
 KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
 """The ConfigMap with Kueue's configuration, and its key."""
 
 READY = "2h"
-"""How long pods that Kueue admitted may wait for nodes: GKE takes up to 35 minutes to find that a
-zone has no TPU slice, and then tries again. Kueue's default is 30 minutes."""
+"""How long pods that Kueue admitted may wait for nodes. Kueue's default, 30 minutes, is too short:
+GKE takes up to 35 minutes to find that a zone has no TPU slice, and then tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +51,26 @@ class Controller:
 
     @property
     def change(self) -> Change:
-        """Return the change that installs it."""
+        """Return the change that installs the controller."""
         about = f"{len(self.documents)} objects, sha256:{self.digest}"
         return Change(action=Action.CREATE, kind="controller", name=self.name, reason=about)
 
     @property
     def groups(self) -> frozenset[str]:
-        """Return the API groups of the kinds that it defines."""
+        """Return the API groups of the kinds that the controller defines."""
         return frozenset(str(one["spec"]["group"]) for one in self.definitions)
 
     @property
     def definitions(self) -> tuple[Document, ...]:
-        """Return the definitions of its kinds."""
+        """Return the CustomResourceDefinitions of the controller."""
         return tuple(one for one in self.documents if one["kind"] == DEFINITION)
 
 
 def read_controller(argument: str) -> Controller:
-    """Read ``FILE`` or ``FILE@sha256:DIGEST``. Blocks.
+    """Read a controller's manifests from ``FILE`` or ``FILE@sha256:DIGEST``. Blocks.
 
     Raises:
-        ConfigurationError: The file can't be read, has another digest, or isn't of manifests.
+        ConfigurationError: The file can't be read, has another digest, or has no manifests.
     """
     name, _, wanted = argument.partition(PIN)
     try:
@@ -96,7 +97,7 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
     documents: list[Any] = []
     for one in found:
         items = cast("Document", one).get("items") if isinstance(one, dict) else None
-        documents += items if isinstance(items, list) else [one]  # items: of the kind List
+        documents += items if isinstance(items, list) else [one]  # a List has items
     if not documents or not all(map(_is_manifest, documents)):
         raise ConfigurationError(
             f"{name} isn't a file of Kubernetes manifests; name one such as the manifests.yaml of "
@@ -109,9 +110,9 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 
 
 def _patient(document: Document) -> Document:
-    """Let pods wait for slow nodes, if *document* has Kueue's configuration without a limit.
+    """If *document* is Kueue's configuration and sets no limit, let pods wait `READY` for nodes.
 
-    With an older configuration than v1beta2, Kueue has no limit of its own.
+    A configuration older than v1beta2 stays as it is: with it, Kueue has no default limit.
     """
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
@@ -135,7 +136,7 @@ def _is_manifest(one: object) -> bool:
 
 
 async def planned(api: Api, one: Controller) -> Change:
-    """Return the action on a controller: how many of its objects aren't from this file."""
+    """Return the change that a controller needs, by how many of its objects are from its file."""
     kinds = Kinds(api, one)
     kept = 0
 
@@ -186,7 +187,7 @@ def _in_order(documents: Sequence[Document]) -> list[list[Document]]:
 
 
 class Kinds:
-    """Find the paths of objects: by the definitions of a controller, or by the API server."""
+    """Find the API paths of objects, in a controller's definitions or from the API server."""
 
     def __init__(self, api: Api, controller: Controller) -> None:
         self._api = api
@@ -204,7 +205,7 @@ class Kinds:
         }
 
     async def manifest(self, document: Document) -> Manifest:
-        """Return the object to apply, with its path and the annotation of its file.
+        """Return the object to apply, with its path and an annotation of its file's digest.
 
         Raises:
             ConfigurationError: The API server doesn't know its kind.
@@ -244,7 +245,7 @@ class Kinds:
         """Wait until the API server serves all versions of a new kind.
 
         Raises:
-            Unavailable: It doesn't within `SERVED_S` seconds.
+            Unavailable: The API server doesn't serve them within `SERVED_S` seconds.
         """
         spec: Document = definition["spec"]
         wanted = [one["name"] for one in spec["versions"] if one.get("served")]

@@ -59,9 +59,9 @@ def _lost_pools(changes: Sequence[Change], seen: Mapping[str, Seen]) -> list[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with what carries it out; pass it to `Infrastructure.apply`.
+    """A plan with the resources that carrying it out needs; pass it to `Infrastructure.apply`.
 
-    ``first`` are the project and its billing. ``again`` plans the rest once a new project exists.
+    ``first`` has the project and its billing. ``again`` plans the rest once a new project exists.
     """
 
     plan: Plan
@@ -82,8 +82,8 @@ class Infrastructure:
         site: Project, zone, cluster, and namespace.
         tell: Receives one line about each step; default: no output.
         environ: The environment; default: that of the process.
-        google: A client to use; default: one of the application-default credentials.
-        connect: Opens access to the site's cluster; default: by Google's API, as jobs do.
+        google: A client of Google's APIs; default: with the application-default credentials.
+        connect: Connects to the site's cluster; default: through Google's API, as jobs do.
         look_s: The limit of each read, in seconds; default: 30.
 
     Use it as an async context manager, which closes its connections.
@@ -400,7 +400,7 @@ class Infrastructure:
         return await survey(self._google, self._cloud, self.site, self._connect, self._environ)
 
     async def _missing(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-        """Return those of *pools* that the cluster doesn't have."""
+        """Return which *pools* the cluster doesn't have."""
         known = {pool: node_pools.named(self.site, pool.name) for pool in pools}
         seen = await self._cloud.observe(known.values())
         return tuple(pool for pool, one in known.items() if seen[one.key].document is None)
@@ -417,7 +417,7 @@ class Infrastructure:
         manifests: tuple[in_cluster.Manifest, ...],
         controllers: tuple[Controller, ...],
     ) -> tuple[list[Change], list[str]]:
-        """Return the changes inside the cluster, and what jobs need that isn't installed."""
+        """Return the changes inside the cluster, and notes about controllers that it lacks."""
         document = seen[f"cluster {self.site.cluster}"].document
         notes = _without_sets(controllers)
         if document is None or document.get("status") != "RUNNING":
@@ -459,7 +459,7 @@ class Infrastructure:
             await api.aclose()
 
     async def _access(self) -> Access:
-        # A context in the environment may be another cluster's: this one is named by its site.
+        # Ignore a context in the environment, because it may name another cluster than the site.
         return await open_access(replace(self.target, kube_context=None), self._environ)
 
     async def keep_credentials(self, username: str, token: str) -> None:

@@ -37,11 +37,11 @@ STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=ONCE)
 """No retries: a person waits, and can run the command again."""
 
 OLDEST = (1, 29)
-"""The first version of Kubernetes whose indexed Jobs have a limit for each index."""
+"""The first version of Kubernetes whose indexed Jobs can limit the failures of each index."""
 
 ENFORCED = "pod-security.kubernetes.io/enforce"
 NO_HOST_PATH = ("baseline", "restricted")
-"""The Pod Security Standards that refuse a hostPath."""
+"""The Pod Security Standards that refuse pods with a hostPath volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Joining:
         return tuple(one for one, change in pairs if change.action in actions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as ``--json`` shows it."""
+        """Return the result as ``--json`` shows it."""
         return {
             "cluster": self.cluster,
             "namespace": self.target.namespace,
@@ -99,10 +99,10 @@ def target_of(
     store: str | None = None,
     store_claim: str | None = None,
 ) -> Target:
-    """Return the target of these settings; variables and profiles don't count.
+    """Return the target that these settings name; ignore environment variables and profiles.
 
     Args:
-        kube_context: A context of the kubeconfig. Default: the GKE cluster of the next three.
+        kube_context: A context of the kubeconfig. Default: none; the next three name a cluster.
         project, zone, cluster: A GKE cluster. Default: zone ``us-central1-a``, cluster
             ``kinetic-cluster``.
         namespace: The Kubernetes namespace of the jobs. Default: ``default``.
@@ -174,7 +174,7 @@ class Join:
 
     @property
     def _api(self) -> Api:
-        assert self._opened is not None  # it is used within its block
+        assert self._opened is not None  # the caller has entered the ``async with`` block
         return self._opened
 
     async def plan(self) -> Joining:
@@ -214,7 +214,7 @@ class Join:
     async def apply(self, joining: Joining) -> Joining:
         """Create and update the objects of the plan; return what was done.
 
-        An administrator has to apply those that the API server refuses.
+        An administrator has to apply the objects that the API server refuses.
 
         Cancelled: what was created stays; run it again to continue.
         """
@@ -251,7 +251,7 @@ class Join:
         self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
 
     async def _check_security(self) -> None:
-        """Refuse a namespace that would refuse every pod, because it mounts a path of its node."""
+        """Refuse a namespace that forbids what every pod needs: to mount a path of its node."""
         if store_directory(self._target) is None or self._target.store_claim:
             return
         name = self._target.namespace
@@ -294,7 +294,7 @@ class Join:
                 cluster=target.cluster,
                 namespace=target.namespace,
             )
-        except ConfigurationError:  # `up` makes no cluster of such a name
+        except ConfigurationError:  # `up` can't have made a cluster of such a name
             return "", []
         google = GoogleClient(self._environ, ONCE, idle_s=20.0)
         email = site.account("workers")
@@ -311,18 +311,18 @@ class Join:
         return email, [f"give {email} the role {setups.OBJECTS} on {store}"]
 
     async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
-        """Return the action on each of *objects*; *complete*: you can already submit jobs."""
+        """Return the change that each object needs; *complete*: you can already submit jobs."""
         seen = [await self._seen(one) for one in objects]
         changes: list[Change] = []
         for one, there in zip(objects, seen, strict=True):
             kept = there is not None and there.action is Action.KEEP
-            absent = bool(changes) and changes[0].action is Action.ASK  # the namespace itself
+            absent = bool(changes) and changes[0].action is Action.ASK  # the namespace
             may = not kept and not absent and await self._may(one, there)
             changes.append(decided(one, there, may=may, complete=complete))
         return changes
 
     async def _seen(self, one: Manifest) -> Change | None:
-        """Return the action on *one*; None if you may not read it."""
+        """Return the change that *one* needs; None if you may not read the object."""
         try:
             return await compare(self._api, one)
         except Forbidden:
@@ -336,13 +336,13 @@ class Join:
 
 
 def decided(one: Manifest, there: Change | None, *, may: bool, complete: bool) -> Change:
-    """Return the action on *one*.
+    """Decide what to do with *one*.
 
     Args:
         one: The object.
-        there: The result of its comparison; None if you may not read it.
-        may: You may create or update it.
-        complete: You have all permissions that submitting jobs needs.
+        there: The result of `compare` for the object; None if you may not read the object.
+        may: Whether you may create or update the object.
+        complete: Whether you have all permissions that submitting jobs needs.
     """
     if there is None and complete:
         reason = "you may not read it; only a job can show whether it exists"

@@ -15,7 +15,7 @@ from kinetic.errors import NotFound, Unavailable
 
 
 async def location(google: GoogleClient, site: Site) -> str | None:
-    """Return the zone or region of the site's cluster, or None if it has none."""
+    """Return the zone or region of the site's cluster; None if there is no cluster."""
     path = f"projects/{site.project}/locations/-/clusters"
     try:
         answer = await google.call(call(api="container", method="GET", path=path))
@@ -64,14 +64,14 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
 
 
 async def outliving(google: GoogleClient, site: Site) -> list[str]:
-    """Return the disks and load balancers of the cluster's volumes and Services.
+    """Return the disks and load balancers that outlive the cluster.
 
-    They outlive the cluster. A disk has its name and place as labels. A forwarding rule has the
-    labels, or the network that `up` made.
+    GKE makes them for volumes and Services. A disk is the cluster's if its labels have the
+    cluster's name and place; a forwarding rule also if it is in the network that `up` made.
 
     Raises:
         AuthError: You may not list them.
-        Refused: Google refuses it.
+        Refused: Google refuses a request.
     """
 
     def is_its(one: Document) -> bool:
@@ -98,7 +98,7 @@ async def outliving(google: GoogleClient, site: Site) -> list[str]:
 
 
 async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
-    """Return the service accounts that the workers of other namespaces act as."""
+    """Return the service accounts that jobs in other namespaces act as."""
     listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
     async for one in listed(google, listing, "accounts"):
@@ -109,7 +109,7 @@ async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
 
 
 async def placement_policies(google: GoogleClient, site: Site) -> list[Resource]:
-    """Return the placement policies that pools of this site needed."""
+    """Return the placement policies that kinetic made for pools of this site."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     listing = call(api="compute", method="GET", path=parent)
     return [

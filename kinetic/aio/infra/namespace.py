@@ -21,7 +21,7 @@ NO_SETS = (
     "https://github.com/kubernetes-sigs/lws/releases, download its manifests.yaml, and run the "
     "command again with --controller manifests.yaml"
 )
-"""The note of a plan for a cluster without a controller of sets."""
+"""The note of a plan for a cluster that has no controller for jobs on several hosts."""
 
 APPLY = "application/apply-patch+yaml"
 PATHS = {
@@ -41,7 +41,7 @@ class Manifest:
 
     @property
     def change(self) -> Change:
-        """Return the change that makes it."""
+        """Return the change that creates this object."""
         return Change(
             action=Action.CREATE,
             kind=str(self.document["kind"]),
@@ -52,8 +52,8 @@ class Manifest:
 def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manifest, ...]:
     """Return the objects of *namespace*, the namespace first.
 
-    *account* is the service account of Google that the pods act as. *user* gets the permission to
-    submit jobs, by a separate binding. Without *user*, administrators of the cluster submit.
+    *account* is the Google service account that the pods act as. A separate binding permits *user*
+    to submit jobs; without *user*, only administrators of the cluster can submit.
     """
     import yaml
 
@@ -88,16 +88,16 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
 async def compared(
     api: Api, wanted: tuple[Manifest, ...]
 ) -> AsyncGenerator[tuple[Manifest, Change]]:
-    """Yield each object with the action on it."""
+    """Yield each object with the change that it needs."""
     for one in wanted:
         yield one, await compare(api, one)
 
 
 async def compare(api: Api, one: Manifest) -> Change:
-    """Return the action on *one*.
+    """Compare *one* with the object in the cluster; return the change that it needs.
 
     Raises:
-        Forbidden: You may not read it.
+        Forbidden: You may not read the object.
     """
     try:
         there = await api.call("GET", one.path)
@@ -109,7 +109,7 @@ async def compare(api: Api, one: Manifest) -> Change:
 
 
 async def apply(api: Api, one: Manifest) -> None:
-    """Create or update *one*; what others set in it stays."""
+    """Create or update *one*; fields that only other programs set stay."""
     query = {"fieldManager": "kinetic", "force": "true"}
     await api.call("PATCH", one.path, query=query, body=one.document, content_type=APPLY)
 

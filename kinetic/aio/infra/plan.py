@@ -20,7 +20,7 @@ from kinetic.aio.infra.site import OF, SOLUTION, Site, is_our_pool
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
 UNOWNED = ("project", "billing", "secret")
-"""Kinds without kinetic's mark: clusters share them."""
+"""Kinds of resources that kinetic doesn't mark as its own, because clusters share them."""
 
 UNMARKED = ("network", "subnetwork", "router")
 """Kinds of resources that keras-kinetic doesn't label."""
@@ -51,7 +51,7 @@ class Plan:
         return sum(one.usd_per_hour or 0.0 for one in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as ``--json`` shows it."""
+        """Return the plan as ``--json`` shows it."""
         return {
             "project": self.site.project,
             "zone": self.site.zone,
@@ -92,10 +92,11 @@ def _made_by_keras_kinetic(seen: Mapping[str, Seen], site: Site) -> bool:
 def marked_last(
     site: Site, present: Sequence[Resource | Policy], seen: Mapping[str, Seen]
 ) -> tuple[Resource | Policy, ...]:
-    """Order *present* so that kinds without keras-kinetic's labels go before its repository.
+    """Order *present* so that `down` removes keras-kinetic's repository after its network.
 
-    The repository's label shows that the network is keras-kinetic's. If the repository went first,
-    an interrupted `down` would keep the network when it runs again.
+    keras-kinetic labels the repository, but not the network; the repository's label shows who made
+    both. If `down` removed the repository first and was interrupted, the next run would keep the
+    network.
     """
     if not _made_by_keras_kinetic(seen, site):
         return tuple(present)
@@ -144,8 +145,9 @@ def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> 
 def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
     """Return whether kinetic may change the resource in *document*.
 
-    It may if the resource has kinetic's mark, or is of a kind that needs none. With *adopted*,
-    that includes a resource of a kind that can't be marked, unless somebody has described it.
+    It may if the resource has kinetic's mark, or a kind that needs no mark. With *adopted*, because
+    keras-kinetic made the setup, it may also change a network, subnetwork, or router that has
+    neither description nor labels.
     """
     if one.kind == "node pool":
         return is_our_pool(document)
@@ -174,7 +176,7 @@ def removals(
 ) -> tuple[Change, ...]:
     """Return one change per resource in *present*, so that nothing of kinetic's is left.
 
-    *keep* maps the keys of what has to stay to the reason.
+    *keep* maps the key of each resource that must stay to the reason.
     """
     adopted = _made_by_keras_kinetic(seen, site)
     return tuple(

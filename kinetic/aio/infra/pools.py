@@ -17,7 +17,7 @@ from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
 ROOM = 10
-"""How many nodes above its minimum a pool of single hosts may have."""
+"""How many nodes more than its minimum a pool may have if each node is a single host."""
 
 PODS_PER_TPU_NODE = "15"
 """GKE reserves addresses for each possible pod; a TPU host runs few."""
@@ -31,7 +31,7 @@ LONGEST_NAME = 39
 """Google allows 40 characters in the name of a node pool."""
 
 SHARED = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
-"""How the reservation of another project, or a block of one, is named."""
+"""The form of a reservation's name with its project, or with a block of the reservation."""
 
 SYSTEM_POOLS = (SYSTEM_POOL, "default-pool")
 """The pools for the cluster's own pods: kinetic's, and keras-kinetic's."""
@@ -41,11 +41,11 @@ RESERVATION = "compute.googleapis.com/reservation-name"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A node pool to have.
+    """A node pool that a cluster should have.
 
-    The pool always has ``min_nodes`` nodes. A slice of several hosts is all of its pool, so its
-    minimum is 0 or the number of hosts. ``number`` counts the pools of equal slices. ``zone`` is
-    one of the cluster's region; empty: the cluster's zone.
+    It always has at least ``min_nodes`` nodes. A TPU slice of several hosts fills a whole pool, so
+    the minimum is 0 or the number of hosts. ``number`` distinguishes pools of equal slices.
+    ``zone`` is a zone of the cluster's region; empty: the cluster's zone.
     """
 
     accelerator: Accelerator
@@ -77,7 +77,7 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """Return the same name for the same pool, so that adding it twice makes one."""
+        """Return a name that depends on the pool only, so that adding a pool twice makes one."""
         number = str(self.number) if self.number > 1 else ""
         parts = [class_name(self.accelerator), self.reserved[1], number]
         name = "-".join(part for part in parts if part)
@@ -88,20 +88,20 @@ class Pool:
 
     @property
     def reserved(self) -> tuple[str, str]:
-        """Return the project of the reservation, empty for the cluster's, and its short name."""
+        """Return the reservation's project (empty: the cluster's project) and its short name."""
         found = SHARED.fullmatch(self.reservation)
         return (found[1] or "", found[2]) if found else ("", self.reservation)
 
     @property
     def first_nodes(self) -> int:
-        """Return the number of nodes for its first job, or its minimum if that is greater."""
+        """Return how many nodes the pool needs for its first job; at least its minimum."""
         return max(self.min_nodes, self.accelerator.hosts)
 
     def slices(self, count: int) -> tuple[Pool, ...]:
         """Return pools for *count* slices, this one first.
 
         Raises:
-            ConfigurationError: Each of its nodes is a slice by itself, so one pool has them all.
+            ConfigurationError: A slice is a single node, so one pool can have all slices.
         """
         if count > 1 and not self.accelerator.multi_host:
             raise ConfigurationError(
@@ -112,14 +112,14 @@ class Pool:
 
     @property
     def policy(self) -> str:
-        """Return the name of the placement policy that a slice of tpu7x needs, or nothing."""
+        """Return how the name of a tpu7x slice's placement policy ends; empty for other pools."""
         wanted = self.accelerator
         needs = wanted.name == "tpu7x" and wanted.multi_host
         return f"-tpu7x-{wanted.topology}" if needs else ""
 
 
 def named(site: Site, name: str) -> Resource:
-    """Return the pool of this name, to read and to remove it."""
+    """Return the resource by which to read or remove the pool *name*; it can't create it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
     return resource("node pool", name, "container", parent, {})
 
@@ -254,13 +254,13 @@ def kept(document: Mapping[str, Any]) -> str:
 
 
 def is_autopilot(cluster: Mapping[str, Any]) -> bool:
-    """Return whether it is an Autopilot cluster."""
+    """Return whether *cluster* is an Autopilot cluster."""
     autopilot: Mapping[str, Any] = cluster.get("autopilot") or {}
     return bool(autopilot.get("enabled"))
 
 
 def existing(cluster: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the node pools of a cluster by name; those of an Autopilot cluster are GKE's own."""
+    """Return a cluster's node pools by name; none for Autopilot, whose pools belong to GKE."""
     pools = () if is_autopilot(cluster) else cluster.get("nodePools") or ()
     return {str(one["name"]): one for one in pools}
 
@@ -299,7 +299,7 @@ def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str
 
 
 def described(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a node pool of the cluster offers, by the fields of `kinetic pool list`."""
+    """Return what a node pool offers, in the fields that `kinetic pool list` shows."""
     config: Mapping[str, Any] = document.get("config") or {}
     scaling: Mapping[str, Any] = document.get("autoscaling") or {}
     placement: Mapping[str, Any] = document.get("placementPolicy") or {}

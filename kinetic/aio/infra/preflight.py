@@ -46,7 +46,7 @@ PERMISSIONS = (
     "storage.buckets.setIamPolicy",
     "storage.buckets.update",
 )
-"""All that `up` does in a project."""
+"""The permissions that `up` needs in a project."""
 
 ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serviceAccountAdmin"
 
@@ -55,8 +55,8 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 class Preflight:
     """The results of the checks: ``problems`` stop `up`, ``notes`` don't.
 
-    ``machine`` is the machine type for system pods, one that the zone has. ``zones`` are those of
-    the region that have the pool's machines, the site's first; empty if unknown.
+    ``machine`` is a machine type for system pods that the zone offers. ``zones`` are the zones of
+    the region that offer the pool's machines, the site's zone first; empty if unknown.
     """
 
     problems: list[str] = field(default_factory=list[str])
@@ -86,9 +86,10 @@ async def preflight(
 ) -> Preflight:
     """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
-    A pool that exists already has its machines, so its quota and reservation may be used up.
-    *regional*: any zone of the region will do for the pools. *links*: the plan links a billing
-    account.
+    The pools must be new: the machines of an existing pool may already use up its quota and its
+    reservation.
+    *regional* says that the pools may be in any zone of the region; *links*, that the plan links a
+    billing account, which is why billing isn't checked.
     """
     found = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [

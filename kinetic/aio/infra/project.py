@@ -1,4 +1,4 @@
-"""Create the project and link its billing account, if `up` is asked to. `down` keeps both."""
+"""Create the project and link its billing account, if you ask `up` for it. `down` keeps both."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class BillingAccount:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check the parent of a new project; empty: none.
+    """Check *parent*, the organization or folder of a new project; empty: none is named.
 
     Raises:
-        ConfigurationError: It isn't an organization or a folder, or no project is created.
+        ConfigurationError: *parent* has another form, or `up` creates no project.
     """
     if parent and not creates:
         raise ConfigurationError(

@@ -46,7 +46,7 @@ def call(
 
 
 def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return a query of these names; a list repeats its name."""
+    """Return *values* as a URL query; a list repeats its name for each of its elements."""
     return tuple(
         (name, one)
         for name, value in values.items()
@@ -58,10 +58,10 @@ def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
 class Resource:
     """One resource of a setup, with the requests that read, create, and remove it.
 
-    ``about`` describes it in a plan. ``want`` has the fields that a present one must have;
-    ``update`` sends them, and None means that the API can't change them. A plan shows differences
-    from ``shown`` and leaves them. ``needs`` names what must
-    exist first. ``usd_per_hour`` is what it costs while nothing runs on it.
+    ``about`` describes it in a plan. ``want`` has the fields that an existing resource must have;
+    ``update`` is the request that sends them, or None if the API can't change them. A plan shows
+    differences from the fields in ``shown`` but doesn't change them. ``needs`` has the keys of
+    resources that must exist first. ``usd_per_hour`` is the cost while no job runs.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Resource:
 
     @property
     def key(self) -> str:
-        """Return the key by which other resources name it in ``needs``."""
+        """Return the key by which other resources name this one in ``needs``."""
         return f"{self.kind} {self.name}"
 
 
@@ -102,7 +102,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The bindings of ours in the IAM policy of one resource; other bindings stay as they are."""
+    """kinetic's bindings in the IAM policy of one resource; other bindings stay as they are."""
 
     name: str
     read: GoogleRequest
@@ -115,7 +115,7 @@ class Policy:
 
     @property
     def key(self) -> str:
-        """Return the key by which other resources name it in ``needs``."""
+        """Return the key by which other resources name this one in ``needs``."""
         return f"{self.kind} {self.name}"
 
     def missing(self, policy: Document) -> tuple[Binding, ...]:
@@ -158,7 +158,7 @@ def resource(
 ) -> Resource:
     """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
 
-    *add* is the query of its creation.
+    *add* is the query of the POST request.
     """
     own = path or f"{parent}/{name}"
     return Resource(
@@ -233,7 +233,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One step of a plan. ``reason`` says why; ``usd_per_hour`` is what it adds or saves."""
+    """One step of a plan. ``reason`` says why; ``usd_per_hour`` is the cost that it adds."""
 
     action: Action
     kind: str
@@ -242,7 +242,7 @@ class Change:
     usd_per_hour: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as ``--json`` shows it."""
+        """Return the change as ``--json`` shows it."""
         return {
             "action": self.action.value,
             "kind": self.kind,
@@ -255,7 +255,7 @@ class Change:
 def differences(want: Any, have: Any, at: str = "") -> Iterator[str]:
     """Yield how *have* differs from *want* in the fields that *want* names.
 
-    A field that Google leaves out of an answer has its type's empty value.
+    Google leaves empty fields out of an answer, so a missing field equals an empty one.
     """
     if isinstance(want, Mapping):
         fields = cast("Mapping[str, Any]", want)

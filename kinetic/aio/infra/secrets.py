@@ -21,7 +21,7 @@ from kinetic.aio.infra.site import Site
 API = "secretmanager"
 SERVICE = f"{API}.googleapis.com"
 READS = "roles/secretmanager.secretAccessor"
-"""The role of the builds' service account, on these two secrets only."""
+"""The role that lets the service account of builds read these two secrets."""
 
 
 def wanted(site: Site) -> tuple[Resource | Policy, ...]:

@@ -32,7 +32,7 @@ SYSTEM_MACHINES = ("e2-standard-4", "n2-standard-4", "n2d-standard-4", "n1-stand
 
 SYSTEM_POOL = "system"
 SYSTEM_NODES = 10
-"""How many nodes for the cluster's own pods there may be."""
+"""Maximum number of nodes for the cluster's own pods."""
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 MOST_CPUS, MOST_MEMORY_GB = "1000000", "10000000"
@@ -61,7 +61,7 @@ Shape = Literal["standard", "autopilot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The setup to have at a site. ``machine`` is the type for the cluster's own pods."""
+    """The wanted setup of a site. ``machine`` is the machine type for the cluster's own pods."""
 
     site: Site
     shape: Shape = "standard"
@@ -82,7 +82,7 @@ class Setup:
 
 
 def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
-    """Return all resources of Google Cloud, each after what it needs."""
+    """Return all wanted resources of Google Cloud, each after the resources that it needs."""
     site = setup.site
     accounts = [account(site, what) for what in ("nodes", "workers", "builds")]
     return (
@@ -98,10 +98,10 @@ def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
 
 
 def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
-    """Return all that may exist: *workers* are the accounts of other namespaces' workers.
+    """Return all resources that may exist, including *workers*, other namespaces' accounts.
 
-    The bucket's policy names them, and Google refuses a policy with a member that was removed. So
-    the policy needs them: `down` changes it first.
+    The policy of the jobs' bucket names these accounts, and Google refuses a policy that names a
+    removed account. So the policy ``needs`` the accounts, which makes `down` change it first.
     """
     bucket = f"bucket {setup.site.bucket('jobs')}"
     members = [Binding(role=OBJECTS, member=f"serviceAccount:{one.name}") for one in workers]
@@ -199,7 +199,7 @@ def _bucket(site: Site, what: str, location: str) -> Resource:
 
 
 def account(site: Site, what: str, email: str = "") -> Resource:
-    """Return a service account; *email* names the workers' of another namespace."""
+    """Return a service account; *email* selects the workers' account of another namespace."""
     email = email or site.account(what)
     parent = f"projects/{site.project}/serviceAccounts"
     return resource(
@@ -444,7 +444,7 @@ def pool_body(
 
 
 def _policies(site: Site) -> tuple[Policy, ...]:
-    """Return who may do what, with the least rights; docs/security.md has the table."""
+    """Return the IAM policies, with the least rights; docs/security.md lists all of them."""
     nodes, workers, builds = (
         f"serviceAccount:{site.account(what)}" for what in ("nodes", "workers", "builds")
     )
@@ -525,7 +525,7 @@ def _bucket_policy(site: Site, what: str, *bindings: Binding, needs: str) -> Pol
 def _identity(site: Site) -> Policy:
     """Return the binding that lets pods act as the workers' service account.
 
-    The identity pool exists only after the project's first cluster.
+    It needs the cluster: the identity pool exists only once the project has had a cluster.
     """
     email = site.account("workers")
     return policy(

@@ -12,14 +12,15 @@ from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
 CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
-"""A service account's name has at most 30 characters, and `kn-CLUSTER-workers` is one of them."""
+"""The form of a cluster's name: at most 19 characters, because the name of the service account
+`kn-CLUSTER-workers` may have only 30."""
 
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-"""A DNS label. It goes into an IAM condition, so nothing else may pass."""
+"""The form of a namespace: a DNS label. It goes into an IAM condition, so it can't have quotes."""
 
 LONGEST_BUCKET = 63
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
-"""A zone, or the region of an Autopilot cluster."""
+"""The form of a zone, or of a region (where Autopilot clusters are)."""
 
 PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION = "goog-packaged-solution"
@@ -74,7 +75,7 @@ class Site:
 
     @property
     def registry(self) -> str:
-        """Return the location of images, which is the continent if the registry has one there."""
+        """Return where the image registry is: in a continent if it has such a place, or the region."""
         continent = self.region.partition("-")[0]
         return continent if continent in CONTINENTS else self.region
 
@@ -84,14 +85,15 @@ class Site:
         return f"kn-{self.cluster}"
 
     def bucket(self, what: str) -> str:
-        """Return the bucket of ``jobs`` or of ``builds``."""
+        """Return the name of the bucket for *what*: ``jobs`` or ``builds``."""
         return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{what}"
 
     def account_id(self, what: str) -> str:
         """Return the name of a service account: ``nodes``, ``workers``, or ``builds``.
 
-        The workers of each namespace have another account, so that they can't read each other's
-        objects. A hash names the namespace, because a name has at most 30 characters.
+        The jobs (``workers``) of each namespace have a separate account, so that they can't read
+        another namespace's objects. The name has at most 30 characters, so it contains a hash of
+        the namespace.
         """
         if what == "workers" and self.namespace != "default":
             what = "w" + hashlib.sha256(self.namespace.encode()).hexdigest()[:6]

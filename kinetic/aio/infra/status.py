@@ -32,7 +32,7 @@ CONTROLLERS = {
     "jobset.x-k8s.io": "JobSet",
     "kueue.x-k8s.io": "Kueue",
 }
-"""The API group that each controller brings, and its name."""
+"""The names of controllers, by the API group that each one adds to a cluster."""
 
 USER = "kinetic.dev/user"
 
@@ -50,9 +50,9 @@ class Part:
 class NodePool:
     """A node pool or a ComputeClass (``kind``). ``used`` counts nodes with jobs.
 
-    ``nodes`` and ``used`` are None if they can't be seen, ``usd_per_hour`` (of its nodes now) if
-    that or the price is unknown. A class has no ``max_nodes`` and no cost: GKE keeps its nodes in
-    node pools, which have their own cost.
+    ``nodes`` and ``used`` are None if you can't see them. ``usd_per_hour`` is the cost of the nodes
+    now; None if their number or price is unknown. A ComputeClass has no ``max_nodes`` and no cost:
+    GKE keeps its nodes in node pools, which have a cost.
     """
 
     name: str
@@ -97,9 +97,10 @@ class Status:
     """The state of a site: its parts, pools, queues, jobs, and cost.
 
     ``state`` is Google's word for the cluster, ``absent``, or ``unknown``.
-    ``usd_per_hour`` is what all known parts cost now, in US dollars. ``unseen`` names what can't be
-    seen, and why; other fields lack it. Buckets, images, and traffic cost by use and don't count.
-    ``left`` names disks and load balancers of an absent cluster; they cost more, and don't count.
+    ``usd_per_hour`` is what all known parts cost now, in US dollars, without buckets, images, and
+    traffic, which cost by use. ``unseen`` names the parts that you can't see, and why; other fields
+    don't include them. ``left`` names disks and load balancers that a removed cluster left behind;
+    ``usd_per_hour`` doesn't include their cost.
     """
 
     project: str
@@ -118,13 +119,13 @@ class Status:
     unseen: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as ``--json`` shows it."""
+        """Return the status as ``--json`` shows it."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inside:
-    """Answers of the cluster's own API; None for those that are missing."""
+    """What the cluster's Kubernetes API answered; None if an answer is missing."""
 
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
@@ -134,7 +135,7 @@ class _Inside:
 
 
 class _Looks:
-    """Limits each look, and collects those that failed."""
+    """Limits the time of each look (a request for one part), and collects failures."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

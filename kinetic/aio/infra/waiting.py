@@ -32,7 +32,7 @@ Wait = tuple[str, float]
 
 
 def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
-    """Return why Google refuses *request* for now, and for how long at most.
+    """Return why Google refuses *request* for now, and how many seconds to wait at most.
 
     None means that the refusal is final.
     """
@@ -57,7 +57,7 @@ def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
 
 
 def in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
-    """Return the same for a removal that Google accepted, and that failed later."""
+    """Return what `waits` does, for a removal that Google accepted but that failed later."""
     used = any("RESOURCE_IN_USE" in one for one in failure.codes)
     return (STILL_IN_USE, RELEASED_S) if used and request.method == "DELETE" else None
 
@@ -71,7 +71,7 @@ def unready(document: Document | None) -> Wait | None:
 
 
 def leaving(document: Document | None) -> Wait | None:
-    """Return that an earlier `down` is still removing a resource; None if not."""
+    """Return a reason to wait if an earlier `down` is removing a resource; else None."""
     stopping = document is not None and document.get("status") == "STOPPING"
     return ("it is STOPPING", BUSY_S) if stopping else None
 
@@ -85,7 +85,7 @@ def remaining(document: Document | None) -> Wait | None:
 
 
 class Patience:
-    """The pauses of one wait. Each reason to wait has its own clock, which runs while it holds.
+    """The pauses of one wait. Each reason has its own clock, which runs while that reason holds.
 
     *report* receives each reason once. *first_s* is the first pause; the longest one is ten times
     as long.
@@ -100,7 +100,7 @@ class Patience:
         self._since = 0.0
 
     async def pause(self, why: str, limit_s: float) -> bool:
-        """Pause because of *why*; return False if that has held for more than *limit_s*."""
+        """Pause because of *why*; return False if that reason has held for *limit_s* seconds."""
         now = self._clock()
         if self._latest:
             self._waited_s[self._latest] += now - self._since
