@@ -22,17 +22,17 @@ TICK_S = 0.1
 """How often the thread draws."""
 
 BATCH_DELAY_S = 0.5
-"""How long a batch must run until it gets a line."""
+"""How many seconds a batch must run until it gets a progress line."""
 
 LAST_S = 1.0
-"""How long the interpreter, at its end, waits until the last lines are drawn."""
+"""How many seconds the interpreter waits at its exit until the last lines are drawn."""
 
 _Order = tuple[Entry | None, Callable[[], object] | None]
-"""A queued entry to begin or to end, and a function to call afterwards."""
+"""An entry to begin (without a function), or to end, and the function to call afterwards."""
 
 
 class Display:
-    """Show the progress of this process; any thread may call, and only `settle` waits.
+    """Show the progress of this process. Any thread may call the methods; only `settle` waits.
 
     The first entry starts the drawing thread, which sleeps while there is nothing to show.
     """
@@ -64,7 +64,7 @@ class Display:
         return lambda: self.close(entry, lambda: None)
 
     def close(self, entry: Entry, on_drawn: Callable[[], object]) -> None:
-        """Stop showing *entry*; the drawing thread calls *on_drawn* after its last line."""
+        """Stop showing *entry*; the drawing thread draws its last line, then calls *on_drawn*."""
         self._orders.put((entry, on_drawn))
 
     def settle(self) -> None:
@@ -76,7 +76,7 @@ class Display:
                 drawn.wait(LAST_S)
 
     def forget(self) -> None:
-        """Show nothing in a forked child; the parent goes on."""
+        """Drop all entries in a forked child; the parent continues to show them."""
         if self._drawer is not None:
             self._drawer.abandon()
         self._orders = queue.SimpleQueue()
@@ -99,7 +99,7 @@ class Display:
         try:
             threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
             atexit.register(self.settle)
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter shuts down
             self._started = False
         return self._started
 
@@ -152,7 +152,7 @@ class _Drawer:
         except Exception as exc:
             self._broken = True
             self.abandon()
-            # A closed stream, or a pipe without a reader, is nothing to warn about.
+            # Don't warn about a closed stream, or about a pipe without a reader.
             expected = isinstance(exc, (OSError, ValueError))
             say = logging.debug if expected else logging.warning
             say("can't show progress: %s: %s", type(exc).__name__, exc)
@@ -185,7 +185,7 @@ os.register_at_fork(after_in_child=DISPLAY.forget)
 
 
 def shower() -> Show | None:
-    """Return what puts a step on the display; None if progress is off.
+    """Return the function that shows a step on the display; None if progress is off.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
@@ -195,7 +195,7 @@ def shower() -> Show | None:
 
 @contextlib.contextmanager
 def wanted(answer: bool | None) -> Generator[None]:
-    """Show the steps that the block begins, or don't; None changes nothing."""
+    """Show (True) or hide (False) the steps that begin in the block; None changes nothing."""
     token = None if answer is None else WANTED.set(shower if answer else None)
     try:
         yield

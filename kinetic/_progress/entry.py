@@ -68,9 +68,9 @@ def in_notebook() -> bool:
 class Entry:
     """A batch or a step: its owner sets ``value``, and the drawing thread reads it.
 
-    The entry gets a line from the time ``due`` on; ``drawn`` says whether it had one. ``stays``
-    keeps the last line of a batch that continues. ``context`` is its owner's, so that a
-    notebook shows the entry below the owner's cell.
+    The entry gets a line from the time ``due`` on; ``drawn`` says whether it has had a line.
+    ``stays`` keeps the last line although the batch continues. ``context`` is the context of the
+    owner, so that a notebook shows the entry below the owner's cell.
     """
 
     __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")
@@ -88,11 +88,11 @@ class Entry:
 
     @property
     def kept(self) -> bool:
-        """Whether its last line stays on the screen; a step's never does."""
+        """Whether the entry's last line stays on the screen; the line of a step never does."""
         return isinstance(self.value, Progress) and (self.stays or self.value.finished)
 
     def line(self) -> str:
-        """Return it as one plain line."""
+        """Return the entry as one plain line."""
         if isinstance(self.value, Progress):
             return f"{self.title}: {self.value.line()}"
         return self.value.line() if self.value is not None else self.title
@@ -110,5 +110,5 @@ class Surface(Protocol):
         ...
 
     def close(self, *, quietly: bool = False) -> None:
-        """Release the streams; *quietly* writes nothing."""
+        """Release the streams; with *quietly*, write nothing."""
         ...

@@ -16,10 +16,11 @@ SHORT_S = 1.0
 """How long a step must take until it is shown."""
 
 Show = Callable[["Step"], Callable[[], None]]
-"""Puts a step on a display, and returns a function that removes it."""
+"""A function that shows a step on a display, and returns a function that removes the step."""
 
 WANTED: ContextVar[Callable[[], Show | None] | None] = ContextVar("kinetic_progress", default=None)
-"""Returns what shows the steps of this context; None shows none. The sync API sets it."""
+"""A function that returns the `Show` for steps of this context; None hides them. The sync API sets
+this variable."""
 
 
 class Step:
@@ -58,7 +59,7 @@ class Step:
         self.update(0, 0)
 
     def end(self) -> None:
-        """Remove it from the display."""
+        """Remove the step from the display."""
         self._show = None
         if self._hide is not None:
             self._hide()
@@ -69,7 +70,7 @@ class Step:
         return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else None
 
     def line(self) -> str:
-        """Return it as one plain line."""
+        """Return the step as one plain line."""
         fraction = self.fraction
         if fraction is None:
             return self.title

@@ -42,7 +42,7 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._unended: bool | None = None  # whether others' last text lacks a newline
+        self._unended: bool | None = None  # others' last text lacks a newline
         self._guarded: list[Any] = []
         for one in streams:
             if not any(one is other for other in self._guarded):
@@ -125,7 +125,8 @@ class Screen:
     def _at_a_line(self) -> str:
         """Return text that moves the cursor to the start of a line if its position is unknown.
 
-        A terminal's width of blanks wraps only if the cursor isn't at the start.
+        The text is as many blanks as a line has columns: they reach the next line only if the
+        cursor isn't at the start of a line.
         """
         if self._unended is not None:
             return ""
@@ -157,7 +158,7 @@ _NUMBERS = itertools.count(1)
 
 
 class Notebook:
-    """Give each entry an output with a bar and a line; only that of a batch stays."""
+    """Give each entry an output with a bar and a line; only a batch's output stays."""
 
     def __init__(self) -> None:
         # by name, because type checkers need not have IPython
@@ -244,11 +245,11 @@ def say(line: str) -> None:
 
 
 MOST_LINES, WIDEST = 8, 120
-"""At most this many lines are drawn, of this many columns."""
+"""Maximum number of lines to draw, and of columns in a line."""
 
 
 class Live:
-    """Draw on the terminal behind *stream*; rich knows its width and its colours."""
+    """Draw on the terminal of *stream*; the package rich finds its width and its colors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -258,7 +259,7 @@ class Live:
         """Show the entries that are due."""
         if not entries and self._screen is None:
             return
-        screen = self._on_screen()  # even with nothing to draw, to see what others write
+        screen = self._on_screen()  # always, to see what others write
         shown = [one for one in entries if one.value is not None and now >= one.due]
         if not shown:
             screen.draw([])
@@ -274,7 +275,7 @@ class Live:
         screen.draw(lines)
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Leave the last line of a batch; remove that of a step."""
+        """Leave the last line of a batch on the screen; remove the line of a step."""
         if entry.drawn and entry.kept:
             self._on_screen().keep(self._lines(entry))
 
@@ -292,7 +293,7 @@ class Live:
 
     @property
     def _size(self) -> os.terminal_size:
-        """The size by COLUMNS and LINES, but never more than the terminal has."""
+        """The size that the variables COLUMNS and LINES name, but at most that of the terminal."""
         wanted = self._console.size
         try:
             actual = os.get_terminal_size(self._stream.fileno())

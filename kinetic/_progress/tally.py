@@ -12,17 +12,17 @@ WINDOW_ITEMS = 20
 """The rate covers the last 30 s or the last 20 items, whichever is longer."""
 
 MARK_S = 0.5
-"""How far apart the marks of the window are at least, in seconds."""
+"""Minimum seconds between two marks of the window; a mark counts the items that ended by then."""
 
 SHORTEST_S = 1.0
-"""A shorter window, in seconds, counts as this long, because it predicts little."""
+"""Minimum length of the window, in seconds, when computing a rate: less would predict little."""
 
 
 class Pace:
     """Measure the rate at which items end, on a sliding window that starts at *begun*.
 
-    Times are seconds of any clock. A clock that steps back counts as standing still, so no rate
-    is negative.
+    Times are seconds of any clock. If the clock steps back, the latest time so far counts, so that
+    no rate is negative.
     """
 
     __slots__ = ("_ended", "_marks", "_now")
@@ -30,7 +30,7 @@ class Pace:
     def __init__(self, begun: float) -> None:
         self._now = begun
         self._ended = 0
-        # (time, how many had ended by then): the first is where the window begins.
+        # Each mark: a time, and how many items had ended by then. The window begins at the first.
         self._marks: deque[tuple[float, int]] = deque([(begun, 0)])
 
     def end(self, now: float, count: int = 1) -> None:
@@ -89,13 +89,13 @@ class State(IntEnum):
 class Tally:
     """Count items by state, in one byte per item and constant time per event.
 
-    Repeated or reordered events change nothing. Times are seconds of any clock; a clock that
-    steps back counts as standing still.
+    Repeated or reordered events change nothing. Times are seconds of any clock; if the
+    clock steps back, the latest time so far counts.
     """
 
     def __init__(self, begun: float, *, age: float = 0.0) -> None:
         """Start counting at *begun*; the batch is *age* seconds old."""
-        self._states = bytearray()  # by index
+        self._states = bytearray()  # each item's state, by index
         self._counts = [0] * len(State)
         self._retries: dict[int, int] = {}
         self._retried = 0
@@ -106,13 +106,14 @@ class Tally:
         self._age = max(0.0, age)
 
     def start(self, now: float) -> None:
-        """Measure the rate from now on; what ended before doesn't count."""
+        """Measure the rate from *now* on; items that ended before don't count."""
         self._pace = Pace(now)
 
     def put(self, index: int, state: State, retries: int, now: float, after: str = "") -> None:
         """Set an item's *state* and number of retries.
 
-        *after* is why the last retried attempt failed; retries that were missed count as this.
+        *after* is why the attempt before the last retry failed. If several retries are new, that
+        reason counts for all of them.
         """
         if index >= len(self._states):
             self._states.extend(bytes(index + 1 - len(self._states)))
@@ -139,7 +140,7 @@ class Tally:
 
     @property
     def first_bad(self) -> int | None:
-        """The first item to fail or be lost, of those that still count as such."""
+        """Of the items that are failed or lost now, the one that ended first; None without one."""
         return next(iter(self._bad), None)
 
     def value(
@@ -152,7 +153,7 @@ class Tally:
         stopped: str = "",
         step: str = "",
     ) -> Progress:
-        """Return the numbers at *now*, of *known* items so far and *total* in the end."""
+        """Return the progress at *now*, of *known* items so far; *total* is None while unknown."""
         now = self._now = max(self._now, now)
         known = max(known, total or 0, len(self._states))
         counts = self._counts

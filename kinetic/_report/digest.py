@@ -17,13 +17,13 @@ POINTS = 160
 """How many points a line over time has; more aren't visible in a chart."""
 
 BINS = 24
-"""At most this many bars show the durations."""
+"""Maximum number of bars that show the durations."""
 
 SLOWEST = 20
 """How many of the slowest items the report lists."""
 
 WIDE = 50.0
-"""From this ratio of the longest to the shortest duration on, bins are logarithmic."""
+"""From this ratio of the longest to the shortest duration on, bars cover logarithmic ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
     steps = [[0] * (POINTS + 2) for _ in State]
 
     def at(moment: float) -> int:
-        """Return the first point at or after *moment*."""
+        """Return the index of the first point at or after *moment*."""
         return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
 
     for item in items:
@@ -259,7 +259,7 @@ def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
 
 
 def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
-    """Count retries by the reason why the attempt before ended."""
+    """Count retries by the reason why the previous attempt ended."""
     attempts: Counter[str] = Counter()
     concerned: Counter[str] = Counter()
     for item in items:

@@ -40,12 +40,12 @@ class Item:
 
     @property
     def last(self) -> Attempt | None:
-        """The running or last attempt; None while the item waits for one."""
+        """The running or last attempt; None while the item waits for its next attempt."""
         return self.attempts[-1] if self.attempts and self.state is not State.WAITING else None
 
     @property
     def before(self) -> tuple[Attempt, ...]:
-        """The attempts before `last`."""
+        """The attempts before `last`; all of them while the item waits."""
         return self.attempts if self.state is State.WAITING else self.attempts[:-1]
 
     @property

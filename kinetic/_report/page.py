@@ -28,7 +28,7 @@ from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
 
 LISTED = 10_000
-"""How many items the page lists; its statistics cover all."""
+"""Maximum number of items that the page lists; its statistics cover all items."""
 
 GROUPS = 100
 """How many groups of failures the page lists."""
@@ -99,7 +99,7 @@ def _json(value: Any) -> str:
 
 
 class _Room:
-    """How many bytes are left for the facts."""
+    """The bytes of the page that are left for facts."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -114,7 +114,7 @@ class _Room:
         return True
 
     def take_all(self, value: Any) -> Any:
-        """Reserve the bytes of *value*, which the page must have."""
+        """Reserve the bytes of *value* even if they don't fit; return *value*."""
         self.left -= len(_json(value)) + 20
         return value
 
@@ -228,7 +228,7 @@ def _quote(text: str) -> str:
 
 
 def _listed(report: BatchReport, found: Digest) -> list[Item]:
-    """Return the items to list; above `LISTED`, the failed, the slowest, and every nth."""
+    """Return the items to list: all, or, above `LISTED`, the failed, the slowest, and samples."""
     items = report.items
     if len(items) <= LISTED:
         return [*items]
@@ -272,9 +272,9 @@ def _items(
 def _tries(
     listed: Sequence[Item], begun: float, step: float, room: _Room
 ) -> tuple[dict[str, Any], int]:
-    """Return the attempts before the last, by row, and how many rows don't fit.
+    """Return each row's attempts before its last one, and how many rows don't fit.
 
-    An attempt is its begin, its duration, and how and why it ended.
+    An attempt is a list of its begin, its duration, and how and why it ended.
     """
     tries: dict[str, Any] = {}
     unlisted = 0
@@ -302,7 +302,7 @@ def _tries(
 def _whys(
     listed: Sequence[Item], groups: dict[int, int], room: _Room
 ) -> tuple[dict[str, int], list[list[Any]]]:
-    """Return the number of each row's message, and the messages with their groups."""
+    """Return where each row's message is in a list, and that list of messages and groups."""
     why: dict[str, int] = {}
     messages: list[list[Any]] = []
     known: dict[tuple[str, int], int] = {}
@@ -310,7 +310,7 @@ def _whys(
         if not item.state.bad:
             continue
         group = groups.get(item.index, -1)
-        for words in (one_line(item.message, MESSAGE), ""):  # for "" the page shows the group's
+        for words in (one_line(item.message, MESSAGE), ""):  # "": as the group
             key = (words, group)
             if key in known or room.take([*key]):
                 if key not in known:
@@ -325,7 +325,7 @@ def _whys(
 # --- inputs and results --------------------------------------------------------------------
 
 _Column = tuple[str, str]
-"""``input`` or ``result``, and the name of the value."""
+"""A column: ``input`` or ``result``, and the name of the value that it shows."""
 
 
 def _columns(
@@ -385,7 +385,7 @@ def _is_numeric(values: Iterable[Scalar]) -> bool:
 def _column(
     of: str, name: str, by_row: dict[int, Scalar], rows: int, characters: int
 ) -> dict[str, Any]:
-    """Return a column: numbers as they are, texts as numbers in a list of all texts."""
+    """Return a column: numbers as they are, each text as its place in a list of all texts."""
     if _is_numeric(by_row.values()):
         numbers = [by_row.get(row) for row in range(rows)]
         brief = [_brief(one, 6) if isinstance(one, float) else one for one in numbers]
@@ -402,7 +402,7 @@ def _column(
 
 
 def _shown(value: Scalar) -> str | int | float:
-    """Return *value* as Python writes it."""
+    """Return *value* as the page shows it: rounded or cut, None and Booleans as text."""
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, float):

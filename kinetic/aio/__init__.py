@@ -270,7 +270,7 @@ async def image_of(function: Callable[..., Any]) -> Plan:
     """Resolve the image that *function* gets on the configured cluster; send and build nothing.
 
     Args:
-        function: Plain or decorated; its ``container_image`` and accelerator decide.
+        function: A plain or decorated function; its ``container_image`` and accelerator decide.
 
     Returns:
         A frozen `kinetic.images.Plan`: the image's name, category, and what it is built from.
@@ -300,10 +300,10 @@ async def build_image(plan: Plan, *, again: bool = False) -> bool:
 
     Args:
         plan: The plan that `image_of` or `kinetic.images.base_image` returned.
-        again: Build it even if the registry has it. Default: False.
+        again: Build the image even if the registry has it. Default: False.
 
     Returns:
-        Whether it was built; False if the registry had it.
+        Whether the image was built; False if the registry had it already.
 
     Raises:
         ConfigurationError: No project is configured, or its registry isn't Google's.

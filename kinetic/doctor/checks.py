@@ -52,7 +52,7 @@ def failed(evidence: str, advice: str = "") -> Finding:
 
 
 def skipped(evidence: str) -> Finding:
-    """Return the finding that a check couldn't look."""
+    """Return the finding that a check couldn't examine its subject."""
     return Finding(State.SKIPPED, evidence)
 
 
@@ -72,7 +72,7 @@ def failed_by(error: Exception) -> Finding:
 class Check:
     """One check; it runs only if the checks that it ``needs`` have not failed.
 
-    ``advice`` is for findings without their own.
+    ``advice`` is the advice of findings that have none.
     """
 
     name: str
@@ -116,10 +116,10 @@ class Report:
 
 
 async def run_checks(checks: Sequence[Check]) -> Report:
-    """Run *checks* at once, each after those that it needs.
+    """Run *checks* concurrently, each after the checks that it needs.
 
     Raises:
-        ValueError: A check needs one that isn't before it in the table.
+        ValueError: A check needs a check that doesn't come before it in *checks*.
 
     Cancelled: all checks end.
     """

@@ -33,7 +33,7 @@ SETS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
 """The API group of each value of KINETIC_MULTIHOST."""
 
 WAITING_S = 300.0
-"""A pod that has been pending for longer is reported."""
+"""The doctor reports pods that have been pending for more than these seconds."""
 
 EVENTS = frozenset(
     {
@@ -79,7 +79,7 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
 
 
 class Cluster:
-    """Check the cluster of *target*; *at* says where in it jobs run."""
+    """Check the cluster of *target*; *at* has the namespace and the settings of jobs' pods."""
 
     def __init__(self, target: Target, at: Placement, environ: Mapping[str, str]) -> None:
         self._target = target
@@ -88,7 +88,7 @@ class Cluster:
         self._opened: Api | None = None
 
     def checks(self, *, after: tuple[str, ...]) -> list[Check]:
-        """Return the checks; they need the checks *after*."""
+        """Return the checks, which run only if the checks named in *after* don't fail."""
         create = f"set KINETIC_NAMESPACE, or run kubectl create namespace {self._at.namespace}"
         table = [
             Check(name="access", group=GROUP, look=self._access, needs=after),
@@ -112,7 +112,7 @@ class Cluster:
 
     @property
     def _api(self) -> Api:
-        assert self._opened is not None  # every other check needs the one that opens it
+        assert self._opened is not None  # other checks need `_access`, which opens it
         return self._opened
 
     @property

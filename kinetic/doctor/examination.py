@@ -80,7 +80,7 @@ async def examine(
 
 
 def _known(name: str, group: str, finding: Finding) -> Check:
-    """Return a check whose *finding* is known already."""
+    """Return a check that does nothing but report *finding*, which is known already."""
 
     async def look() -> Finding:
         return finding
@@ -100,7 +100,7 @@ async def _of_cluster(
     target: configuration.Target, environ: Mapping[str, str], closing: AsyncExitStack
 ) -> list[Check]:
     """Return the checks of a cluster and its buckets; *closing* closes their connections."""
-    for module in ("backends.gke", "gcs.http"):  # half a second, off the event loop
+    for module in ("backends.gke", "gcs.http"):  # takes half a second: not on the event loop
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import (
         builds_url,
@@ -138,7 +138,7 @@ async def _of_cluster(
     for name, url in buckets.items():
         try:
             store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
-        except KineticError as exc:  # a directory that isn't there
+        except KineticError as exc:  # such as a directory that doesn't exist
             checks.append(_known(name, bucket.GROUP, failed_by(exc)))
             continue
         closing.push_async_callback(store.aclose)

@@ -37,7 +37,7 @@ class Google:
         self._client = GoogleClient(environ, RetryPolicy(total_s=0.0), idle_s=20.0)
 
     def checks(self, *, project: bool) -> list[Check]:
-        """Return the check of the credentials and, if wanted, those of the *project*."""
+        """Return the check of the credentials and, if *project* is true, those of the project."""
         found = [Check(name="credentials", group="credentials", look=self._credentials)]
         looks = {
             "project": self._project,
@@ -147,7 +147,7 @@ class Google:
 
 
 def _check(name: str, look: Callable[[], Awaitable[Finding]]) -> Check:
-    """Return a check that is skipped if Google refuses what it asks for."""
+    """Return a check that is skipped if Google refuses its request."""
 
     async def permitted() -> Finding:
         try:

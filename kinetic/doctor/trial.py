@@ -66,7 +66,7 @@ async def _run(target: Target, container_image: str | None) -> Finding:
         try:
             value = await job.result(on_status_change=note, stream_logs=False)
         except asyncio.CancelledError:
-            # anyio cancels again and again, which would cut the removal short.
+            # anyio repeats a cancellation, which would interrupt the removal.
             with anyio.CancelScope(shield=True):
                 await release(job.cleanup(), what=f"removing {job.job_id}")
             raise

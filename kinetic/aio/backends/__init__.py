@@ -1,4 +1,4 @@
 """Compositions of adapters, one module per backend; `kinetic.aio.platforms` lists them.
 
-May import every adapter; nothing may import it.
+These modules may import every adapter. The adapters and the engine don't import these modules.
 """

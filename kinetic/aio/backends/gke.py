@@ -49,15 +49,15 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 def opened_storage(
     target: configuration.Target, environ: Mapping[str, str]
 ) -> tuple[Placement, Store, ContainerImages]:
-    """Return where pods run, the store, and the images; a directory may be slow to look at."""
+    """Return the pods' placement, the store, and the images; may block on a directory."""
     return placement(target, environ), *storage(target, store_url(target), environ)
 
 
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
     """Return the placement of the pods of *target*.
 
-    With a store in a directory, pods run as the user of this process: objects are readable for
-    their owner only.
+    With a store in a directory, pods run as the user of this process by default, because only the
+    owner of a file in the store can read it.
 
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
@@ -80,19 +80,19 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[Store, ContainerImages]:
-    """Return the job store at *url*, and the images, which the project's builds bucket serves."""
+    """Return the job store at *url*, and the images, which use the project's bucket for builds."""
     store, builds = open_store(url, environ), open_store(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 
 
 def open_store(url: str, environ: Mapping[str, str], limits: Limits | None = None) -> Store:
-    """Open the bucket, or the shared directory, at *url*; *limits* are those of a bucket.
+    """Open the bucket, or the shared directory, at *url*; *limits* are for a bucket only.
 
     Raises:
         ConfigurationError: There is no such directory on this machine.
     """
     if (directory := directory_urls.directory_of(url)) is not None:
-        if not os.path.isdir(directory):  # making it would hide that its volume isn't mounted
+        if not os.path.isdir(directory):  # don't create it: its volume may not be mounted
             raise ConfigurationError(
                 f"the store {directory} isn't a directory of this machine; mount its volume, or "
                 "create it"
@@ -111,7 +111,7 @@ def store_directory(target: configuration.Target) -> Path | None:
 
 
 def store_url(target: configuration.Target) -> str:
-    """Return the URL of the store of *target*: its project's bucket, unless it names another.
+    """Return the URL of the store that *target* names; default: the bucket of its project.
 
     Raises:
         ConfigurationError: Neither a store nor a project is configured, or the store has another

@@ -30,7 +30,7 @@ def base_image(
         category: ``cpu``, ``gpu``, or ``tpu``.
         repo: The registry and path that base images are pushed to.
         tag: Default: the version of kinetic, which jobs look for.
-        dockerfile: Its text, instead of kinetic's own; its folder has the same files.
+        dockerfile: The text of a Dockerfile that replaces kinetic's; it finds the same files.
         python: A version such as ``3.12``. Default: this Python's.
         python_image: The image to start from, with Debian and Python. Default:
             ``KINETIC_PYTHON_IMAGE``, or ``python:{python}-slim``.
@@ -66,11 +66,11 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     """Plan the image that *function* gets on the cluster of *target*; send and build nothing.
 
     Args:
-        function: Plain or decorated; its ``container_image`` and accelerator decide.
+        function: A plain or decorated function; its ``container_image`` and accelerator decide.
         target: What `kinetic.configuration.resolve` returned.
 
     Returns:
-        The plan; without a context for your own image.
+        The plan. It has no build context if ``container_image`` names your own image.
 
     Raises:
         PackError: The dependencies can't be read, or exist on this machine only.
@@ -116,10 +116,10 @@ async def publish(plan: Plan, target: Target, *, again: bool = False) -> bool:
     Args:
         plan: What `image_of` or `base_image` returned.
         target: What `kinetic.configuration.resolve` returned.
-        again: Build it even if the registry has it. Default: False.
+        again: Build the image even if the registry has it. Default: False.
 
     Returns:
-        Whether it was built; False if the registry had it.
+        Whether the image was built; False if the registry had it already.
 
     Raises:
         ConfigurationError: No project is configured, or its registry isn't Google's.

@@ -23,7 +23,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
     Raises:
         ConfigurationError: The target's store isn't a directory.
-        AuthError: Other users can write to its folder of files and keys; nothing was read.
+        AuthError: Other users can write to kinetic's folder of files and keys; nothing was read.
         BackendError: The directory cannot be used.
     """
     if target.store and "://" in target.store:

@@ -75,7 +75,7 @@ class Site:
 
     @property
     def registry(self) -> str:
-        """Return where the image registry is: in a continent if it has such a place, or the region."""
+        """Return where the image registry is: a continent if Google offers that, else a region."""
         continent = self.region.partition("-")[0]
         return continent if continent in CONTINENTS else self.region
 
