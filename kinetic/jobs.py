@@ -87,7 +87,7 @@ class JobHandle(JobRecord, Generic[T]):
     them. You get one from ``f.run_async(...)``, `attach`, or `list_jobs`.
 
     Args:
-        job_id: Names the job; `attach` finds it by this from any process.
+        job_id: The ID by which `attach` finds the job from any process.
         backend: ``gke``, ``pathways`` or ``local``.
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
@@ -95,8 +95,8 @@ class JobHandle(JobRecord, Generic[T]):
         accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
-        group_id, group_kind, group_index: The batch it belongs to, and its item's index.
-        debug: Whether it waits for a debugger.
+        group_id, group_kind, group_index: The job's batch, and the index of the batch's item.
+        debug: Whether the job waits for a debugger.
         price: The list price of its accelerator when it was submitted.
 
     Example::
@@ -124,7 +124,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _shown(self) -> aio.JobHandle[T]:
-        # Showing a handle sends no request, so the twin of any loop serves.
+        # Showing a handle sends no request, so an async handle (twin) of any loop can do it.
         return self._twin or aio.JobHandle[T].from_dict(self.to_dict())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
-        # A twin of a closed loop, or of the parent process before a fork, can't be awaited.
+        # An async handle (twin) of a closed loop, or of the parent of a fork, can't be awaited.
         home = PORTAL.home()
         if self._twin is None or self._home is not home:
             self._home, self._twin = home, aio.JobHandle.from_dict(self.to_dict())
@@ -147,7 +147,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @staticmethod
     def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
-        """Return the sync handle of *job*, which belongs to the sync face's loop; internal."""
+        """Return the sync handle of *job*, a handle of the sync API's event loop; internal."""
         handle = JobHandle[S].from_dict(job.to_dict())
         handle._home, handle._twin = PORTAL.current, job
         return handle
@@ -198,8 +198,8 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
-            ConfigurationError: The folder of *path* doesn't exist; nothing waits for the job.
-            OSError: The file can't be written; what was there stays.
+            ConfigurationError: The folder of *path* doesn't exist; raised without waiting.
+            OSError: The file can't be written; an older file stays.
         """
         return PORTAL.call(self._aio.save_result, path, timeout)
 
@@ -272,9 +272,9 @@ class JobHandle(JobRecord, Generic[T]):
         """Return the job's output so far, or print it until the job ends.
 
         Args:
-            follow: Print the output, and what comes, until the job ends; return None.
-            attempt: Only the output of this attempt, counted from 1. None: of the last one, or
-                with *follow* also of those that come after it.
+            follow: Print the output so far and all later output until the job ends; return None.
+            attempt: Only the output of this attempt, counted from 1. None: of the last attempt;
+                with *follow*, also of later attempts.
 
         Raises:
             ConfigurationError: *attempt* isn't an int of at least 1, or None.
@@ -298,7 +298,7 @@ class JobHandle(JobRecord, Generic[T]):
     def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        A value that the job committed before stays.
+        If the job has stored its value before, the value stays.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.
@@ -342,7 +342,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ConfigurationError: The job has no debugger (``debug=True``), or the port is taken.
-            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it goes on.
+            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it keeps running.
             JobError: The job has ended.
         """
         return PORTAL.call(self._aio.debug_attach, local_port, working_dir, worker)
@@ -361,15 +361,15 @@ class JobHandle(JobRecord, Generic[T]):
 class BatchHandle(Generic[T, X]):
     """A batch: many jobs of one function.
 
-    A ``with`` block stops unfinished items when you leave it; `detach` lets them go on. Without the
-    block kinetic stops nothing, also when you interrupt a wait. You get a handle from
+    A ``with`` block stops unfinished items when you leave it; `detach` lets them continue. Without
+    the block kinetic stops nothing, also when you interrupt a wait. You get a handle from
     ``f.run_async_map(...)``, `attach_batch`, or `list_batches`.
 
     Args:
         batch: The batch's handle in `kinetic.aio`; make none yourself.
 
     Attributes:
-        group_id: Names the batch; `attach_batch` finds it by this from any process.
+        group_id: The ID by which `attach_batch` finds the batch from any process.
         name, tags: The name and tags that you gave it.
         created_at: When it was submitted: UTC, ISO 8601.
 
@@ -393,7 +393,7 @@ class BatchHandle(Generic[T, X]):
         self._faces: weakref.WeakValueDictionary[int, JobHandle[T]]
         self._faces = weakref.WeakValueDictionary()  # a batch can have infinitely many items
         self._owned = 0
-        """How many ``with`` blocks of it are open."""
+        """How many ``with`` blocks of this batch are open."""
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self._twin.facts())
@@ -412,7 +412,7 @@ class BatchHandle(Generic[T, X]):
         trace: TracebackType | None,
     ) -> None:
         self._owned = max(0, self._owned - 1)
-        if self._home is not PORTAL.current:  # in a forked child: the batch is the parent's
+        if self._home is not PORTAL.current:  # a forked child: the parent owns the batch
             return
         try:
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
@@ -440,7 +440,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def _aio(self) -> aio.BatchHandle[T, X]:
-        # The loop is closed, or belongs to the parent of this fork.
+        # Replace a twin whose loop is closed, or belongs to the parent of this fork.
         if self._home is not PORTAL.home():
             self._twin = PORTAL.call(aio.attach_batch, self.group_id)
             self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
@@ -472,7 +472,7 @@ class BatchHandle(Generic[T, X]):
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of every submitted or refused item, read from the store now.
 
-        ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
+        ``NOT_FOUND`` means cancelled. ``FAILED`` means failed, lost, or refused at submission.
         """
         return PORTAL.call(self._aio.statuses)
 
@@ -484,7 +484,8 @@ class BatchHandle(Generic[T, X]):
     def finished(self) -> bool:
         """Whether every item has its outcome, as far as this process has read the store.
 
-        A handle from `list_batches` looks when you ask it something else, such as `status_counts`.
+        This sends no request. A handle from `list_batches` reads the store only when you call
+        another method, such as `status_counts`.
         """
         return self._aio.finished
 
@@ -603,7 +604,7 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
             cleanup: Remove each job from the platform.
-            return_exceptions: Put the exception where an item has no value.
+            return_exceptions: Put the exception into the list where an item has no value.
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
@@ -682,7 +683,7 @@ class BatchHandle(Generic[T, X]):
         return PORTAL.call(self._aio.estimate, look=look)
 
     def submitted(self) -> None:
-        """Wait until every input was submitted once, or never will be."""
+        """Wait until every input was submitted once, or can no longer be submitted."""
         with self._waiting():
             PORTAL.call(self._aio.submitted)
 
@@ -692,7 +693,7 @@ class BatchHandle(Generic[T, X]):
         Returns how many items run again.
 
         Args:
-            indices: Only these of them. None: all.
+            indices: Run only the items with these indices. None: all of them.
 
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
@@ -710,8 +711,8 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             inputs: The inputs after the `stored` ones, if an iterator died with its process.
-            seal: There are no more inputs than the stored ones.
-            force: Don't wait up to 45 s for a sign of life of the old submitter.
+            seal: Declare that there are no inputs after the stored ones.
+            force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
 
         Raises:
             Conflict: Another process submits the batch.
@@ -728,10 +729,10 @@ class BatchHandle(Generic[T, X]):
         PORTAL.call(self._aio.cancel)
 
     def detach(self, *, seal: bool = False) -> None:
-        """Let the batch go on after the ``with`` block.
+        """Let the batch continue after the ``with`` block.
 
         Args:
-            seal: Take no more inputs: those taken so far are all.
+            seal: Take no more inputs; the batch has only those taken so far.
         """
         PORTAL.call(self._aio.detach, seal=seal)
         self._owned = 0
@@ -1006,7 +1007,7 @@ _SUBMITTING: set[aio.BatchHandle[Any]] = set()
 
 
 def _remember(batch: aio.BatchHandle[Any]) -> None:
-    """Keep a reference to a batch until it has submitted all: the user may drop the handle."""
+    """Keep a batch until all its inputs are submitted, because the user may drop the handle."""
     _SUBMITTING.difference_update([one for one in _SUBMITTING if one.finished])
     _SUBMITTING.add(batch)
 

@@ -35,13 +35,13 @@ async def lines(
 ) -> AsyncGenerator[str]:
     """Yield the lines of one attempt: *attempt*, or the current one.
 
-    With *follow*, wait for more until the attempt has ended; without *attempt*, then continue with
-    the next one until the item has ended, and skip attempts without a log. If the platform has no
-    log of an attempt, yield the lines that the runner kept in the store.
+    With *follow*, wait for more lines until the attempt has ended. With *follow* but no *attempt*,
+    then continue with the next attempts until the item has ended; skip attempts without a log. If
+    the platform has no log of an attempt, yield the lines that the runner kept in the store.
 
     Raises:
         NotFound: There is no log: the attempt has not started, or its log was removed.
-        NoLog: The item has not reached *attempt*.
+        NoLog: The item has no attempt of this number yet.
     """
     submission, cluster = at.submission, at.session.platform.cluster
     item = submission.item(at.index)
@@ -84,7 +84,7 @@ async def lines(
                 if item.attempt == number and not found:
                     raise missing
                 if not ended and not _is_hopeless(at):
-                    # It is about to start, or its log appears just now: look once more at the end.
+                    # The log may be about to appear: look once more after the attempt's end.
                     ended = _is_past(item, number)
                     if not ended:
                         await _change(at, next(pauses))
@@ -115,7 +115,8 @@ async def last(at: JobRef, count: int) -> list[str]:
 class _Reader:
     """Read the log of one attempt; stop if the attempt has ended and its log stays silent.
 
-    A platform may never report an end: its node was deleted, or the pod stays and waits for others.
+    Otherwise reading might never end: the platform can't report the end of a log if the node was
+    deleted, or while the pod waits for other pods.
     """
 
     def __init__(
@@ -154,9 +155,9 @@ class _Reader:
 
 
 async def _until_past(at: JobRef, number: int, every: float) -> bool:
-    """Wait until attempt *number* has ended; return whether there is a later one.
+    """Wait until attempt *number* has ended; return whether a later attempt exists.
 
-    Checks *every* seconds. Returns False if this process can find out nothing more about it.
+    Checks *every* seconds. Returns False if this process can learn no more about the item.
     """
     item = at.submission.item(at.index)
     while not _is_past(item, number):

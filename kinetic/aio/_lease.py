@@ -1,8 +1,8 @@
 """The lease of a batch: an object in the store that names the one process that submits the batch.
 
 The holder renews it. An observer never compares clocks with the holder: it measures how long the
-lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the holder's
-machine an observer also sees its process end.
+lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the
+holder's machine an observer also sees when the holder's process ends.
 
 A lease is the only object that is ever overwritten. A holder that has lost the lease may no longer
 start attempts; it may still do everything else.
@@ -198,7 +198,7 @@ class HeldLease:
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
-        """Allow starts again: the requests of the time without a holder were read."""
+        """Allow starts again, because the requests that came without a holder have been read."""
         self._behind = False
         self._changed.set()
 
@@ -257,8 +257,9 @@ async def acquire(
 ) -> HeldLease:
     """Take the lease over once it is free, its holder is dead, or it has expired.
 
-    *submitter* is the process that the manifest names: it may have died before it created the
-    lease. With *force*, take it from a living holder at once.
+    *submitter* is the process that the batch's manifest names. It is the holder until a lease
+    exists, and may have died before it created one. With *force*, take the lease at once, even from
+    a living holder.
 
     Raises:
         Conflict: The holder is alive.

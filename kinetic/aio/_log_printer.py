@@ -19,17 +19,17 @@ from kinetic._progress.entry import is_terminal
 from kinetic._tasks import all_or_none
 
 AHEAD = 1 << 20
-"""Limit of characters that wait to be printed before no more lines are read."""
+"""When more characters than this wait to be printed, no more lines are read."""
 
 PIECE = 4096
 """Bytes that a pipe or a terminal with any room takes at once, without blocking."""
 
 POLL_S = 0.2
-"""How long a thread that waits for room in a pipe may ignore that it should stop."""
+"""How often, in seconds, a thread that waits for room in a pipe checks whether to stop."""
 
 
 class LogPrinter:
-    """Print lines in blocks: one write for all that wait.
+    """Print lines in blocks: all lines that wait go out in one write.
 
     ``lines`` counts the printed lines; ``behind`` says whether more wait to be printed.
     A terminal gets colors and no other control sequence; files and pipes get what the job wrote.
@@ -49,7 +49,7 @@ class LogPrinter:
 
         Raises:
             BrokenPipeError: The reader of standard output has closed it.
-            Exception: As *lines*; the lines before are printed.
+            Exception: *lines* raised it; all lines before are printed.
 
         Cancelled: returns within a fraction of a second, even if standard output is blocked.
         """
@@ -127,7 +127,7 @@ def _blocking_descriptor(stream: TextIO) -> int:
         file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     except (OSError, ValueError, AttributeError):
         return -1  # no file at all: a notebook, or a test that collects the output
-    return -1 if file or descriptor >= 1024 else descriptor  # `select` takes no greater ones
+    return -1 if file or descriptor >= 1024 else descriptor  # `select` has this limit
 
 
 def _drop_buffer(stream: TextIO) -> None:

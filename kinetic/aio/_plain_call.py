@@ -34,7 +34,7 @@ class _Handler:
 
     def __call__(self, number: int, frame: object) -> None:
         self.came = True
-        if os.getpid() != self._process:  # in a forked child: the jobs are its parent's
+        if os.getpid() != self._process:  # a forked child: the parent owns the jobs
             _die()
         for stop in tuple(_stops):
             stop()
@@ -42,7 +42,7 @@ class _Handler:
     async def all_ready(self) -> None:
         """After the signal, wait until every plain call of this loop has ended its job.
 
-        The first call that returns may end the loop, and so interrupt the others.
+        Without this wait, the first call that returns could end the loop and interrupt the others.
         """
         if self.came and len(self._ready) + 1 < len(_stops):
             self._ready.append(asyncio.get_running_loop().create_future())
@@ -54,10 +54,10 @@ class _Handler:
 
 @contextmanager
 def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
-    """Have SIGTERM call *stop* in the main thread; the process dies of it at the block's end.
+    """Have SIGTERM call *stop* during the block; after the block, the signal ends the process.
 
     SIGTERM calls *stop* of every open block; the last block to end ends the process. Does nothing
-    if the program handles SIGTERM itself.
+    outside the main thread, or if the program handles SIGTERM itself.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -97,7 +97,7 @@ def _die() -> None:
 T = TypeVar("T")
 
 GONE_S = 25.0
-"""How long to wait for the end of a cancelled job, in seconds; its platform ends it later."""
+"""How many seconds to wait for a cancelled job's end; if it takes longer, the platform ends it."""
 
 
 async def run_plain_call(
@@ -105,11 +105,11 @@ async def run_plain_call(
 ) -> T:
     """Submit a job and wait for its value; the awaiting task owns the job.
 
-    With *debug*, first forward its debugger to the usual port.
+    With *debug*, first forward the job's debugger to the port KINETIC_DEBUG_PORT.
 
     Raises:
-        ConfigurationError: *debug* lacks a terminal, or the port is taken; nothing was submitted.
-        Exception: As the submission, `JobHandle.debug_attach`, and `JobHandle.result`.
+        ConfigurationError: *debug* needs a terminal, or the port is taken; nothing was submitted.
+        Exception: What the submission, `JobHandle.debug_attach`, or `JobHandle.result` raises.
 
     Cancelled, or on a SIGTERM that the program doesn't handle: the job is cancelled and removed,
     because no other process knows its name. Its output directory stays, and so does the log of a

@@ -44,25 +44,25 @@ class ProcessIdentity:
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this machine, since its last boot."""
+        """Whether the process is one of this machine (or container), since its last boot."""
         return (self.host, self.boot) == (platform.node(), _boot())
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; only meaningful if it is `here`."""
+        """Whether the process runs; only meaningful if the process is `here`."""
         return _started(self.pid) == self.started != ""
 
     @property
     def dead(self) -> bool:
-        """Whether it certainly has ended."""
+        """Whether the process has certainly ended; False if this machine can't know."""
         return self.here and not self.alive
 
     async def ended(self, patience: float) -> bool:
-        """Wait up to *patience* seconds for its end; return whether it certainly has ended."""
+        """Wait up to *patience* seconds until the process ends; return whether it certainly has."""
         if not self.here:
             await asyncio.sleep(patience)
             return False
-        # Count the polls: a deadline on a clock can leave a rest that is too short to advance it.
+        # Count the polls: before a deadline, a last pause could be too short to advance the clock.
         for _ in range(math.ceil(patience / POLL_S)):
             if not self.alive:
                 return True
@@ -80,7 +80,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks; empty if there is none."""
+    """Return when a process started, in the kernel's ticks; empty if it doesn't exist."""
     if not Path("/proc/self/stat").exists():  # macOS shows only whether the process exists
         try:
             os.kill(pid, 0)

@@ -29,12 +29,12 @@ AT_ONCE = 16
 
 DAY_S = 24 * 3600.0
 RENEWED_S = DAY_S / 2
-"""Maximum age of content that is used without renewing it. `kinetic gc` waits for a day: this time,
-and as long again until the manifest that refers to the content is stored."""
+"""Content that was renewed longer ago is renewed before use. `kinetic gc` spares content for a day:
+for this time, and for as long again until the manifest that refers to the content is stored."""
 
 
 def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
-    """Return whether it was created or renewed in the last *within* seconds."""
+    """Return whether the object was created or renewed in the last *within* seconds."""
     return info.used is not None and time.time() - info.used < within
 
 
@@ -72,7 +72,7 @@ class Blocking:
             raise KeyError(name) from None
 
     def collect(self, objects: Sequence[Listed]) -> bool:
-        """See the protocol; *objects* are from a listing of this."""
+        """See the protocol; *objects* are from this adapter's `list`."""
         return self._wait(self._store.collect(cast("Sequence[ObjectInfo]", objects)))
 
     def delete(self, names: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ async def check_listing(store: Store) -> None:
     """List a folder of *store*, and remove what killed checks left in it.
 
     Raises:
-        KineticError: The store doesn't exist, or refuses it.
+        KineticError: The store doesn't exist, or refuses to list it.
     """
     found = [one.name for one in await store.list(FOLDER)]
     if left := [name for name in found if _is_old(name)]:
@@ -33,7 +33,7 @@ async def check_use(store: Store) -> bool:
     """Create, read, and remove an object; return whether it was created once and read unchanged.
 
     Raises:
-        KineticError: The store refuses one of these.
+        KineticError: The store refuses one of these requests.
 
     Cancelled: the object is removed.
     """

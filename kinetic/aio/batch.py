@@ -46,7 +46,7 @@ T = TypeVar("T")
 class BatchHandle(Generic[T, X]):
     """A batch: many jobs of one function.
 
-    An ``async with`` block stops unfinished items when you leave it; `detach` lets them go on.
+    An ``async with`` block stops unfinished items when you leave it; `detach` lets them continue.
     Without the block kinetic stops nothing. A handle from `Client.attach_batch` or
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
 
@@ -54,7 +54,7 @@ class BatchHandle(Generic[T, X]):
         batch, attached, progress, poll_timeout: Set by the client; make no handle yourself.
 
     Attributes:
-        group_id: Names the batch; `Client.attach_batch` finds it by this from any process.
+        group_id: The ID by which `Client.attach_batch` finds the batch from any process.
         name, tags: The name and tags that you gave it.
         created_at: When it was submitted: UTC, ISO 8601.
 
@@ -84,10 +84,10 @@ class BatchHandle(Generic[T, X]):
         self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
         self._handles = weakref.WeakValueDictionary()  # a batch can have infinitely many items
         self._refusals: dict[int, Exception] = {}
-        self._failed: list[int] | None = None  # as the last `results` found
+        self._failed: list[int] | None = None  # set by the last `results`
         self._detached = attached
         self._progress = progress
-        # Until then, a wait includes items that another process has not submitted yet.
+        # Until this time, waits include items that another process has yet to submit.
         self._search_until = None
         if poll_timeout is not None:
             self._search_until = asyncio.get_running_loop().time() + poll_timeout
@@ -165,7 +165,7 @@ class BatchHandle(Generic[T, X]):
                 )
 
     async def _end(self) -> None:
-        """Cancel it, unless another process has taken it over meanwhile."""
+        """Cancel the batch, unless another process has taken it over meanwhile."""
         if (coordinator := self._batch.coordinator) is not None:
             with contextlib.suppress(BackendError):
                 await coordinator.is_replaced()
@@ -211,7 +211,7 @@ class BatchHandle(Generic[T, X]):
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of every submitted or refused item, read from the store now.
 
-        ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
+        ``NOT_FOUND`` means cancelled. ``FAILED`` means failed, lost, or refused at submission.
         `outcomes` distinguishes these.
 
         Raises:
@@ -231,8 +231,8 @@ class BatchHandle(Generic[T, X]):
     def finished(self) -> bool:
         """Whether every item has its outcome, as far as this process has read the store.
 
-        A handle from `Client.list_batches` looks when you ask it something else, such as
-        `status_counts`.
+        This sends no request. A handle from `Client.list_batches` reads the store only when you
+        call another method, such as `status_counts`.
         """
         return self._batch.finished
 
@@ -248,7 +248,7 @@ class BatchHandle(Generic[T, X]):
     def unavailable_children(self) -> dict[int, str]:
         """The job IDs of items whose objects are damaged or forged, by index.
 
-        Their outcome is that error.
+        The outcome of such an item is an error about the damage.
         """
         submission = self._batch.submission
         return {index: submission.identity.job_id(index) for index in submission.unreadable()}
@@ -257,7 +257,7 @@ class BatchHandle(Generic[T, X]):
     def stored(self) -> int:
         """How many inputs are stored, as far as this process has read the store.
 
-        `resume` takes the *inputs* after them.
+        Pass the inputs after them to `resume`.
         """
         return self._batch.stored
 
@@ -323,8 +323,8 @@ class BatchHandle(Generic[T, X]):
         can't be rebuilt here. kinetic reads at most 32 values ahead. Several loops at once each get
         every item.
 
-        An ordered loop waits for the slowest item. Items that ended meanwhile count as undelivered:
-        with a ``window``, no more inputs are pulled than that many beyond the one waited for.
+        An ordered loop waits for the next item in order. Items that ended meanwhile count as not
+        read: with a ``window``, kinetic takes at most that many inputs beyond the awaited item.
 
         Args:
             ordered: Yield in the order of the inputs. Default: in the order in which items end.
@@ -452,7 +452,7 @@ class BatchHandle(Generic[T, X]):
         return self._report
 
     async def submitted(self) -> None:
-        """Wait until every input was submitted once, or never will be."""
+        """Wait until every input was submitted once, or can no longer be submitted."""
         await self._batch.submitted_all()
 
     # --- collecting ---
@@ -495,8 +495,8 @@ class BatchHandle(Generic[T, X]):
                 their inputs, outcomes, and logs from the store: this handle keeps the values, other
                 processes can't read them. A batch with failures keeps its objects, for
                 `retry_failed`.
-            return_exceptions: Put the exception where an item has no value. `outcomes`
-                distinguishes it from a returned one.
+            return_exceptions: Put the exception into the list where an item has no value.
+                `outcomes` distinguishes it from an exception that the function returned.
 
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
@@ -596,8 +596,8 @@ class BatchHandle(Generic[T, X]):
     async def reason(self) -> str:
         """Explain why the batch is in its state; empty if there is no explanation.
 
-        That is why it was stopped, that no process submits it any more, its first failure, or what
-        it waits for. Unpickles nothing.
+        The reason is why the batch was stopped, that no process submits it any more, its first
+        failure, or what it waits for. kinetic unpickles nothing for this.
         """
         if cause := self._batch.cause:
             return cause
@@ -614,7 +614,7 @@ class BatchHandle(Generic[T, X]):
         After `results`, this also works for a batch that was cleaned up.
 
         Raises:
-            NotFound: The batch was cleaned up before that.
+            NotFound: The batch was cleaned up before this handle collected `results`.
         """
         if self._failed is not None and self._batch.submission.removed:
             return [self._handle(i) for i in sorted(self._failed) if i not in self._refusals]
@@ -645,13 +645,13 @@ class BatchHandle(Generic[T, X]):
             await self._batch.cancel()
 
     async def detach(self, *, seal: bool = False) -> None:
-        """Let the batch go on after the ``async with`` block.
+        """Let the batch continue after the ``async with`` block.
 
         This process submits it as long as the client is open; after that, `resume` continues it
         from any process.
 
         Args:
-            seal: Take no more inputs: those taken so far are all.
+            seal: Take no more inputs; the batch has only those taken so far.
 
         Raises:
             NotFound: The batch was cleaned up.
@@ -671,7 +671,7 @@ class BatchHandle(Generic[T, X]):
         process resumes the batch. A ``batch_timeout`` then starts again.
 
         Args:
-            indices: Only these of them. None: all.
+            indices: Run only the items with these indices. None: all of them.
 
         Raises:
             ConfigurationError: *indices* aren't ints, or this process lacks a variable that the
@@ -693,9 +693,9 @@ class BatchHandle(Generic[T, X]):
 
         Args:
             inputs: The inputs after the `stored` ones, if an iterator died with its process.
-            seal: There are no more inputs than the stored ones.
-            force: Don't wait up to 45 s for a sign of life of the old submitter; if it is alive, it
-                stops submitting when it notices.
+            seal: Declare that there are no inputs after the stored ones.
+            force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
+                If it is, it stops submitting when it notices.
 
         Raises:
             Conflict: Another process submits the batch.

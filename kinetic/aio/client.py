@@ -58,12 +58,13 @@ PACKING = 8
 class Client:
     """Submit functions from one event loop, and find jobs and batches.
 
-    ``async with Client() as client:`` closes it at the end: jobs and detached batches go on, and
-    submissions in progress are undone. You can open any number of clients, in one loop or several.
+    ``async with Client() as client:`` closes it at the end: jobs and detached batches
+    continue, and submissions in progress are undone. You can open any number of clients, in one
+    loop or several.
 
     Args:
-        backend, project, zone, cluster, namespace: Where to run functions that don't say so
-            themselves. None: as the environment, the profile, or the default says.
+        backend, project, zone, cluster, namespace: Where to run functions whose decorator
+            doesn't say so. None: as the environment, the profile, or the default says.
         store: A directory or ``gs://bucket`` instead of the backend's own store.
         max_concurrent: Limit of unfinished attempts of this client. None: no limit.
         platform: Adapters for tests.
@@ -118,8 +119,8 @@ class Client:
     async def aclose(self) -> None:
         """Undo submissions in progress, stop following jobs, and close every connection.
 
-        A second call does nothing, and neither does one in a forked child: the connections are
-        the parent's. Cancelled: undoing and closing still finish, each within 30 s.
+        A second call does nothing. Nor does a call in a forked child, because the connections
+        belong to the parent. Cancelled: undoing and closing still finish, each within 30 s.
         """
         self.closed = True
         if os.getpid() != self._process:
@@ -177,7 +178,7 @@ class Client:
     async def submit_owned(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> JobHandle[Any]:
-        """Submit a job that ends with this process, where the platform can tell; internal."""
+        """Submit a job that ends if this process dies and the platform notices; internal."""
         return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=True))
 
     async def _submit(self, call: Call) -> JobHandle[Any]:
@@ -314,7 +315,7 @@ class Client:
         Raises:
             ConfigurationError: *job_id* isn't the ID of a job.
             NotFound: The store has no such job.
-            WireError: The signature of its description is wrong.
+            WireError: The signature of the job's description is wrong.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = engine.ids.item_of(job_id)
@@ -359,7 +360,7 @@ class Client:
     async def full_id(self, prefix: str) -> str:
         """Return the ID of the one job or batch in the store that begins with *prefix*.
 
-        Returns a whole ID without looking for it.
+        If *prefix* is a whole ID, returns it without checking that it exists.
 
         Raises:
             ConfigurationError: No ID can begin this way, or several do.
@@ -402,8 +403,8 @@ class Client:
         """List the batches in the store, the newest first; the handles observe.
 
         Args:
-            name: Only those with this name.
-            tags: Only those that carry all of these.
+            name: List only batches with this name.
+            tags: List only batches that have all of these tags.
             project, cluster: Where to look. None: by the client's settings.
             limit: Maximum number of batches. None: no limit.
 
@@ -483,9 +484,9 @@ class Client:
     # --- sessions ---
 
     async def follow_record(self, record: JobRecord, *, whole: bool = True) -> JobRef:
-        """Return where the job of an unbound handle is followed.
+        """Return a reference by which a handle that has no session follows its job.
 
-        Without *whole*, an item's batch is neither read nor followed: one look costs one item.
+        Without *whole*, kinetic doesn't read or follow an item's batch: it reads only this item.
 
         Raises:
             NotFound: There is no such job in the store.
@@ -510,7 +511,7 @@ class Client:
         return engine.session.JobRef(session=session, submission=submission, index=0)
 
     async def _settled(self, call: Call) -> tuple[Session, Call]:
-        """Open the platform of *call*, and choose the layout of its accelerator that exists."""
+        """Open the platform of *call*; choose a layout of the accelerator that the platform has."""
         session = await self._session(call.options)
         asked = call.options.parsed_accelerator
         found = await session.platform.layout(asked)
@@ -571,7 +572,7 @@ class Client:
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for opening in sessions:
-        opening.cancel()  # has no effect on one that is open
+        opening.cancel()  # has no effect if the session is open
     opened = await asyncio.gather(*sessions, return_exceptions=True)
     closing = (one.aclose() for one in opened if not isinstance(one, BaseException))
     for end in await asyncio.gather(*closing, return_exceptions=True):
@@ -611,7 +612,7 @@ async def implicit_client() -> Client:
     client = _IMPLICIT.get(loop)
     if client is None or client.closed:
         client = _IMPLICIT[loop] = Client()
-        # asyncio.run closes pending async generators last: the one hook a loop has.
+        # A loop has one hook for its end: asyncio.run closes pending async generators last.
         _LIFETIMES[loop] = lifetime = _lifetime(client)
         await anext(lifetime)
     return client

@@ -78,7 +78,7 @@ class JobHandle(JobRecord, Generic[T]):
     `Client.list_jobs`.
 
     Args:
-        job_id: Names the job; `attach` finds it by this from any process.
+        job_id: The ID by which `attach` finds the job from any process.
         backend: ``gke``, ``pathways`` or ``local``.
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
@@ -86,8 +86,8 @@ class JobHandle(JobRecord, Generic[T]):
         accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
-        group_id, group_kind, group_index: The batch it belongs to, and its item's index.
-        debug: Whether it waits for a debugger.
+        group_id, group_kind, group_index: The job's batch, and the index of the batch's item.
+        debug: Whether the job waits for a debugger.
         price: The list price of its accelerator when it was submitted.
 
     Example::
@@ -105,7 +105,7 @@ class JobHandle(JobRecord, Generic[T]):
         self._reading = asyncio.Lock()
         self._cleaned = False
         self.log_owed = False
-        """Whether the job has ended and its log, to be printed, is not printed whole; internal."""
+        """Whether the job has ended before all of the log that you want was printed; internal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -179,7 +179,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self._following or self._looked
 
     async def _look(self) -> JobRef:
-        """Find the job for one look: following an item reads its whole batch.
+        """Find the job for a single look; unlike `_follow`, don't read the whole batch of an item.
 
         Raises:
             NotFound: There is no such job.
@@ -356,8 +356,8 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             JobError: The job has no value.
-            ConfigurationError: The folder of *path* doesn't exist; nothing waits for the job.
-            OSError: The file can't be written; what was there stays.
+            ConfigurationError: The folder of *path* doesn't exist; raised without waiting.
+            OSError: The file can't be written; an older file stays.
 
         Cancelled: the file stays as it was.
         """
@@ -405,7 +405,7 @@ class JobHandle(JobRecord, Generic[T]):
     ) -> None:
         """Wait until the log of the ended job is printed; if that fails, warn and keep the log.
 
-        A process that outlives its outcome may print more, but no caller waits for it.
+        After storing its outcome, the job's process may print more; nothing waits for that output.
         """
         why, lines = "", -1
         self.log_owed = True  # also if this is cancelled
@@ -460,9 +460,9 @@ class JobHandle(JobRecord, Generic[T]):
         return ""
 
     async def _end_processes(self, at: JobRef) -> None:
-        """End processes that outlive the outcome: the runner stores the end of the log by then.
+        """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
-        Deleting the job instead would delete the log that is to be kept.
+        By then the runner has stored the end of the log. A cleanup would delete the log instead.
         """
         cluster, alive = at.session.platform.cluster, list[str]()
         try:
@@ -559,7 +559,7 @@ class JobHandle(JobRecord, Generic[T]):
     def _attempt_names(self, at: JobRef) -> list[str]:
         """Return the names of all attempts that the platform may have.
 
-        A cancelled item's last attempt was never launched, so the names begin at the first.
+        The names begin at the first attempt: a cancelled item's last one was never launched.
         """
         submission, item = at.submission, at.submission.item(at.index)
         last = item.attempt if item is not None else 1
@@ -577,8 +577,8 @@ class JobHandle(JobRecord, Generic[T]):
 
         Args:
             follow: Wait for more lines until the job ends, also from later attempts.
-            attempt: Only the output of this attempt, counted from 1. None: of the last one, or
-                with *follow* also of those that come after it.
+            attempt: Only the output of this attempt, counted from 1. None: of the last attempt;
+                with *follow*, also of later attempts.
 
         Raises:
             ConfigurationError: *attempt* isn't an int of at least 1, or None.
@@ -645,7 +645,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        A value that the job committed before stays. Returns when the job has ended.
+        If the job has stored its value before, the value stays. Returns when the job has ended.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.
@@ -668,7 +668,7 @@ class JobHandle(JobRecord, Generic[T]):
         with suppress(NotFound):  # another process has just removed the job
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
-            # It was removed before the stop was stored, and nothing reads the stop now.
+            # The job was removed before the stop was stored. Nothing reads the stop: remove it.
             store, scope = at.session.platform.store, at.submission.identity.scope
             await store.delete([one.name for one in await store.list(f"{scope}control/")])
 
@@ -746,7 +746,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ConfigurationError: The job has no debugger (``debug=True``), the port is taken, or
                 there is no such worker.
-            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it goes on.
+            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it keeps running.
             JobError: The job has ended.
             AuthError: You lack a permission.
 
@@ -843,7 +843,7 @@ def _print(line: str) -> None:
 
 
 def _prepared(folder: Path, name: str) -> Path:
-    """Return where the file *name* goes under *folder*: its folder exists, the file does not.
+    """Return the path of *name* under *folder*; create its folder, and remove an older file.
 
     Raises:
         ConfigurationError: The name points outside *folder*, because a job can write any name.

@@ -35,7 +35,7 @@ class Capacity:
 
 
 def lifetime() -> float:
-    """Return the seconds of a clock that also runs while the machine sleeps, where there is one."""
+    """Return the seconds of a clock that, if the system has such a clock, runs during sleep."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -52,9 +52,9 @@ class Platform:
         relaunches: Whether the submitter of a single job replaces its disrupted attempts.
         marker: The part of a job ID that identifies this platform's jobs.
         app: The value of the label ``app`` on its jobs.
-        clock: In seconds, and runs while the machine sleeps; leases are measured by it.
-        capacity: None where machines come and go.
-        layout: Chooses among the layouts of an accelerator the one that exists.
+        clock: Measures leases, in seconds; it also runs while the machine sleeps.
+        capacity: The machine's resources; None for a cluster, whose machines come and go.
+        layout: Chooses the layout of an accelerator that exists on this platform.
         builds: The store of build contexts; closing the images closes it.
     """
 
@@ -71,7 +71,7 @@ class Platform:
     builds: Store | None = None
 
     async def aclose(self) -> None:
-        """Close the three, even if one fails; the store last, because the others write to it."""
+        """Close the adapters, even if one fails; the store last, because the others write to it."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.store.aclose)
             closing.push_async_callback(self.images.aclose)
@@ -80,9 +80,9 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """The module whose ``open_backend`` composes it, and the mark in its job IDs.
+    """A backend: the module whose ``open_backend`` opens it, and the mark in its job IDs.
 
-    ``beside`` are the backends whose jobs are in the same cluster: a list of jobs includes theirs.
+    ``beside`` names the backends that run jobs in the same cluster; lists of jobs include these.
     """
 
     module: str

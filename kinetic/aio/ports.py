@@ -88,17 +88,17 @@ class Store(Protocol):
     ) -> bool:
         """Create *name* if it is absent; return False if it exists.
 
-        The adapter resolves lost replies, so the result is about this call. A *shared* object
+        The adapter resolves lost replies, so the result tells what this call did. A *shared* object
         belongs to no submission; a collection removes it when it is unused.
         """
         ...
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """Create an object to `replace` later; return its generation, or None if it exists."""
+        """Create an object to `replace` later; return its generation; None if it exists."""
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """Overwrite *generation* and return the new one; Conflict if it changed."""
+        """Overwrite *generation*; return the new one, or raise Conflict if another is there."""
         ...
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
@@ -144,7 +144,7 @@ class Store(Protocol):
 
 
 def displaced(name: str, store: Store) -> WireError:
-    """Make the error about a name that something other than an object has taken."""
+    """Return the error for a name under which the store has something other than an object."""
     return WireError(
         f"something that isn't an object, such as a directory, is in the place of {name} in "
         f"{store.url}; remove it"
@@ -206,8 +206,8 @@ class JobSpec:
     The client computes ``name`` before the first request, so that a repeated launch finds the
     job of the first. ``order`` is for the runner. ``environment`` is the same for all jobs of a
     submission. It may hold the user's secrets: it goes to the job's process and nowhere else;
-    the runner adds ``wire.Order.variables``. A job that is ``owned`` ends when the process that
-    launched it dies, and leaves nothing, where the platform can tell.
+    the runner adds ``wire.Order.variables``. An ``owned`` job ends, and leaves nothing, when
+    the process that launched it dies, if the platform can detect that.
     """
 
     name: str
@@ -289,7 +289,7 @@ class Cluster(Protocol):
     ) -> list[Observation]:
         """Read jobs consistently: a name that is missing in the answer doesn't exist.
 
-        *explained* also asks why a few jobs wait, with a request each; a watch does so by itself.
+        With *explained*, also find why a few jobs wait, with a request each; `watch` always does.
         """
         ...
 
@@ -328,27 +328,27 @@ class Cluster(Protocol):
     async def keep_secret(self, name: str, content: bytes) -> None:
         """Keep *content* under *name*, a submission's ID; replaces earlier content.
 
-        It isn't in the store: a reader of the bucket can't read it. A platform that could keep it
-        only in plain files keeps nothing.
+        The platform keeps it outside the store, so that readers of the bucket can't read it. A
+        platform that has only plain files keeps nothing.
         """
         ...
 
     async def secret(self, name: str) -> bytes:
-        """Return what is kept under *name*.
+        """Return the content that `keep_secret` keeps under *name*.
 
         Raises:
-            NotFound: Nothing is kept under it.
+            NotFound: Nothing is kept under *name*.
         """
         ...
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Drop these; ignore those that don't exist."""
+        """Drop the secrets of these names; ignore names that don't exist."""
         ...
 
     async def finish(self, name: str, fence: int) -> None:
-        """Drop what the platform keeps for the batch's processes; all its jobs have ended.
+        """Drop what the platform keeps for a batch's processes, after all its jobs have ended.
 
-        The content of `keep_secret` stays. A later `launch` provides for its process again. Does
+        The content of `keep_secret` stays. A later `launch` makes what its process needs. Does
         nothing if another process has launched under a later *fence*.
         """
         ...
