@@ -53,7 +53,7 @@ __all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A model of GPU; ``machines`` maps how many are in one machine to its type."""
+    """A model of GPU; ``machines`` maps a number of GPUs to the machine type that has them."""
 
     name: str
     label: str
@@ -77,7 +77,7 @@ class Slice:
 
     @property
     def chips_per_host(self) -> int:
-        """How many chips one machine has: its type ends with it, as in ``-4t``."""
+        """How many chips one machine has: the machine type ends with the number, as in ``-4t``."""
         return int(self.machine.rpartition("-")[2].removesuffix("t"))
 
     @property
@@ -93,7 +93,7 @@ class Tpu:
     A number alone means the first slice with that many chips. ``largest`` is the maximum number of
     chips of an unlisted cuboid: GKE takes any A≤B≤C of multiples of four above 64 chips, if the
     generation has a third dimension. ``cores`` maps a number of TensorCores that isn't a number of
-    chips to chips. ``labels`` are the public package's other names of the hardware.
+    chips to chips. ``labels`` are other names that keras-kinetic uses for the hardware.
     """
 
     name: str
@@ -334,7 +334,7 @@ class Accelerator:
 
     @property
     def chips_per_host(self) -> int:
-        """How many GPUs or chips each host has, and its pod requests."""
+        """How many GPUs or chips each host has, and each pod requests."""
         return self.count // self.hosts if self.kind != "cpu" else 0
 
     @property
@@ -351,8 +351,9 @@ class Accelerator:
     def node_selector(self) -> dict[str, str]:
         """The labels that a node must have for a pod of this job.
 
-        A layout on more hosts than the usual one includes their machine type. Nodes of both layouts
-        have the same labels, and without the type a pod could take half of a larger machine.
+        For a layout on more hosts than the usual one, this includes the machine type. Nodes of both
+        layouts share all other labels, so without the type a pod could take half of a larger
+        machine.
         `node_affinity` has the label that may have several values.
         """
         selector: dict[str, str] = {}

@@ -30,7 +30,7 @@ class Data:
     reach neither the store nor another job.
 
     kinetic reads a local path once, when it first hashes or ships it: this object keeps those
-    contents. After a change, create another one. Directories that are symbolic links are
+    contents. After a change, create another `Data`. Directories that are symbolic links are
     left out; links to files arrive as the files. Empty directories and the permission to execute
     are kept.
 
@@ -39,7 +39,7 @@ class Data:
 
     Args:
         path: A local path, ``gs://…`` or ``hf://…``.
-        fuse: Mount it read-only and read on demand instead of copying it.
+        fuse: Mount the data read-only and read it on demand, instead of copying it.
         hf_trust_remote_code: Let a Hugging Face dataset run its own code in the job.
 
     Raises:
@@ -80,7 +80,7 @@ class Data:
 
     @property
     def fuse(self) -> bool:
-        """Whether the job mounts it read-only and reads it on demand."""
+        """Whether the job mounts the data read-only and reads it on demand."""
         return self._fuse
 
     @property
@@ -90,25 +90,26 @@ class Data:
 
     @property
     def is_gcs(self) -> bool:
-        """Whether it is in Cloud Storage already."""
+        """Whether the path is in Cloud Storage."""
         return self._path.startswith("gs://")
 
     @property
     def is_hf(self) -> bool:
-        """Whether it is a Hugging Face dataset."""
+        """Whether the path is a Hugging Face dataset."""
         return self._path.startswith("hf://")
 
     @property
     def is_dir(self) -> bool:
-        """Whether it arrives as a directory."""
+        """Whether the job receives a directory, not a file."""
         return self._is_dir
 
     def content_hash(self) -> str:
         """SHA-256 of all file contents in deterministic order, in hex.
 
         A file's digest covers its relative path, NUL, and its content. The hash covers ``dir:`` or
-        ``file:``, so that a file differs from a directory with only that file, and then all digests
-        in the order of a sorted walk. Symlinked directories are left out, symlinked files are read.
+        ``file:``, then all digests in the order of a sorted walk. The prefix makes a file differ
+        from a directory with only that file. Symlinked directories are left out, symlinked files
+        are read.
         The first call reads all files; later calls return the same hash.
 
         Raises:
@@ -212,7 +213,7 @@ def make_data_ref(
 ) -> dict[str, object]:
     """Make the dict by which keras-kinetic refers to a `Data`.
 
-    For code that makes or reads such dicts; kinetic itself sends other references.
+    This is for code that makes or reads such dicts; kinetic itself sends other references.
     """
     return {
         "__data_ref__": True,

@@ -68,11 +68,11 @@ def start_port_forward(
 ) -> Forwarder:
     """Forward *local_port* of this machine's loopback to *remote_port* of a job's, without kubectl.
 
-    It ends with the job, with this process, and by `cleanup_port_forward`.
+    The forwarder ends with the job, with this process, or when you call `cleanup_port_forward`.
 
     Args:
         pod_name: The job's name on its platform: `JobHandle.k8s_name`.
-        namespace: Its namespace; the other settings are those of environment and profile.
+        namespace: The job's namespace; other settings come from the environment and the profile.
         local_port: 0 for any free one.
         remote_port: The port that `wait_for_debug_server` returned.
 
@@ -96,7 +96,8 @@ def start_port_forward(
 def print_attach_instructions(local_port: int, working_dir: str | None = None) -> None:
     """Print the VS Code configuration to attach to *local_port* of this machine.
 
-    *working_dir* is the folder where the editor finds the project; None for the one it has open.
+    *working_dir* is the folder where the editor finds the project. None: the folder that the editor
+    has open.
     """
     from kinetic.aio._engine.debugging import Place, instructions
 

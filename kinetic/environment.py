@@ -34,9 +34,9 @@ _STORAGE = (
 def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of *environ* that *patterns* match; call this once per submission.
 
-    A pattern is a name, or the beginning of names followed by ``*``. The latter
-    never matches what belongs to this process or machine, such as ``PATH`` and
-    ``VIRTUAL_ENV``; their full name does. Names that are not set are left out.
+    A pattern is a name, or the beginning of names followed by ``*``. A beginning
+    never matches variables that belong to this process or machine, such as ``PATH`` and
+    ``VIRTUAL_ENV``; only their full names do. Names that are not set are left out.
 
     One warning lists the captured names that look like those of secrets.
     """
@@ -63,7 +63,7 @@ def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what every job on this machine gets of *environ*, captured or not.
+    """Return the variables of *environ* that every job on this machine gets, captured or not.
 
     These variables name the user, the programs, the certificates, the language, the time
     zone and the proxies of this machine. A pod gets none of them: its image has its own.

@@ -86,7 +86,7 @@ _CODES_OF_REASONS = {
     "quota": "KN317",
     "out of disk": "KN318",
 }
-"""The codes of errors with a reason of their own; the values of `kinetic.job_status.Reason`."""
+"""The code of an error, by its reason: a value of `kinetic.job_status.Reason`."""
 
 
 class KineticError(Exception):
@@ -289,13 +289,13 @@ class NoLog(NotFound, RuntimeError):
 
 
 class Conflict(BackendError):
-    """Another process changed it first."""
+    """Another process changed the object first."""
 
     code = "KN406"
 
 
 class AlreadyThere(Conflict):
-    """An object of this name exists: another process created it, or a lost reply was about it."""
+    """An object of this name exists: another process, or a request whose reply was lost, made it."""
 
     code = "KN407"
 
@@ -345,7 +345,7 @@ class WireError(KineticError):
 
 
 class PortalError(KineticError, RuntimeError):
-    """The sync API was called where it would wait for itself, or the async one outside asyncio."""
+    """A sync call would wait for itself, or the async API was used outside asyncio."""
 
     code = "KN502"
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
 
     class _Look(Generic[R_co]):
-        """Has no annotations: they would count as those of the function."""
+        """A base class without annotations, which would count as those of the function."""
 
         __slots__ = ()
 
@@ -62,8 +62,8 @@ else:
 class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     """A function with the settings of its jobs; `run` creates it.
 
-    A call runs it in a job and returns its value. Inside a job, a call is an ordinary call, and
-    starting other jobs is refused. It pickles as the plain function.
+    A call runs the function in a job and returns the function's value. Inside a job, a call is an
+    ordinary call, and starting other jobs is refused. This object pickles as the plain function.
     """
 
     # Slots, because functools.wraps would copy the instance's dict to a wrapper.
@@ -82,7 +82,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # From Python 3.14 on, a function computes them on access, so there is nothing to copy.
+            # Python 3.14 computes annotations on access, so there is nothing to copy.
             if name == "__annotations__":
                 return _innermost(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -211,7 +211,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @own_frames_left_out
     def options(self, **changes: Unpack[RunOptions]) -> Self:
-        """Return the same function with other settings; this one keeps its own.
+        """Return the same function with other settings; this object keeps its settings.
 
         Args:
             changes: The settings to change; see `run`.
@@ -228,7 +228,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @property
     def __kinetic__(self) -> Options:
-        """The settings."""
+        """The settings of the function's jobs."""
         return self._options
 
     @overload

@@ -20,8 +20,8 @@ def utc_now() -> str:
 class JobRecord:
     """Durable description of a submitted job; every field is JSON-safe.
 
-    It has no function and no argument: only the facts to find, collect, and clean up the job from
-    any machine.
+    The record has neither the function nor its arguments, only what any machine needs to find,
+    collect, and clean up the job.
     """
 
     job_id: str
@@ -57,7 +57,7 @@ class JobRecord:
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """Rebuild it from `to_dict`; keys of a later version are ignored.
+        """Rebuild the record from `to_dict`; ignore keys of a later version.
 
         Raises:
             TypeError: A required field is missing.

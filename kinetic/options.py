@@ -318,9 +318,9 @@ class Options:
 
 
 def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
-    """Return the plain function and its settings: its decorator's, or the defaults.
+    """Return the plain function, and the settings of its decorator or else the defaults.
 
-    Finds the settings inside ``functools.partial`` and of a bound method.
+    Also finds the settings of a function inside ``functools.partial``, and of a bound method.
 
     Raises:
         TypeError: *function* can't be called.
@@ -347,7 +347,7 @@ def _decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
 
 
 def _has_settings(function: object) -> bool:
-    # Asked of the type: functools.wraps copies what an instance carries to its wrapper.
+    # Ask the type, because functools.wraps copies the attributes of an instance to a wrapper.
     return hasattr(type(function), "__kinetic__")
 
 
@@ -509,7 +509,7 @@ class MapSettings:
         return cls(**options)
 
     def window_for(self, length: int | None) -> int | None:
-        """Return the limit of undelivered items; inputs of unknown length always have one."""
+        """Return the window; by default twice `max_concurrent` for inputs of unknown length."""
         if self.window is None and length is None and self.max_concurrent is not None:
             return 2 * self.max_concurrent
         return self.window

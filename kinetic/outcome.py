@@ -94,4 +94,4 @@ class Completion(NamedTuple, Generic[T, X]):
 
 
 if not TYPE_CHECKING:
-    Completion.__class_getitem__ = classmethod(types.GenericAlias)  # one argument, or two
+    Completion.__class_getitem__ = classmethod(types.GenericAlias)  # one type argument, or two

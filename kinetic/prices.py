@@ -42,7 +42,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An accelerator of the catalogue; ``memory_gb`` is that of a GPU or chip. None: unknown."""
+    """An accelerator of the catalogue; ``memory_gb`` is the memory of one GPU or chip."""
 
     accelerator: Accelerator
     memory_gb: int | None
@@ -52,10 +52,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The cost so far and in the end: an estimate by list prices, not a bill.
+    """The cost so far and in total: an estimate by list prices, not a bill.
 
     ``hours`` are the accelerator-hours, of all chips and hosts together, of attempts that ended.
-    ``expected_hours`` are those of all attempts in the end; None if unknown. Waiting,
+    ``expected_hours`` are the hours of all attempts, also future ones; None if unknown. Waiting,
     starting, and idle machines don't count.
     """
 
@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def expected_cost(self) -> float | None:
-        """US dollars in the end; None without a price, or if unknown."""
+        """US dollars in total; None without a price, or if unknown."""
         if self.price is None or self.expected_hours is None:
             return None
         return self.expected_hours * self.price.usd_per_hour
@@ -84,7 +84,7 @@ class Estimate:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the estimate as a dict for JSON."""
         price = self.price
         return {
             "estimate": True,

@@ -84,7 +84,7 @@ class Profiles:
         """Return the profile of that name.
 
         Raises:
-            ProfileError: There is none; the message has the nearest names.
+            ProfileError: There is no such profile; the message has the nearest names.
         """
         if name not in self.profiles:
             names = ", ".join(self.profiles)
@@ -117,7 +117,7 @@ class Profiles:
         return replace(self, profiles={**self.profiles, profile.name: profile})
 
     def use(self, name: str) -> Profiles:
-        """Return these with the profile *name* in use.
+        """Return a copy of these profiles in which *name* is in use.
 
         Raises:
             ProfileError: There is no such profile.
@@ -125,11 +125,11 @@ class Profiles:
         return replace(self, current=self[name].name)
 
     def unset(self) -> Profiles:
-        """Return these with none in use."""
+        """Return a copy of these profiles in which none is in use."""
         return replace(self, current=None)
 
     def remove(self, name: str) -> Profiles:
-        """Return these without the profile *name*; if it was in use, none is.
+        """Return a copy of these profiles without *name*; if *name* was in use, none is.
 
         Raises:
             ProfileError: There is no such profile.
@@ -143,7 +143,7 @@ class Profiles:
 def load(path: Path, *, required: bool = False) -> Profiles:
     """Read the profiles; without a file there are none, unless it is *required*.
 
-    Warns once a process of a ``current`` that names no profile, and of unknown settings.
+    Warns once per process if ``current`` names no profile, and about unknown settings.
 
     Raises:
         ProfileError: The file can't be read, or isn't a file of profiles.
