@@ -295,7 +295,7 @@ class Conflict(BackendError):
 
 
 class AlreadyThere(Conflict):
-    """An object of this name exists: another process, or a request whose reply was lost, made it."""
+    """The object exists: another process made it, or a request whose reply was lost."""
 
     code = "KN407"
 

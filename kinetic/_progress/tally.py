@@ -12,7 +12,7 @@ WINDOW_ITEMS = 20
 """The rate covers the last 30 s or the last 20 items, whichever is longer."""
 
 MARK_S = 0.5
-"""Minimum seconds between two marks of the window; a mark counts the items that ended by then."""
+"""Minimum seconds between two marks; a mark is a time and how many items had ended by then."""
 
 SHORTEST_S = 1.0
 """Minimum length of the window, in seconds, when computing a rate: less would predict little."""

@@ -38,7 +38,7 @@ def wanted(
     """Return the class for *accelerator*; for a spot one, spot before on-demand machines.
 
     Without *zones*, GKE chooses them. On an *autopilot* cluster the class names no service account
-    for nodes, because the cluster does.
+    for nodes, because such a cluster has its own.
     """
     rule: dict[str, Any] = {"location": {"zones": [*zones]}} if zones else {}
     count = accelerator.chips_per_host
@@ -55,7 +55,7 @@ def wanted(
         "priorities": [
             {**rule, "spot": one} for one in ((True, False) if accelerator.spot else (False,))
         ],
-        # By default GKE makes machines without the accelerator if it lacks capacity.
+        # Otherwise GKE makes machines without the accelerator if it lacks capacity.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
     metadata = {**known.document["metadata"], "labels": site.labels}
@@ -63,7 +63,7 @@ def wanted(
 
 
 async def served(api: Api) -> bool:
-    """Return whether the cluster has the kind ComputeClass, which shares its API group."""
+    """Return whether the cluster has ComputeClasses; other kinds have the same API group."""
     try:
         found = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:

@@ -87,9 +87,8 @@ async def preflight(
     """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
-    reservation.
-    *regional* says that the pools may be in any zone of the region; *links*, that the plan links a
-    billing account, which is why billing isn't checked.
+    reservation. *regional* says that the pools may be in any zone of the region. *links* says that
+    the plan links a billing account, so this doesn't check billing.
     """
     found = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
