@@ -19,7 +19,7 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, growing, is_retryable, r
 from kinetic.aio._net.tokens import Credentials, with_token
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
-"""Pauses between two looks at an operation."""
+"""The first and the longest pause between two status requests for an operation, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,11 @@ class GoogleRequest:
 
 
 class OperationFailed(Exception):
-    """A long-running operation ended with an error; it stays within the adapter.
+    """A long-running operation ended with an error; each adapter translates it for users.
 
     ``error`` is Google's own document about it. ``codes`` are its machine-readable reasons, such
-    as ``GCE_STOCKOUT``: compute has them in its errors, container in details and conditions.
+    as ``GCE_STOCKOUT``. The compute API puts them into ``errors``, the container API into
+    ``details`` and conditions.
     """
 
     def __init__(self, operation: Mapping[str, Any]) -> None:
@@ -81,10 +82,10 @@ class GoogleClient:
     """Send requests to Google's APIs on one event loop; close it with `aclose`.
 
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
-    gcloud. *policy* says how long to retry what may pass: 429, 5xx, and failed connections. A
-    retried request may have succeeded before, so a write must be repeatable. *credentials*
-    replace the application-default ones. *look_s* is the first pause between two looks at an
-    operation.
+    gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
+    An earlier try may have succeeded although its answer was lost, so a write must be repeatable.
+    *credentials* replace the application-default ones. *look_s* is the first pause between two
+    status requests for an operation, in seconds.
 
     Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
     `Unavailable` where no server answers. `kinetic.errors` has the last two.
@@ -172,9 +173,9 @@ class GoogleClient:
             query = (*request.query, ("pageToken", str(token)))
 
     async def done(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Follow a long-running operation of any of Google's three shapes to its end.
+        """Wait until a long-running operation of any Google API has ended, and return it.
 
-        Cancelled: the operation continues.
+        Cancelled: the operation continues on Google's side.
 
         Raises:
             OperationFailed: The operation ended with an error.
@@ -193,7 +194,10 @@ class GoogleClient:
 
 
 def _has_ended(operation: Mapping[str, Any]) -> bool:
-    """Return whether it has: ``done`` is google.longrunning's, DONE container's and compute's."""
+    """Return whether *operation* has ended.
+
+    google.longrunning sets ``done``; the container and compute APIs set the status DONE.
+    """
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 
 

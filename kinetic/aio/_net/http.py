@@ -125,19 +125,19 @@ def retry_after(value: str | None) -> float | None:
 
 
 PROBE_S = 15
-"""Seconds of silence before the kernel probes a peer; after twice as long it gives up."""
+"""Seconds of silence before the kernel probes a peer; after twice this time, it disconnects."""
 
 GOODBYE_S = 1.0
 """How long, in seconds, a closing client waits for its sockets to close."""
 
 LOOK_S = 0.002
-"""How often, in seconds, it checks whether they are closed."""
+"""How often, in seconds, a closing client checks whether its sockets are closed."""
 
 
 class Sockets:
     """The sockets and open answers of a client's sessions.
 
-    aiohttp forgets a connection whose request was cancelled during the TLS handshake, and its
+    When a request is cancelled during the TLS handshake, aiohttp forgets the connection, whose
     socket closes later. If the event loop ends first, Python warns of an unclosed socket. A closed
     session also leaves the readers of its answers waiting; `hang_up` wakes them.
     """
@@ -147,7 +147,7 @@ class Sockets:
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     def make(self, address: tuple[Any, ...]) -> socket.socket:
-        """Make a socket that the kernel probes, so that a silent stream notices a dead peer."""
+        """Make a socket with TCP keepalive, so that a read notices when its peer is dead."""
         made = socket.socket(family=address[0], type=address[1], proto=address[2])
         self._made.add(made)
         for level, option, value in (
@@ -164,7 +164,7 @@ class Sockets:
         return made
 
     def read(self, answer: aiohttp.ClientResponse) -> None:
-        """Register *answer*, which `hang_up` ends."""
+        """Register *answer*, so that `hang_up` can end it."""
         self._answers.add(answer)
 
     def hang_up(self) -> None:
@@ -229,7 +229,7 @@ class HttpClient:
         self._closed = False
 
     def check(self) -> None:
-        """Raise an error unless this client can be used here.
+        """Check that this client is open and belongs to the running event loop.
 
         Raises:
             ClientClosed: The client is closed.
@@ -247,7 +247,8 @@ class HttpClient:
     def session(self, limit: int = 0, *, refusals: bool = False) -> aiohttp.ClientSession:
         """Return the session of at most *limit* connections; 0 means no limit.
 
-        With *refusals* its requests raise `HttpError`, for a library that makes the requests.
+        With *refusals*, the session raises `HttpError` for error statuses. Set it for a library
+        that makes its requests on this session.
         """
         import aiohttp
 
@@ -281,7 +282,7 @@ class HttpClient:
         )
 
     async def answered(self, request: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
-        """Return the answer to *request*, whose content is still to be read; `cut` it afterwards.
+        """Return the answer to *request*; the caller reads its content, then calls `cut`.
 
         Raises:
             HttpError: The answer's status is 300 or more.
@@ -316,7 +317,8 @@ class HttpClient:
     ) -> Generator[None]:
         """Translate network failures into kinetic's errors, whose messages begin with *what*.
 
-        *whose* certificate is expected; *advice* helps if the server doesn't answer.
+        *whose* names the expected owner of the certificate. *advice* says what to do if the
+        server doesn't answer.
         """
         import aiohttp
 

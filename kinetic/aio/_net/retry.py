@@ -52,8 +52,9 @@ def growing(
 class RetryPolicy:
     """How long and how often to retry; all in seconds.
 
-    The pause before a retry is random. Its upper bound doubles from ``first_s`` up to
-    ``longest_s``, so clients that failed together don't return together. `retry` gives up
+    The pause before a retry is random, so that clients which failed at the same moment don't
+    all retry at the same moment. Its upper bound doubles from ``first_s`` up to ``longest_s``.
+    `retry` gives up
     ``total_s`` after the first failure and warns after ``quiet_s``.
     """
 
@@ -64,7 +65,10 @@ class RetryPolicy:
 
 
 class Outage:
-    """Warn once that *what* fails, however many calls meet the outage, and once when it works."""
+    """Warn once when calls to *what*, such as a service, fail, and once when they work again.
+
+    All calls to the service share one object, so an outage never logs a warning for each call.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -82,7 +86,7 @@ class Outage:
             logging.warning("%s", self.failing(failure, failing_s))
 
     def end(self) -> None:
-        """Count one failing call less: it succeeded, or gave up."""
+        """Count one failing call less: the call succeeded or gave up."""
         self._failing -= 1
 
     def works(self) -> None:
@@ -120,7 +124,7 @@ async def retry(
     server asks for, that pause replaces the random one.
 
     Raises:
-        Exception: The last failure, once patience ends or a failure doesn't pass.
+        Exception: The last failure, when the time limit ends or *is_passing* rejects a failure.
     """
     try:
         result = await call()
@@ -176,7 +180,7 @@ async def _retried(
 
 
 class _Patience:
-    """tenacity's `wait` and `stop`, for patience that restarts with progress."""
+    """Tell tenacity how long to wait and when to stop; progress restarts the time limit."""
 
     def __init__(
         self, policy: RetryPolicy, outage: Outage, progress: Callable[[], int] | None
@@ -204,7 +208,7 @@ class _Patience:
         return float(wait_s) + random.uniform(0, self._policy.first_s)
 
     def stop(self, state: RetryCallState) -> bool:
-        """Return whether the next attempt would come after the end of patience."""
+        """Return whether the next attempt would come after the time limit of the policy."""
         return self._clock() + state.upcoming_sleep > self._since + self._policy.total_s
 
     def warn(self, state: RetryCallState) -> None:
@@ -226,12 +230,12 @@ def is_definite(error: BackendError) -> bool:
 
 
 def is_answer(error: KineticError) -> bool:
-    """Return whether the other side certainly refused, so that it created nothing."""
+    """Return whether *error* proves that the service refused the request and created nothing."""
     return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_definite(error)
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether a reader should retry: an answer, or space, may come soon."""
+    """Return whether a reader should retry: the store may soon answer, or have space again."""
     if isinstance(error, StoreFull):
         return True
     return isinstance(error, BackendError) and not is_definite(error)
@@ -258,7 +262,8 @@ async def create(
 ) -> bool:
     """Create an object and retry until the store answers; return False if it existed before.
 
-    If a reply is lost, a nonce in the metadata tells this call's object from another writer's.
+    If a reply is lost, a random nonce in the metadata shows whether this call or another writer
+    created the object.
 
     Raises:
         BackendError: The store's answer is final.

@@ -27,8 +27,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY, LATE = 0.2, 0.05
-"""Renew credentials when these fractions of their lifetime are left; requests wait only for the
-late renewal."""
+"""Fractions of the lifetime that are left at the two renewals of credentials. The early renewal
+runs in the background; requests wait only for the late one."""
 
 PAUSE_S = 10.0
 """Seconds between early renewals that fail."""
@@ -60,9 +60,9 @@ class TokenSource(Protocol[T]):
         """Return valid credentials.
 
         Raises:
-            AuthError: There are none.
-            Unavailable: The issuer doesn't answer, or refuses what it issued before.
-            ClientClosed: This was closed.
+            AuthError: There are no credentials.
+            Unavailable: The issuer doesn't answer, or fails after it issued credentials before.
+            ClientClosed: The source is closed.
         """
         ...
 
@@ -82,7 +82,7 @@ async def with_token(
     request: Callable[[T], Awaitable[R]],
     is_refused: Callable[[Exception], bool] = _is_refused,
 ) -> R:
-    """Make *request* with credentials, and once more with others if these are refused."""
+    """Make *request* with credentials; if the server refuses them, repeat it with new ones."""
     shown = await tokens.get()
     try:
         return await request(shown)
@@ -96,7 +96,7 @@ async def with_token(
 class TokenCache(Generic[T]):
     """Cache the credentials that *renew* returns.
 
-    All callers wait for one renewal; cancelling one of them leaves the others waiting. An early
+    Concurrent callers wait for the same renewal; cancelling one caller doesn't stop it. An early
     renewal runs in the background. *name* is the issuer's name in messages.
     """
 
@@ -116,7 +116,7 @@ class TokenCache(Generic[T]):
         self._closed = False
 
     async def first(self) -> None:
-        """Get credentials, and close this if that fails or is cancelled."""
+        """Get the first credentials; if this call fails or is cancelled, close the cache."""
         try:
             await self.get()
         except BaseException:
@@ -191,7 +191,7 @@ class Credentials(TokenCache[str]):
 
     @property
     def whose(self) -> str:
-        """A description of the credentials, once `get` was called."""
+        """A description of the credentials; "unknown" before the first call of `get`."""
         token = self._token
         if token is None:
             return "unknown"
@@ -213,14 +213,14 @@ class Credentials(TokenCache[str]):
     def quota_project(self) -> str | None:
         """The project that pays for requests of a user's login, once `get` was called.
 
-        Without one, Google counts them for the project of gcloud's own client, which hasn't
-        enabled most APIs. https://cloud.google.com/docs/quotas/set-quota-project
+        Without a quota project, Google counts these requests for gcloud's own project, which
+        hasn't enabled most APIs. https://cloud.google.com/docs/quotas/set-quota-project
         """
         data = self._token.service_data if self._token is not None else {}
         return os.environ.get(QUOTA_VARIABLE) or data.get("quota_project_id")
 
     async def aclose(self) -> None:
-        """Cancel a renewal in progress, and close its connections."""
+        """Cancel a renewal in progress, and close all connections to the issuer."""
         await super().aclose()
         await self._http.aclose()
 

@@ -41,15 +41,16 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 DAMAGED_TRIES = 3
-"""How often kinetic transfers content that arrives damaged, or whose upload session is lost, or
-that another process replaces while kinetic reads it."""
+"""The most tries of a transfer whose content is damaged, whose upload session is lost, or whose
+object another process replaces meanwhile."""
 
 LOST = frozenset({308, 410})
-"""An upload session took only a part of the content, or has ended: the upload starts again."""
+"""Statuses which say that an upload session took only a part of the content, or has ended. The
+upload then starts again."""
 
 
 class Verb(enum.Enum):
-    """An operation, and the permissions that it takes."""
+    """An operation on an object: its name in messages, and the IAM permissions that it needs."""
 
     CREATE = ("create", ("storage.objects.create",))
     REPLACE = ("replace", ("storage.objects.create", "storage.objects.delete"))
@@ -60,7 +61,7 @@ class Verb(enum.Enum):
 
 
 class Damaged(WireError):
-    """Content differs between here and the bucket."""
+    """The content in the bucket and the content on this machine have different checksums."""
 
 
 class Replaced(Unavailable):
@@ -102,7 +103,7 @@ class Limits:
 
     A connection without data in either direction for ``idle_s`` counts as dead.
     Content of at most ``piece_bytes`` is uploaded in one request. At most ``transfers``
-    larger ones run at once.
+    larger uploads, and downloads to files, run at once.
     """
 
     connections: int = 64
@@ -114,10 +115,10 @@ class Limits:
 
 
 class Http:
-    """Requests to one bucket, on the event loop that makes the first one.
+    """Requests to one bucket, on the event loop that makes the first request.
 
-    Importing the libraries takes half a second. Construct this in a worker thread to spare the
-    loop that time.
+    The constructor imports libraries, which takes half a second. Call it in a worker thread, so
+    that it doesn't block the event loop.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Http:
 
     @property
     def storage(self) -> Storage:
-        """The library's client, on our connections. It changes the dicts that you pass.
+        """The library's client, on this object's connections. It changes the dicts that you pass.
 
         `Credentials` replaces the library's token cache, which retries refused credentials five
         times, and which cancels all waiting callers when one of them is cancelled. `HttpError`
@@ -172,7 +173,10 @@ class Http:
         progress: Callable[[], int] | None = None,
         large: bool = False,
     ) -> T:
-        """Await ``work()``, and retry temporary failures. A *large* transfer waits for its turn.
+        """Await ``work()``, and retry temporary failures.
+
+        A *large* transfer waits while ``limits.transfers`` others run. *progress* is a counter:
+        when it grows, the time limit of the retries restarts.
 
         Raises:
             HttpError: The server answered with a status in *known*.
@@ -205,14 +209,14 @@ class Http:
             raise explained(refusal, verb, self.place.bucket, name) from None
 
     async def look(self, name: str) -> Described:
-        """Look at an object; this is to be called within `do`."""
+        """Read an object's metadata. Call this only within `do`, which retries and translates."""
         resource = await self.storage.download_metadata(
             self.place.bucket, self.place.object_name(name), timeout=self.timeout
         )
         return Described.from_resource(name, resource)
 
     async def described(self, name: str) -> Described:
-        """Look at an object.
+        """Read an object's metadata, with retries.
 
         Raises:
             NotFound: The object doesn't exist.
@@ -226,7 +230,10 @@ class Http:
 
 
 def forgiving() -> Callable[[Exception], bool]:
-    """Return a test for one operation: retry what may pass, and a spoilt transfer twice."""
+    """Return a function that decides, for one operation, which failures to retry.
+
+    It accepts every temporary failure, but a damaged, lost, or replaced transfer only twice.
+    """
     damaged = itertools.count(1)
 
     def may_pass(failure: Exception) -> bool:
@@ -288,7 +295,7 @@ NONCE = "kinetic-nonce"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """The bucket's entry of one object."""
+    """The metadata that the bucket returns for one object."""
 
     info: ObjectInfo
     crc32c: str

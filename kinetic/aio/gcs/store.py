@@ -20,7 +20,7 @@ T = TypeVar("T")
 FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
 
 TOO_EARLY = 400
-"""The service refuses to set a custom time back."""
+"""The status with which the service refuses to move a custom time back."""
 
 ABSENT = 404
 CHANGED = 412
@@ -71,7 +71,7 @@ class GcsStore:
         *,
         shared: bool = False,
     ) -> bool:
-        """See the port. A body of up to 1 MiB takes one request; a larger one takes two."""
+        """See `Store.create`. A body of up to 1 MiB takes one request; a larger one takes two."""
         used = _text(_now()) if shared else ""
         made = await transfer.write(
             self._http, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
@@ -79,11 +79,11 @@ class GcsStore:
         return made is not None
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """See the port."""
+        """See `Store.begin`."""
         return await transfer.write(self._http, Verb.CREATE, name, body, {}, generation=0)
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """See the port."""
+        """See `Store.replace`."""
         made = await transfer.write(self._http, Verb.REPLACE, name, body, {}, generation=generation)
         if made is None:
             await self._http.described(name)  # raises NotFound if the object was deleted
@@ -91,15 +91,15 @@ class GcsStore:
         return made
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """See the port. Takes two requests at once, one for the metadata and one for the body."""
+        """See `Store.get`. Sends two requests at once: for the metadata, and for the body."""
         return await transfer.get(self._http, name, limit, start)
 
     async def fetch(self, name: str, path: Path) -> None:
-        """See the port. Takes two requests, one after the other."""
+        """See `Store.fetch`. Sends two requests, one after the other."""
         await transfer.fetch(self._http, name, path)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        """See the port. Takes one request for every thousand objects."""
+        """See `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
         params = {"prefix": self._http.place.object_name(prefix), "fields": FIELDS}
 
@@ -116,20 +116,20 @@ class GcsStore:
                 if (name := self._http.place.name(resource["name"])) is not None
             )
             params["pageToken"] = answer.get("nextPageToken") or ""
-        # The service sorts by the bytes of the names in the bucket, which differ a little.
+        # The service sorts by its own form of the names, whose order may differ.
         return sorted(found, key=lambda info: info.name)
 
     async def look(self, name: str) -> ObjectInfo | None:
-        """See the port. Takes one request, which costs less than a listing."""
+        """See `Store.look`. Sends one request, which costs less than a listing."""
         try:
             return (await self._http.described(name)).info
         except NotFound:
             return None
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        """See the port. Takes a request for each object, and sets its custom time to now.
+        """See `Store.renew`. Sends a request for each object, and sets its custom time to now.
 
-        Cancelled: any of the objects may be renewed.
+        Cancelled: some of the objects may be renewed.
         """
         moment, absent = _now(), set[str]()
 
@@ -143,7 +143,7 @@ class GcsStore:
                     {"customTime": _text(moment)},
                     timeout=self._http.timeout,
                 ),
-                known=(ABSENT, TOO_EARLY),  # a client whose clock is ahead was faster
+                known=(ABSENT, TOO_EARLY),  # a client whose clock is ahead set a later time
             )
             if status == ABSENT:
                 absent.add(name)
@@ -152,9 +152,9 @@ class GcsStore:
         return absent
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """See the port. Takes a look at the first object, and a request for each.
+        """See `Store.collect`. Reads the first object's metadata, then sends a request for each.
 
-        Cancelled: any of the objects may be deleted, the first before the others.
+        Cancelled: some of the objects may be deleted, the first before the others.
         """
         there = await self.look(objects[0].name) if objects else None
         if there is not None and there.used != objects[0].used:
@@ -175,9 +175,9 @@ class GcsStore:
         return CHANGED not in statuses
 
     async def delete(self, names: Collection[str]) -> None:
-        """See the port. Takes a request for each object, up to 64 at once.
+        """See `Store.delete`. Sends a request for each object, up to 64 at once.
 
-        Cancelled: any of the objects may be deleted.
+        Cancelled: some of the objects may be deleted.
         """
         await self._each(self._delete, names)
 

@@ -1,7 +1,7 @@
 """Upload and download objects atomically.
 
 Every write carries a precondition, so it can be repeated, and a random nonce in the object's
-metadata. If a reply is lost, the nonce tells the writer whether the object is its own.
+metadata. If a reply is lost, the nonce shows the writer whether it wrote the object.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BLOCK = 4 * 1024 * 1024
 """Bytes to read and check at a time."""
 
 LONG = 8 * 1024 * 1024
-"""Bytes above which memory is joined and checked in a worker thread."""
+"""Content in memory that is longer than this, in bytes, is joined and checked in a thread."""
 
 
 def extended(value: int, content: bytes) -> int:
-    """Return the CRC32C of content with checksum *value*, followed by *content*."""
+    """Return the CRC32C of earlier content, whose checksum is *value*, followed by *content*."""
     return int(CRC32C.extend(value, content))
 
 
@@ -73,7 +73,7 @@ class Content:
 
     @classmethod
     async def of(cls, body: bytes | Path, small: int) -> Content:
-        """Examine *body*; a file of at most *small* bytes is read into memory.
+        """Measure *body* and its checksum; read a file of at most *small* bytes into memory.
 
         Raises:
             BackendError: The file can't be read.
@@ -82,7 +82,7 @@ class Content:
             return cls(len(body), await checksum(body), held=body)
         try:
             with body.open("rb") as opened:
-                # aiofiles.open() loses the file if it is cancelled while it opens it.
+                # If aiofiles.open() is cancelled while it opens a file, the file stays open.
                 file = wrap(opened)
                 held = await file.read(small + 1)
                 if len(held) <= small:
@@ -95,7 +95,7 @@ class Content:
         return cls(size, encoded(value), path=body)
 
     def open(self) -> IO[bytes]:
-        """Open the content for one try.
+        """Open the content for one try of the upload.
 
         Raises:
             BackendError: The file can't be read, or its size has changed.
@@ -129,13 +129,13 @@ async def write(
     generation: int,
     used: str = "",
 ) -> int | None:
-    """Write *name* over *generation*, where 0 means that it doesn't exist.
+    """Write the object *name* if its generation still is *generation*; 0 means: no object yet.
 
-    *used* is the object's custom time, for objects that are collected by age. Returns the new
-    generation, or None if another process was faster.
+    *used* is the object's custom time, for objects that are deleted by age. Returns the new
+    generation, or None if another process wrote or deleted the object first.
 
-    Cancelled: the object is there whole or not at all. The service drops an unfinished upload
-    after a week.
+    Cancelled: the object has been written completely or not at all. The service drops an
+    unfinished upload after a week.
     """
     content = await Content.of(body, http.limits.piece_bytes)
     object_name, nonce = http.place.object_name(name), secrets.token_hex(8)
@@ -176,7 +176,7 @@ async def write(
     try:
         return await http.do(verb, name, once, known=(412,), progress=lambda: furthest, large=large)
     except HttpError:
-        if next(tries) == 1:  # there was one
+        if next(tries) == 1:  # there was only one try, so another process was faster
             return None
     try:  # an earlier try may have written it, and its reply was lost
         there = await http.described(name)
@@ -189,9 +189,9 @@ async def write(
 
 
 async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Object:
-    """Read an object from byte *start* on; one with more than *limit* bytes has an empty body.
+    """Read an object from byte *start* on; return an empty body if that is more than *limit* bytes.
 
-    The service knows only the checksum of the whole, so a part isn't checked.
+    The service knows only the checksum of the whole object, so a part of it isn't checked.
     """
 
     async def read() -> tuple[int, bytes | None]:
@@ -280,7 +280,7 @@ async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
             yield file
             await file.close()
         except BaseException:
-            with contextlib.suppress(OSError):  # what it still holds doesn't fit either
+            with contextlib.suppress(OSError):  # on a full disk, flushing the buffer fails again
                 opened.close()
             os.unlink(path)
             raise
@@ -292,7 +292,7 @@ def _create_private(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _translated_disk_errors(path: Path) -> Generator[None]:
-    """Turn failures of the disk into kinetic's error; `Http.do` would blame the network."""
+    """Turn disk errors into `BackendError`; `Http.do` would report them as network failures."""
     try:
         yield
     except BackendError:
