@@ -39,16 +39,16 @@ HOST = "cloudbuild.googleapis.com"
 LIBRARY = "google.cloud.devtools.cloudbuild_v1"
 DOCKER = "gcr.io/cloud-builders/docker"
 TIMEOUT_S = 3600
-"""How long Cloud Build lets a build run."""
+"""How long Cloud Build lets a build run, in seconds."""
 
 CALL_S = 30.0
-"""How long one call to Cloud Build may take."""
+"""The timeout of one call to Cloud Build, in seconds."""
 
 LOG_S = 5.0
-"""How long one reading of the log may take; the build doesn't depend on it."""
+"""The timeout of one read of the log, in seconds; a failed read doesn't fail the build."""
 
 SHOWN, SHOWN_CHARACTERS = 20, 400
-"""How many of the log's last lines an error shows, and how much of each."""
+"""How many of the log's last lines an error shows, and how many characters of each line."""
 
 
 class BuildLog:
@@ -203,11 +203,12 @@ def explained_call(failure: Exception, project: str) -> BackendError | BuildErro
 class Builder:
     """Build images with Cloud Build in the project of *places*.
 
-    *store*, a bucket or a folder of one, holds contexts while they are built, and logs.
-    *credentials* None sends no token. *emulator* is ``host:port`` of a server without TLS to
-    use instead of Google's. *hub* tells whether the project has Docker Hub credentials, with which
-    builds then log in; None: it has none. *look* gives the first and the longest pause between two
-    looks at a build, and *patience* how long to retry a call; all in seconds.
+    *store*, a bucket or a folder in a bucket, holds each build's context until the build ends, and
+    the logs. If *credentials* is None, calls carry no token. *emulator* is ``host:port`` of a
+    server without TLS to use instead of Google's. *hub* returns whether the project has Docker Hub
+    credentials, which builds then use; None means that it has none. *look* has the first and the
+    longest pause between two status requests, and *patience* is how long to retry a call; all in
+    seconds.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class Builder:
             AuthError: A permission is missing.
             Unavailable: Cloud Build or the store doesn't answer.
 
-        Cancelled: the build is cancelled, and its context is deleted.
+        Cancelled: kinetic also cancels the build in Cloud Build, and deletes its context.
         """
         # Each build has its own name, so two builds of one image never share a context.
         name = f"kinetic-{uuid.uuid4().hex}"
@@ -268,14 +269,14 @@ class Builder:
         except BuildError:
             raise  # Cloud Build refused the build, or it is over
         except BaseException:
-            # It may take a call that is in progress, and one with retries for each step.
+            # Cancelling first waits for the call in progress, then makes calls with retries.
             grace = 2 * (CALL_S + self._policy.total_s)
             cancelling = self._cancel(ordering, name)
             await release(cancelling, what=f"cancelling the build of {uri}", grace=grace)
             raise
 
     async def _cancel(self, ordering: asyncio.Task[Any], name: str) -> None:
-        """Cancel the build of *ordering*, and the builds tagged *name* whose replies were lost."""
+        """Cancel the build that *ordering* requests, and builds tagged *name* with lost replies."""
         await asyncio.wait({ordering})
         if ordering.exception() is None:
             await self._cancel_build(str(ordering.result().metadata.build.id))
@@ -346,12 +347,12 @@ class Builder:
         return self._client
 
     async def aclose(self) -> None:
-        """Close the connection; end all calls of `build` first."""
+        """Close the connection; all calls of `build` must have ended before."""
         if self._client is not None:
             await self._client.transport.close()
 
     def _build_request(self, uri: str, name: str, source: str) -> dict[str, Any]:
-        """Return the build as Cloud Build takes it."""
+        """Return the request for a build, in the form that Cloud Build's API expects."""
         bucket, _, folder = self._store.url.partition("://")[2].partition("/")
         folder = f"{folder.rstrip('/')}/" if folder else ""
         return {
@@ -367,7 +368,7 @@ class Builder:
 
 
 def _new_client(library: Any, emulator: str) -> Any:
-    """Return a client on its own channel; each call carries the token."""
+    """Return a client whose connection has no credentials: each call carries its access token."""
     grpc: Any = importlib.import_module("grpc")
     if emulator:
         channel = grpc.aio.insecure_channel(emulator)

@@ -34,7 +34,7 @@ COMMAND = ("python3",)
 """The command that starts Python in every image."""
 
 BELIEVED_S = 600.0
-"""How long, in seconds, kinetic doesn't check again for an image or object that it has found."""
+"""How long, in seconds, kinetic assumes that an image or object it has found still exists."""
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
 SECRETS = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
@@ -48,9 +48,9 @@ class ContainerImages:
     *jobs* is the store of jobs. *builds*, a bucket or a folder of one, holds the contexts of
     builds and their logs; `aclose` closes it. ``CLOUD_BUILD_EMULATOR_HOST`` and
     ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
-    without credentials. A builder that isn't Google's gets no Docker Hub credentials, unless a
-    variable of gcloud names another Secret Manager. *look* and *patience* are those of `Builder`.
-    *wheel* makes kinetic's wheel; by default that of the running kinetic.
+    without credentials. An emulated Cloud Build gets no Docker Hub credentials, unless a variable
+    of gcloud also replaces Secret Manager. *look* and *patience* are passed to `Builder`.
+    *wheel* makes kinetic's wheel; by default, the wheel of the running kinetic.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ContainerImages:
         self._closed = False
 
     async def resolve(self, request: ImageRequest) -> Image:
-        """Return the image of *request*; build a bundled one that its registry lacks.
+        """Return the image of *request*; build a bundled image if its registry lacks it.
 
         Raises:
             PackError: The dependencies can't be read, or exist on this machine only.
@@ -93,9 +93,9 @@ class ContainerImages:
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
-            ClientClosed: This was closed.
+            ClientClosed: This object was closed.
 
-        Cancelled: the build is cancelled, unless another call here waits for the same image. The
+        Cancelled: the build is cancelled, unless another call of this object waits for it. The
         dependencies of a prebuilt image may stay in the store, where jobs share them.
         """
         match request.mode:
@@ -109,7 +109,7 @@ class ContainerImages:
     async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
         """Build *context* and push it as *uri*; return whether a build ran.
 
-        An image that is there already stays, unless *again* asks for a new build.
+        If the registry has the image, no build runs, unless *again* asks for a new build.
 
         Raises:
             ConfigurationError: Cloud Build can't push there, or no project is configured.
@@ -142,9 +142,9 @@ class ContainerImages:
         )
 
     async def _share_build(self, plan: Plan) -> None:
-        """Wait for the build of *plan*, which all calls for one image share.
+        """Wait for the build of *plan*, which all calls for the same image share.
 
-        If all of them are cancelled, the build is cancelled.
+        If all these calls are cancelled, the build is cancelled.
         """
         if self._closed:
             raise ClientClosed("the client that builds images is closed; open another")
@@ -196,7 +196,10 @@ class ContainerImages:
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
 
     async def _check_published(self, uri: str) -> None:
-        """Ask Google's registries for a base image; others may hide it from this machine."""
+        """Check that a base image exists in Google's registry; don't ask other registries.
+
+        Another registry may hide the image from this machine, although the cluster can pull it.
+        """
         if not self._can_ask(uri):
             return
         try:
@@ -250,10 +253,10 @@ def _show(line: str, building: Step) -> None:
 
 
 def named_repo(repo: str | None) -> str:
-    """Return *repo*, the place of base images.
+    """Return *repo*, the repository of base images, if it is configured.
 
     Raises:
-        ConfigurationError: None is configured.
+        ConfigurationError: No repository is configured.
     """
     if not repo:
         raise ConfigurationError(
@@ -286,7 +289,7 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
 
 
 def started_from(environ: Mapping[str, str]) -> str:
-    """Return the image that images are built from, such as a mirror of the public one.
+    """Return the Python image from which kinetic builds images: the public one, or a mirror.
 
     Raises:
         ConfigurationError: ``KINETIC_PYTHON_IMAGE`` isn't a valid name of an image.

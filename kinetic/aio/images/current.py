@@ -33,7 +33,7 @@ READY = "kinetic-ready"
 """The file that marks a complete environment."""
 
 LOOK_S = 0.1
-"""How often to try the lock of an environment that another process is creating."""
+"""Seconds between two tries to lock an environment that another process is creating."""
 
 SHOWN = 20
 """How many of uv's last lines an error shows."""
@@ -43,7 +43,7 @@ class CurrentInterpreter:
     """`kinetic.aio.ports.Images` without containers.
 
     *home* is the folder whose cache has the environments, `configuration.home` by default.
-    *wheel* makes kinetic's wheel, by default that of the running kinetic.
+    *wheel* makes kinetic's wheel; by default, the wheel of the running kinetic.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class CurrentInterpreter:
         self._logged: set[str] = set()
 
     async def resolve(self, request: ImageRequest) -> Image:
-        """Return this interpreter; for "prebuilt", one with the project's dependencies and kinetic.
+        """Return the running interpreter or, for "prebuilt", an environment's interpreter.
 
-        Nothing else is installed there. Packages that a cluster's base image contains, such as JAX,
-        must be among the dependencies.
+        The environment has only kinetic and the project's dependencies. These must include
+        packages that a cluster's base image contains, such as JAX.
 
         Raises:
             ConfigurationError: A container image was requested, or uv is missing.
             PackError: The dependencies can't be read, or exist on this machine only.
             BuildError: uv failed; the message has its last lines.
 
-        Cancelled: uv is killed; the next call starts again.
+        Cancelled: uv is killed; the next call creates the environment from the beginning.
         """
         if request.mode == "bundled":
             return Image(uri="", command=(sys.executable,))
@@ -139,11 +139,11 @@ class CurrentInterpreter:
             )
 
     async def aclose(self) -> None:
-        """Do nothing; this holds nothing."""
+        """Do nothing: there is nothing to close."""
 
 
 def _name(wheel: Wheel, requirements: str) -> str:
-    """Return the folder of an environment; its hash covers everything that decides its content."""
+    """Return the name of an environment's folder: a hash of all that determines its content."""
     python, version = os.path.realpath(sys.executable), platform.python_version()
     parts = (python, version, platform.machine(), wheel.name, requirements)
     whole = hashlib.sha256("\n".join(parts).encode() + wheel.content).hexdigest()
@@ -157,7 +157,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 
 def find_uv(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of uv: on the PATH, or of the package that pip installs.
+    """Return the path of uv: on the PATH, or in the Python package uv.
 
     Raises:
         ConfigurationError: uv isn't installed.
@@ -177,7 +177,7 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextlib.asynccontextmanager
 async def _locked(file: Path) -> AsyncGenerator[None]:
-    """Hold a lock that the kernel frees when this process ends."""
+    """Hold an exclusive lock on *file*, which the kernel releases if this process dies."""
     make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,7 @@
 """Find a project's dependencies and filter them for an image.
 
 The result is a requirements file whose lines stay as the project wrote them. `packaging` parses
-each line, only to see which package it names and where that comes from.
+each line, only to see which package it names and where the package comes from.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def find_dependencies(
 ) -> Dependencies:
     """Read the nearest dependency file from *entry_dir* up to *root*.
 
-    In each folder requirements.txt counts before a pyproject.toml with a ``[project]`` table.
+    In each folder, requirements.txt takes precedence over a pyproject.toml, which must have a
+    ``[project]`` table.
 
     Raises:
         PackError: A file can't be read, or names what exists on this machine only; ``culprit``
@@ -170,7 +171,7 @@ def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependen
                 "this package."
             )
         elif line.package == "kinetic-aio":
-            pass  # the job has the version that submits it
+            pass  # the job gets the version of kinetic that submits it
         elif line.package in ACCELERATOR_PACKAGES and not (own_accelerator or line.keeps):
             notices.append(
                 f"{where}: {line.bare!r} is left to the image, which has the {line.package} of "
@@ -196,10 +197,10 @@ def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A line of a requirements file, with those that backslashes join to it.
+    """A line of a requirements file, with the following lines that backslashes join to it.
 
-    ``bare`` has no comments. ``package`` is the normalized name that the line asks for, if any.
-    ``place`` is the file or URL it points to; None if an index decides.
+    ``bare`` has no comments. ``package`` is the normalized name of the package that the line
+    requests, if any. ``place`` is the file or URL that the line names; None if an index has it.
     """
 
     number: int
@@ -248,7 +249,10 @@ def _parsed(number: int, written: list[str]) -> _Line:
 
 
 def _option(bare: str) -> tuple[str, str]:
-    """Split ``--name=value``, ``--name value``, or ``-nvalue``; a requirement has no option."""
+    """Split ``--name=value``, ``--name value``, or ``-nvalue`` into option and value.
+
+    For a requirement, the option is empty.
+    """
     if not bare.startswith("-"):
         return "", bare
     if not bare.startswith("--"):

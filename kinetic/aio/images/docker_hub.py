@@ -17,14 +17,17 @@ USERNAME, TOKEN = "dockerhub-username", "dockerhub-token"
 """The names of the two secrets."""
 
 RETRY_S = 10.0
-"""How long to retry the question whether the secrets exist."""
+"""How long to retry the request for the token's secret, in seconds."""
 
 _VARIABLES = {USERNAME: "DOCKERHUB_USERNAME", TOKEN: "DOCKERHUB_TOKEN"}
 _LOGIN = 'docker login --username "$$DOCKERHUB_USERNAME" --password-stdin <<< "$$DOCKERHUB_TOKEN"'
 
 
 async def is_known(project: str, environ: Mapping[str, str]) -> bool:
-    """Return whether *project* has a Docker Hub token that you may see, by one request."""
+    """Return whether *project* has an enabled Docker Hub token that you may read.
+
+    This sends one request.
+    """
     google = GoogleClient(environ, RetryPolicy(total_s=RETRY_S), idle_s=RETRY_S)
     path = f"/v1/{_version(urllib.parse.quote(project, safe=''), TOKEN)}"
     try:
@@ -38,7 +41,10 @@ async def is_known(project: str, environ: Mapping[str, str]) -> bool:
 
 
 def login(project: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the step of a build that logs in, in *image*, and the secrets that it reads."""
+    """Return a build step that logs in to Docker Hub, and the secrets that the step reads.
+
+    The step runs in *image*.
+    """
     variables = [*_VARIABLES.values()]
     step = {"name": image, "entrypoint": "bash", "args": ["-c", _LOGIN], "secret_env": variables}
     secrets = [

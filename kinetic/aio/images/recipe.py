@@ -26,7 +26,7 @@ from kinetic.errors import ConfigurationError
 
 DISTRIBUTION = "kinetic-aio"
 PACKAGE = Path(__file__).parents[2]
-"""The folder of kinetic; ``_runner`` in it links to the runner in a clone."""
+"""The folder of the package kinetic; in a git clone, ``_runner`` in it is a symbolic link."""
 
 RUNNER_NEEDS = ("absl-py>=2.1", "cloudpickle>=3.1.1", "google-cloud-storage>=2.18")
 """The runner's libraries."""
@@ -34,10 +34,10 @@ RUNNER_NEEDS = ("absl-py>=2.1", "cloudpickle>=3.1.1", "google-cloud-storage>=2.1
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {"cpu": "jax", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}
 )
-"""The categories of images, and the JAX of each."""
+"""The categories of images, and the requirement that installs JAX in each."""
 
 JAX = "0.10.2"
-"""The JAX of every image that this release builds: the newest one for all Pythons it supports."""
+"""The version of JAX in every image: the newest that supports all Pythons of this release."""
 
 PYTHON_IMAGE = "python:{python}-slim"
 """The image to start from, Debian with Python; ``{python}`` becomes the minor version."""
@@ -60,13 +60,14 @@ _OWNED = (
     f'find "$(python3 -c \'import sysconfig; print(sysconfig.get_path("data"))\')"'
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
-"""A job on a base image installs its dependencies; without this only root may write them."""
+"""A job on a base image installs its own dependencies. This command lets its user write them;
+without it, only root may."""
 
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
     " PATH=$PATH:/usr/local/nvidia/bin"
 )
-"""GKE mounts the driver there; without this no package finds ``libcuda.so.1``."""
+"""GKE mounts the GPU driver in these folders; without them, no package finds ``libcuda.so.1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,8 @@ class Plan:
 
     ``image`` is its name, without a registry if no project is configured. ``context`` has
     everything that the image is built from, by path, including ``Dockerfile``; it is empty for
-    your own image. ``requirements`` is what the image installs, or for a base image what
-    the job installs, and ``source`` the file that lists it.
+    your own image. ``requirements`` lists the packages that the image installs or, with a base
+    image, the job. ``source`` is the file that they come from.
     """
 
     image: str
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def dockerfile(self) -> str:
-        """Its Dockerfile; empty for your own image."""
+        """The image's Dockerfile; empty for your own image."""
         return self.context.get("Dockerfile", b"").decode()
 
     @property
@@ -115,7 +116,7 @@ def bundled_plan(
     """Plan the image of *request* with the dependencies *found*.
 
     Its name is *place* with a tag made from its content: the tag changes if and only if the
-    content does. An empty *place* leaves the tag alone.
+    content does. If *place* is empty, the name is only the tag.
     """
     context = image_context(
         request.category, request.python, found, wheel=wheel, python_image=python_image
@@ -140,8 +141,8 @@ def image_context(
 ) -> dict[str, bytes]:
     """Return everything that an image is built from, by its path in the context.
 
-    Without dependencies *found* it is a base image. *wheel* is kinetic's, by default that of the
-    running kinetic. *python_image* is the image to start from, see `PYTHON_IMAGE`.
+    Without the dependencies *found*, the result is a base image. *wheel* is kinetic's wheel, by
+    default of the running kinetic. *python_image* is the image to start from, see `PYTHON_IMAGE`.
     """
     found = found or Dependencies()
     wheel = wheel or installed_wheel()
@@ -197,7 +198,7 @@ def package_files(package: Path) -> dict[str, bytes]:
     """Return the files of the package in folder *package*, without bytecode; reads the disk."""
     return {
         path.relative_to(package.parent).as_posix(): path.read_bytes()
-        for folder, _, names in os.walk(package, followlinks=True)  # to the runner in a clone
+        for folder, _, names in os.walk(package, followlinks=True)  # in a clone, _runner is a link
         for path in (Path(folder, name) for name in names)
         if path.suffix not in (".pyc", ".pyo")
     }
@@ -222,7 +223,7 @@ def installed_wheel() -> Wheel:
 
 
 def wheel(files: Mapping[str, bytes], version: str, about: Mapping[str, str]) -> Wheel:
-    """Make kinetic's wheel of *files* and the texts *about* it; pure.
+    """Make kinetic's wheel from *files* and the metadata files *about* it. No I/O.
 
     The same input gives the same bytes on every machine: nothing is compressed, because
     libraries compress differently, and every entry has the oldest time that a zip can name.
@@ -240,7 +241,7 @@ def wheel(files: Mapping[str, bytes], version: str, about: Mapping[str, str]) ->
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path, body in entries.items():
             entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3  # Unix, wherever it is made
+            entry.create_system = 3  # Unix, whatever system makes the wheel
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, body)
     return Wheel(f"{stem}-{tag}.whl", buffer.getvalue())

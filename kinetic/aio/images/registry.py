@@ -35,7 +35,7 @@ class Places:
 
 
 def places(target: configuration.Target, registry: str = "") -> Places:
-    """Return the places of *target*'s cluster; *registry* replaces the project's own host.
+    """Return where images for *target*'s cluster go; *registry* replaces Google's host.
 
     Raises:
         ConfigurationError: No project is configured.
@@ -73,9 +73,9 @@ def manifest_url(uri: str, *, scheme: str = "https") -> str:
 
 
 class Registry:
-    """Ask registries for images, with Google's access token.
+    """Ask registries whether they have an image, with an access token of Google.
 
-    The host *plain* gets no token and is asked without TLS. *patience* is how long to retry a
+    Requests to the host *plain* use no token and no TLS. *patience* is how long to retry a
     request, in seconds.
     """
 
@@ -91,11 +91,11 @@ class Registry:
     async def has(self, uri: str) -> bool:
         """Return whether the registry has the image *uri*, by one request.
 
-        False is certain. An unexpected answer raises an error, because treating it as False would
-        start a needless build.
+        Returns False only if the registry says that it lacks the image. Any other answer raises an
+        error, because False would start a needless build.
 
         Raises:
-            AuthError: The registry doesn't let you look.
+            AuthError: The registry refuses access to its images.
             Unavailable: The registry doesn't answer.
             BackendError: The registry gives another answer.
         """

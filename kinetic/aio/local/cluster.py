@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinetic.aio.local.supervisor import Connection
 
 TAIL_BYTES = 2 << 20
-"""Maximum distance of a tail from the end of the log: a job can write a line of any length."""
+"""How far before the end of a log `tail_offset` looks for lines, which may have any length."""
 
 BLOCK = 1 << 16
 
@@ -68,7 +68,9 @@ KEY_BYTES = 32
 
 
 def root_key(home: Path) -> bytes:
-    """Return the key in *home*; the first caller makes it, and all callers get the same.
+    """Return the secret key in the folder *home*; the first caller creates it.
+
+    Concurrent callers, in this process or others, all get the same key.
 
     Raises:
         ValueError: The file is damaged.
@@ -84,7 +86,7 @@ def root_key(home: Path) -> bytes:
         try:
             with open(fd, "wb") as file:
                 file.write(os.urandom(KEY_BYTES))
-            os.link(draft, path)  # a complete file, or that of another process
+            os.link(draft, path)  # atomic; fails if another process has made the key
         except FileExistsError:
             pass
         finally:
@@ -111,7 +113,7 @@ class LocalCluster:
     *runner* is the folder of the runner's code, kinetic's own by default.
 
     Raises:
-        ConfigurationError: Neither Linux nor macOS.
+        ConfigurationError: This machine has neither Linux nor macOS.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class LocalCluster:
         self._fresh = _wants_fresh(environ)
 
     def _report(self, seen: Observation) -> None:
-        """Warn that the jobs of a submission have to wait, once for each cause."""
+        """Log why a job has to wait, once for each cause and submission."""
         submission = seen.labels.get(SUBMISSION, seen.name)
         cause = submission, seen.message.partition(":")[0]
         if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
@@ -167,7 +169,10 @@ class LocalCluster:
             )
 
     async def _learned(self) -> str:
-        """Return the runner's edition; concurrent callers continue in the order of their calls."""
+        """Return the edition, a version of the runner's code that the supervisor compares.
+
+        Concurrent callers continue in the order of their calls.
+        """
         from kinetic._supervisor.protocol import edition
 
         if self._learning is None:
@@ -175,7 +180,7 @@ class LocalCluster:
         return await asyncio.shield(self._learning)
 
     def _header(self, job: JobSpec) -> dict[str, Any]:
-        """Return the fields of *job* that the supervisor reads; it doesn't read the order."""
+        """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
         resources, order = job.resources, job.order
         return {
             "op": "launch",
@@ -204,7 +209,7 @@ class LocalCluster:
     ) -> None:
         """Stop and forget jobs by name, or all that carry *labels*.
 
-        A running one gets SIGTERM and its grace before its whole tree is killed.
+        A running job gets SIGTERM. After its grace period, its whole process tree is killed.
         """
         header: dict[str, Any] = {"op": "delete", "names": [*names]}
         if labels is not None:
@@ -218,7 +223,7 @@ class LocalCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs consistently; without *names* and *labels*, all jobs."""
+        """Return the states of jobs at one moment; without *names* and *labels*, of all jobs."""
         header: dict[str, Any] = {"op": "find", "names": [*names]}
         if labels is not None:
             header["labels"] = dict(labels)
@@ -231,7 +236,7 @@ class LocalCluster:
 
         Raises:
             Unavailable: The first connection to a supervisor failed.
-            ClientClosed: This was closed.
+            ClientClosed: This object was closed.
         """
         from kinetic.aio.local.supervisor import Lost, open_connection
 
@@ -250,7 +255,7 @@ class LocalCluster:
             met, missing = True, set(known)
             self._watches.add(connection)
             try:
-                self._check()  # this may have been closed meanwhile
+                self._check()  # this object may have been closed meanwhile
                 connection.send({"op": "watch", "labels": dict(labels)})
                 while True:
                     message = await connection.event()
@@ -278,13 +283,13 @@ class LocalCluster:
     ) -> AsyncGenerator[str]:
         """Yield the lines of the job's output; with *follow*, until the job has ended.
 
-        A line of more than 1 MiB comes in pieces. The log stays until the job is deleted, even if
+        A line of more than 1 MiB is split. The log exists until the job is deleted, even if
         the supervisor has forgotten the job.
 
         Raises:
             NotFound: There is no such job.
             BackendError: The log can't be read, or the supervisor can't be reached.
-            ClientClosed: This was closed.
+            ClientClosed: This object was closed.
         """
 
         from kinetic._supervisor.protocol import Places
@@ -295,7 +300,7 @@ class LocalCluster:
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            ended.add_done_callback(_noted)  # the reader may have stopped when it fails
+            ended.add_done_callback(_noted)  # nobody awaits the task if the reader has stopped
         fd = -1
         pause = FIRST_PAUSE_S
         pieces = LogPieces()
@@ -331,7 +336,7 @@ class LocalCluster:
         """Connect to *port* of this machine's loopback, which jobs share.
 
         Raises:
-            NotFound: No such job is running, or *host* is not its only one.
+            NotFound: No such job is running, or *host* isn't 0: a local job has one host.
             Unavailable: No process listens on the port.
         """
         found = await self.find(names=[name])
@@ -358,14 +363,14 @@ class LocalCluster:
             ) from exc
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep nothing: on this machine it would be a plain file.
+        """Do nothing: on this machine, a secret would be stored in a plain file.
 
-        The process that submits a batch has *content* in memory, and so does the supervisor
-        for the jobs that it has accepted.
+        The process that submits a batch has *content* in memory. The supervisor also has it in
+        memory, for the jobs that it has accepted.
         """
 
     async def secret(self, name: str) -> bytes:
-        """Raise `NotFound`, because nothing is kept.
+        """Raise `NotFound`: the local platform stores no secrets.
 
         Raises:
             NotFound: Always.
@@ -373,10 +378,10 @@ class LocalCluster:
         raise NotFound(f"there is no secret {name!r}: this machine keeps none")
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Do nothing: no secret is kept."""
+        """Do nothing: the local platform stores no secrets that could be deleted."""
 
     async def finish(self, name: str, fence: int) -> None:
-        """Do nothing: no secret is kept."""
+        """Do nothing: the local platform stores no secret of a batch that could be deleted."""
 
     async def aclose(self) -> None:
         """Disconnect from the supervisor; jobs keep running."""
@@ -397,9 +402,9 @@ class LocalCluster:
             )
 
     async def _ask(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        """Return the answer of this supervisor or, if it dies meanwhile, of the next one.
+        """Send a request and return the answer; if the supervisor dies, ask the next supervisor.
 
-        It is safe to repeat any request, because requests name their jobs.
+        Every request can be repeated safely, because it names its jobs.
         """
         from kinetic.aio.local.supervisor import Lost
 
@@ -440,7 +445,10 @@ def _noted(task: asyncio.Task[Any]) -> None:
 
 
 def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
-    """Parse ``KINETIC_LOCAL_FRESH``; None if it is unset."""
+    """Return whether every job needs a new interpreter instead of a fork; None: decide by job.
+
+    ``KINETIC_LOCAL_FRESH`` decides; without it, macOS needs new interpreters.
+    """
     value = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
     if value:
         return value not in ("0", "false", "no", "off")
@@ -449,7 +457,7 @@ def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
 
 
 def _must_be_fresh(environment: Mapping[str, str]) -> bool:
-    """Return whether an interpreter reads one of these at its start; a fork wouldn't read it."""
+    """Return whether *environment* has variables that only a new interpreter reads, not a fork."""
     return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
 
 
@@ -460,7 +468,7 @@ def _gpus(accelerator: Accelerator) -> int:
 
 @contextlib.contextmanager
 def _legible(name: str, path: Path) -> Generator[None]:
-    """Translate errors of the file system about a log."""
+    """Translate errors of the file system into kinetic's error about the log of job *name*."""
     try:
         yield
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""A store in a directory: of this machine, or on a volume that a cluster's nodes also mount."""
+"""A store in a directory of this machine, or on a volume that a cluster's nodes also mount."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FIRST = 1
 """The generation of an object that was never replaced."""
 
 SMALL_BYTES = 256 * 1024
-"""Up to this size a request runs on the loop, which is faster than a thread.
+"""Bodies up to this size are read and written on the event loop, which is faster than a thread.
 
-A shared volume may be slow, so its requests always run in a thread.
+A shared volume may be slow, so requests to it always run in a thread.
 """
 
 
@@ -42,7 +42,7 @@ class DirectoryStore:
 
     With *shared*, pods of a cluster mount the directory at the same path.
 
-    A method that changes the store has finished when it returns, even if it is cancelled, so
+    If a method that changes the store is cancelled, it finishes the change before it returns, so
     the caller can undo the change.
     """
 
@@ -137,12 +137,12 @@ class DirectoryStore:
         await asyncio.sleep(0)
 
     async def _quickly(self, work: Callable[[], T]) -> T:
-        """Run a small reading call."""
+        """Run a short read: in a thread if the volume is shared, else on the event loop."""
         return await _in_thread(work) if self._shared else work()
 
     @contextmanager
     def _translated(self, name: str) -> Generator[None]:
-        """Translate errors of the file system, with the place and a remedy."""
+        """Translate errors of the file system into kinetic's, which name the file and a remedy."""
         try:
             yield
         except KeyError:
@@ -172,7 +172,7 @@ class DirectoryStore:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run a reading call in a thread; a cancelled caller doesn't wait for it."""
+    """Run the read *work* in a thread; a cancelled caller doesn't wait for the thread."""
     return await anyio.to_thread.run_sync(work)
 
 

@@ -1,4 +1,4 @@
-"""A connection to the local supervisor, in the event loop."""
+"""Connect to the local supervisor, the process that runs this user's jobs on this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SupervisorError(OSError):
 
 
 def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
-    """Connect to the supervisor of *home*; start one if none runs.
+    """Connect to the supervisor of the folder *home*; start a supervisor if none runs. Blocks.
 
     Raises:
         SupervisorError: The supervisor can't be reached or started.
@@ -51,10 +51,10 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
         try:
             return _dial(places)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-            pass  # none runs, or it has just ended
+            pass  # no supervisor runs, or it has just ended
         except OSError as exc:
             raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
-        time.sleep(pause)  # the last supervisor has just ended, which is rare
+        time.sleep(pause)  # 0 s at first; later, the supervisor that was started has just ended
         pause = pause * 2 or 0.02
         if not _start(home, places, environ, until):
             break
@@ -81,7 +81,7 @@ def _dial(places: Places) -> socket.socket:
 
 
 def _start(home: Path, places: Places, environ: Mapping[str, str], until: float) -> bool:
-    """Start a supervisor and wait until one listens; return False after *until*.
+    """Start a supervisor and wait until it listens; return False if *until* has passed.
 
     Raises:
         SupervisorError: The supervisor reports that it can't work.
@@ -94,7 +94,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
     ready, theirs = os.pipe()
     try:
         package = Path(__file__).parents[3]
-        # -S: it needs only the standard library and this package, which PYTHONPATH names.
+        # -S: the supervisor needs only the standard library and kinetic, which PYTHONPATH names.
         argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(theirs)]
         process = subprocess.Popen(
             argv,
@@ -122,7 +122,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
 
 
 def _collect(process: subprocess.Popen[bytes]) -> None:
-    """Collect the first process, which ends when it has forked the supervisor."""
+    """Reap *process*, which ends as soon as it has forked the supervisor."""
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ def _collect(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_line(fd: int, until: float) -> dict[str, Any]:
-    """Read the line that a starting supervisor writes; empty if it died, or after *until*."""
+    """Return the JSON line that a starting supervisor writes; empty if it dies or is too late."""
     line = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -167,7 +167,7 @@ class Lost(ConnectionError):
 
 
 class Connection(asyncio.Protocol):
-    """A connection with concurrent requests, or with the messages of a watch."""
+    """A connection to the supervisor, for concurrent requests or for the messages of a watch."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(Lost("the local supervisor has ended"))
-                answer.exception()  # the caller may have been cancelled
+                answer.exception()  # marks it as retrieved: the caller may have been cancelled
         self._answers.clear()
         self._wake()
 
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
     def ask(self, header: Mapping[str, Any], body: bytes = b"") -> asyncio.Future[dict[str, Any]]:
         """Send a request; the future returns the answer, or raises `Lost`.
 
-        Requests of one turn of the loop are sent together.
+        Requests that are made in the same turn of the event loop are sent together.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -249,13 +249,13 @@ class Connection(asyncio.Protocol):
         return self._events.popleft()
 
     def close(self) -> None:
-        """End the connection; the loop does so in its next turn."""
+        """Send what is left, and drop the connection in the next turn of the event loop."""
         self._flush()
         if self._transport is not None:
             self._transport.abort()
 
     async def aclose(self) -> None:
-        """End the connection."""
+        """Drop the connection, and wait until it is closed."""
         self.close()
         await self._over.wait()
 
@@ -270,13 +270,13 @@ class Connection(asyncio.Protocol):
 
 
 async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
-    """Connect to the supervisor of *home*; start one if none runs.
+    """Connect to the supervisor of the folder *home*; start a supervisor if none runs.
 
     Raises:
         Unavailable: The supervisor can't be reached.
 
     Cancelled:
-        A supervisor may have started; it ends when it is idle.
+        A supervisor may have started; it ends by itself when it is idle.
     """
     loop = asyncio.get_running_loop()
     for _ in range(5):
@@ -310,7 +310,8 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
 class Running:
     """A running supervisor: its process, its log, and its number of jobs by phase.
 
-    ``protocol`` is its version. ``jobs`` is empty for a version other than this client's.
+    ``protocol`` is the version of its protocol. ``jobs`` is empty if this client has another
+    version.
     """
 
     pid: int
@@ -320,7 +321,7 @@ class Running:
 
 
 async def running(home: Path) -> Running | None:
-    """Return the supervisor of *home*, None if none runs; start none.
+    """Return the running supervisor of the folder *home*, or None. Never start a supervisor.
 
     Raises:
         Unavailable: The supervisor doesn't answer.
@@ -352,7 +353,7 @@ async def running(home: Path) -> Running | None:
 
 
 async def end(one: Running) -> None:
-    """Stop a supervisor and its jobs, and wait for its end.
+    """Stop a supervisor and its jobs, and wait until its process has ended.
 
     Raises:
         Unavailable: The supervisor still runs after 30 s.
