@@ -65,7 +65,9 @@ class Section:
         return Path(str(section.get("command") or "")).name
 
     def pem(self, name: str) -> str | None:
-        """Return certificates or a key, inline in base64 or from a file; None without either.
+        """Return the PEM of certificates or of a key; None if the section has none.
+
+        The section has it inline, in base64, or names a file.
 
         Raises:
             ValueError: The base64 is broken, or the file can't be read.
@@ -158,7 +160,7 @@ def _found(merged: ConfigNode, name: str) -> Context:
 
 
 REREAD_S = 60.0
-"""How often a token file is read again: its writer replaces the token before it expires."""
+"""Seconds after which a token file is read again; its writer replaces tokens that will expire."""
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
@@ -218,7 +220,7 @@ async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterC
 
 
 def _shown(context: Context, reply: Reply | None) -> ClusterCredentials:
-    """Return what a user's section, or the *reply* of its plugin, presents to the server."""
+    """Return the credentials for the server, from the user's section or its plugin's *reply*."""
     try:
         header = _header(context.user, reply)
         secure = context.server.startswith("https:")
@@ -292,17 +294,18 @@ def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
 
 
 IN_CLUSTER = "in-cluster"
-"""The value of KINETIC_KUBE_CONTEXT that means the cluster of this pod, not a kubeconfig's."""
+"""The value of KINETIC_KUBE_CONTEXT for the cluster in which this pod runs."""
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts the account; outside a container, KINETIC_POD_ACCOUNT_FOLDER names it."""
+"""Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER names another folder."""
 
 ACCOUNT_REREAD_S = 60.0
-"""How often its token is read again: the kubelet renews it when a fifth of its life is left."""
+"""Seconds after which the service account's token is read again. The kubelet renews the token
+when a fifth of its lifetime is left."""
 
 
 async def open_pod(environ: Mapping[str, str]) -> Access:
-    """Return access by the service account that Kubernetes mounted.
+    """Return access to the cluster of this pod, by the service account that Kubernetes mounted.
 
     Raises:
         ConfigurationError: This isn't a pod, or it has no service account.
@@ -321,7 +324,7 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
 
 
 def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
-    """Read the server, the namespace, and the credentials."""
+    """Read the server, the namespace, and the credentials of the service account. Blocks."""
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException
     from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
@@ -352,7 +355,7 @@ def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, Clust
 
 
 class _Google:
-    """Credentials for a cluster from application-default credentials, those of *google*."""
+    """Credentials for a GKE cluster: the access tokens of the client *google*."""
 
     def __init__(self, google: GoogleClient, tls: ssl.SSLContext) -> None:
         self._google = google
@@ -401,7 +404,7 @@ async def open_gke(
 
 
 def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """Return the node pools of a cluster, with those that have no node now."""
+    """Return the node pools of a cluster, including pools that have no node now."""
     every: list[dict[str, dict[str, str] | None]] = described.get("nodePools") or []
     pools: list[Pool] = []
     for one in every:
@@ -489,7 +492,7 @@ def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | N
 
 
 def _address_of(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that *endpoint* is; None for a name."""
+    """Return *endpoint* as an IP address; None if it is a host name."""
     try:
         return ipaddress.ip_address(endpoint)
     except ValueError:
@@ -501,14 +504,14 @@ async def open_access(
     environ: Mapping[str, str] = os.environ,
     policy: RetryPolicy | None = None,
 ) -> Access:
-    """Return access to the cluster of *target*; later changes elsewhere don't redirect it.
+    """Return access to the cluster of *target*, which stays the same if a kubeconfig changes.
 
     KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster`` for
-    the service account of this pod. Without it, the GKE cluster of project, zone, and
-    name counts; *policy* says how to retry Google's API. It needs neither gcloud nor
-    kubectl, and writes nothing.
+    the service account of this pod. Without this setting, *target* names a GKE cluster by
+    project, zone, and name; *policy* says how to retry Google's API. Access to GKE needs
+    neither gcloud nor kubectl. No files are written.
 
-    Close the `Api` that uses it, or call ``access.passes.aclose()``.
+    Close the `Api` that uses the access, or call ``access.passes.aclose()``.
 
     Raises:
         ConfigurationError: No such context or cluster exists.

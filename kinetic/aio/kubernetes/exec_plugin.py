@@ -33,7 +33,7 @@ LAST_BYTES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A token, or a certificate with its key; valid ``until`` then (`time.time`)."""
+    """A token, or a certificate with its key; ``until`` is when they expire (`time.time`)."""
 
     token: str = field(repr=False)
     certificate: str | None
@@ -96,7 +96,7 @@ class Plugin:
     def _command(self) -> str:
         named = str(self.section.get("command") or "")
         path = self.environ.get("PATH", os.defpath)
-        if os.sep in named:  # relative to its kubeconfig, as kubectl has it
+        if os.sep in named:  # relative to the kubeconfig's folder, as in kubectl
             named = str(self.folder / named)
         found = shutil.which(named, path=path)
         if found is None:

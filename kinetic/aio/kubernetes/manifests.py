@@ -8,9 +8,9 @@ The container gets:
 
 * ``KINETIC_ORDER``: what the runner has to do, as JSON (`wire.Order`);
 * ``/var/run/kinetic/key``: the submission's key, from its Secret;
-* ``KINETIC_POD_UID``: the executor's name for its claim;
-* the captured environment, each variable from the Secret: the interpreter starts with it,
-  and the Job's manifest doesn't contain it.
+* ``KINETIC_POD_UID``: the pod's uid, with which the runner claims the attempt in the store;
+* the captured environment variables: their values come from the Secret, so the interpreter
+  starts with them, but the Job's manifest doesn't contain them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _DIGEST = 10
 def object_name(text: str, *, longest: int = JOB_NAME) -> str:
     """Return *text* as the name of an object: a DNS label of at most *longest* characters.
 
-    A legal name stays as it is. Any other keeps its legal characters and gets a digest of
-    the whole, so that different texts have different names.
+    A legal name isn't changed. Any other text keeps its legal characters and gets a digest of
+    the whole text, so that different texts have different names.
     """
     if len(text) <= longest and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", text, re.ASCII):
         return text
@@ -76,7 +76,10 @@ def items_of(name: str) -> list[str]:
 
 @functools.lru_cache(4096)
 def label_value(text: str) -> str:
-    """Return *text* as a label's value, at most 63 of ``[A-Za-z0-9_.-]``; a legal one stays."""
+    """Return *text* as a label's value, at most 63 characters of ``[A-Za-z0-9_.-]``.
+
+    A legal value isn't changed.
+    """
     if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
         return text
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
@@ -113,11 +116,11 @@ class FuseVolumes:
 def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
     """Return volumes for those of *data* that a job mounts.
 
-    A single object is mounted with its folder, an upload from its files in *store*, the
-    store's URL. The runner numbers mounts in the same order.
+    For a single object, the volume is the object's folder. For an upload, the volume is the
+    folder of its files in *store*, the store's URL. The runner numbers mounts in the same order.
 
     Raises:
-        ConfigurationError: Data that isn't in a bucket can't be mounted.
+        ConfigurationError: The data isn't in a bucket, so it can't be mounted.
     """
     found = FuseVolumes()
     for number, ref in enumerate(one for one in data if one.fuse):
@@ -139,7 +142,7 @@ def _where(ref: wire.DataRef, store: str) -> tuple[str, str]:
     """Return the bucket and folder of *ref*."""
     if "://" in ref.uri:
         return _place(ref.uri, is_dir=ref.is_dir)
-    uploaded = ref.uri.rpartition("/")[0]  # beside its manifest
+    uploaded = ref.uri.rpartition("/")[0]  # the files are beside the upload's manifest
     return _place(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
 
 
@@ -156,7 +159,7 @@ def _place(uri: str, *, is_dir: bool) -> tuple[str, str]:
 
 
 KEY = "key"
-"""The entry of a Secret with the submission's key."""
+"""The entry of a submission's Secret that contains the submission's key."""
 
 LIMIT = 1024 * 1024
 """The most bytes of a Secret's content."""
@@ -165,10 +168,10 @@ _VARIABLE = re.compile(r"[ -<>-~]+")
 
 
 def carried(spec: JobSpec) -> dict[str, str]:
-    """Return the variables of *spec* that the Secret carries, each with its key.
+    """Return the entry of the Secret for each environment variable of *spec*.
 
-    They were captured from the user's environment and may be secrets. Keys are numbers,
-    because a variable's name may not be legal as a key.
+    The variables were captured from the user's environment and may be secrets. The entries are
+    numbered, because a variable's name may not be legal as the key of an entry.
 
     Raises:
         ConfigurationError: A container can't have a variable of this name.
@@ -193,8 +196,9 @@ def secret_manifest(
 ) -> dict[str, Any]:
     """Return the Secret *name* for the submission of *spec*, the same for all its jobs.
 
-    With *owner*, the Job or set of a single job as the API returned it, Kubernetes deletes the
-    Secret with it. The Secret is immutable, so no other submission can replace its content.
+    *owner* is the object that runs a single job, as the API returned it. Kubernetes deletes the
+    Secret together with its owner. The Secret is immutable, so no other submission can replace
+    its content.
 
     Raises:
         ConfigurationError: The environment is too large for a Secret.
@@ -266,7 +270,7 @@ ATTEMPT = "kinetic.dev/attempt"
 HOSTS = "kinetic.dev/hosts"
 """The annotation with the number of hosts, on a set for one job and on its Jobs and pods.
 
-Only tables of sets read Jobs and pods that have it.
+`GroupTable` reads objects that have this annotation; `Table`, which is about Jobs, ignores them.
 """
 
 MANAGED = "app.kubernetes.io/managed-by"
@@ -277,7 +281,7 @@ PORTION = 2 * 1024**3
 """Bytes of memory per core that a job without ``memory=`` requests; this isn't a limit."""
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""JAX uses the first, and fails if it is missing instead of falling back."""
+"""JAX's platforms for each kind. JAX uses the first, and fails if that platform is missing."""
 
 
 SPOT = "cloud.google.com/gke-spot"
@@ -312,7 +316,7 @@ class Placement:
 
 
 def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
-    """Return the Job that carries *spec*.
+    """Return the manifest of the Kubernetes Job that runs *spec*.
 
     Raises:
         ConfigurationError: A container can't have a variable of the environment, or a
@@ -350,10 +354,10 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
 
 
 def _failure_rules() -> list[dict[str, Any]]:
-    """Return rules, of which the first match decides.
+    """Return the rules for failed pods; the first rule that matches decides.
 
-    A final exit code ends the Job even while its node is drained. Kubernetes replaces a pod
-    that it disrupted.
+    The exit code of a final failure ends the Job, even if the pod's node is being drained.
+    Otherwise, Kubernetes replaces a pod that it disrupted.
     """
     codes = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
     return [
@@ -449,7 +453,7 @@ def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, 
 
 
 def _folder(ref: wire.DataRef) -> str:
-    """Return the folder that a volume fills; for a file that its path names, the parent."""
+    """Return the folder that the data of *ref* fills: for a path of a file, the file's parent."""
     point = posixpath.normpath(ref.mount or "/")
     above, _, last = point.rpartition("/")
     name = ref.name or ref.uri.rpartition("/")[2]
@@ -479,7 +483,8 @@ def needs(accelerator: Accelerator) -> dict[str, Any]:
 def _selector(accelerator: Accelerator, compute_class: str = "") -> dict[str, str]:
     """Return the node selector; GKE keeps Arm nodes for pods that select them.
 
-    The ComputeClass of a spot accelerator also has on-demand nodes, for when there are no others.
+    The ComputeClass of a spot accelerator also has on-demand nodes, which it uses if there are no
+    spot nodes. So pods of a class don't select spot nodes.
     """
     selector = dict(accelerator.node_selector)
     if compute_class:
@@ -513,8 +518,8 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
 def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
     """Satisfy the Pod Security Standard ``restricted`` if *user* is known and not root.
 
-    A user's own image keeps its user: it may not work with another. With an ``fsGroup``, the
-    node would change the permissions of all files of a *claim*.
+    Without *user*, the image's own user applies, because the image may not work with another.
+    With an ``fsGroup``, the node would change the permissions of all files of a *claim*.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if user is not None:
@@ -535,7 +540,7 @@ def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> di
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The receipt of an outcome, or the last lines of the log if the runner wrote none.
+        # The message is the receipt of an outcome, or the log's last lines if there is no receipt.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "key", "mountPath": KEY_FOLDER, "readOnly": True},
@@ -577,7 +582,7 @@ def _bucket(store: str) -> str:
 
 
 def _literal(value: str) -> str:
-    """Escape *value*: Kubernetes expands ``$(NAME)``, and makes one dollar of two."""
+    """Escape *value*, because Kubernetes expands ``$(NAME)`` and turns ``$$`` into ``$``."""
     return value.replace("$", "$$")
 
 
@@ -588,9 +593,9 @@ def _field(name: str, path: str) -> dict[str, Any]:
 def _resources(asked: Resources) -> dict[str, Any]:
     """Return requests and limits.
 
-    Kubernetes requires an accelerator in both. A job that has a machine's accelerators to
-    itself may use all its cores, so its ``cpu`` is only a request; for other jobs it is also
-    the limit. A requested memory is also the limit.
+    Kubernetes requires an accelerator in both. A job with accelerators may use all cores of its
+    machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit. If a job
+    requests memory, this is also its limit.
     """
     accelerator, cpu = asked.accelerator, _cores(asked.cpu)
     memory = asked.memory_bytes or int(PORTION * max(asked.cpu, 0.25))
@@ -612,14 +617,17 @@ def _cores(cpu: float) -> str:
 
 
 def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
-    """Return the key, and shared memory for data loaders, which is 64 MiB by default."""
+    """Return the volumes with the key, and with shared memory for data loaders.
+
+    Without such a volume, a container has only 64 MiB of shared memory.
+    """
     shm: dict[str, Any] = {"medium": "Memory"}
-    if spec.resources.memory_bytes is not None:  # what is written there counts as memory
+    if spec.resources.memory_bytes is not None:  # files in shared memory count as memory
         shm["sizeLimit"] = str(max(64 * 1024**2, spec.resources.memory_bytes // 2))
     key = {
         "secretName": at.secret,
         "items": [{"key": KEY, "path": "key"}],
-        # Root owns it, and an image may run as any user. The container has no other users.
+        # Root owns the file, and an image may run as any user. The container has no other users.
         "defaultMode": 0o444,
     }
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
@@ -628,7 +636,8 @@ def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
 def _store(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volume with a shared store, and its mount at the same path; none for a bucket.
 
-    Without a *claim*, a node that lacks the directory starts no pod: nothing makes an empty one.
+    Without a *claim*, the directory must exist on the node. If it doesn't, the pod doesn't start,
+    instead of using an empty directory.
     """
     if (path := directory_urls.directory_of(url)) is None:
         return [], []
@@ -672,7 +681,10 @@ def by_items(names: Collection[str]) -> Iterator[str]:
 
 
 def before(name: str, attempt: int) -> str:
-    """Return a selector for all Jobs that may contain attempt number *attempt*, called *name*."""
+    """Return a selector for all Jobs whose pods may run attempt number *attempt*, called *name*.
+
+    The Job of an earlier attempt may run it, because a Job replaces a pod that was disrupted.
+    """
     numbers = ",".join(str(one) for one in range(1, attempt + 1))
     item = object_name(item_name(name, str(attempt)))
     return f"{MANAGED}=kinetic,{ITEM}={item},{ATTEMPT} in ({numbers})"

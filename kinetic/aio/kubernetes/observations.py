@@ -18,7 +18,7 @@ from kinetic.aio.ports import Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
 ENDED = "kinetic.dev/ended"
-"""The annotation with why a client ended a Job that could not start; every observer reads it."""
+"""The annotation that says why a client ended a Job that could not start. All clients read it."""
 
 _COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
@@ -81,19 +81,22 @@ def judged(seen: Seen) -> Diagnosis:
 
 
 def _started(pod: Document) -> bool:
-    """Return whether its program ran; of one that never did, a kubelet may say "unknown"."""
+    """Return whether the pod's program ran.
+
+    Only a start time proves it: a kubelet may report an unknown end of a program that never ran.
+    """
     states = [part(one.status, "state") for one in Pod(pod).programs]
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
 def settled(seen: Seen, verdict: Diagnosis) -> bool:
-    """Return whether only the removal of the Job can still change anything."""
+    """Return whether the Job has ended, so that only its deletion can change the observations."""
     over = condition(seen.job, "Complete") or condition(seen.job, "Failed")
     return over is not None and verdict.phase is Phase.ENDED
 
 
 def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
-    """Return whether none of its pods may run, and the Job creates no other."""
+    """Return whether no pod of the Job may still run, and the Job creates no further pod."""
     if verdict.phase not in (Phase.ENDED, Phase.GONE):
         return False
     if verdict.status is JobStatus.SUCCEEDED or settled(seen, verdict):
@@ -105,7 +108,7 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     """Return an observation for each attempt; the last is the one that *verdict* is about.
 
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
-    of its attempt. Its name and labels are those of the order, with that number.
+    of its attempt. The observation has the job's name and labels, with that number.
     """
     about = _about((seen.any_job, *seen.pods, *seen.gone))
     labels = _labels(about)
@@ -149,7 +152,7 @@ def _starts_before(pod: Document) -> int:
 
 
 def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int) -> int:
-    """Return the attempt that the verdict on the whole Job is about."""
+    """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:
         return first
     if verdict.phase is Phase.PENDING and not seen.alive:
@@ -185,7 +188,7 @@ def _observation(
 
 
 def _about(documents: Iterable[Document]) -> Document:
-    """Return the metadata of the first that carries the job's name."""
+    """Return the metadata of the first document that has the job's name in an annotation."""
     found = [part(one, "metadata") for one in documents]
     named = (one for one in found if NAME in part(one, "annotations"))
     return next(named, found[0] if found else {})
@@ -206,7 +209,7 @@ def _labels(about: Document) -> Mapping[str, str]:
 def never_ran(
     reported: Mapping[str, Observation], now: Iterable[Observation], verdict: Diagnosis
 ) -> Iterator[Observation]:
-    """Yield the end of attempts that were expected, and never came before their Job ended."""
+    """Yield an end for each reported attempt that got no pod before its Job ended."""
     for name in reported.keys() - {one.name for one in now}:
         if reported[name].phase is not Phase.ENDED:
             yield replace(

@@ -25,13 +25,13 @@ from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
 
 GROUP = "kueue.x-k8s.io/pod-group-name"
-"""The label with the name of their Workload, on pods that Kueue holds one by one."""
+"""The label with the name of Kueue's Workload, on pods that Kueue holds individually."""
 
 KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 """Versions of Kueue's API, the newest first."""
 
 NODES_S = 60.0
-"""How long a list of nodes is reused."""
+"""Seconds for which a list of nodes is reused."""
 
 NODES = 500
 """In a cluster with more nodes, only the scheduler's message explains why a pod waits."""
@@ -47,13 +47,13 @@ MOST_REPORTED = 1000
 class Patience:
     """Seconds that a job may wait before kinetic does something about it.
 
-    ``asked_s``: when to ask about a job that has a reason to wait, or no pod; ``slow_s``
-    for any other. The next inquiry comes after four times as long, and so on.
-    ``report_s``: when to report it at the latest. ``hopeless_s``: how long to wait before ending a
-    job that can never start. ``orphaned_s``: how long its Secret may be missing.
-    ``least_s``: the shortest ``start_timeout``, because Kubernetes needs that long to start
-    anything. ``rights_s``: when to try a refused inquiry again. ``pause_s``: the pause between
-    inquiries.
+    ``asked_s``: when to ask the API server about a job without a pod, or with a known reason to
+    wait. ``slow_s``: when to ask about any other job. Each further inquiry about a job comes after
+    four times the waiting time. ``report_s``: when to log a job's reason at the latest.
+    ``hopeless_s``: how long to wait before ending a job that can never start. ``orphaned_s``: how
+    long a job's Secret may be missing. ``least_s``: the shortest ``start_timeout``, because
+    Kubernetes needs that long to start anything. ``rights_s``: when to repeat an inquiry for which
+    a permission was missing. ``pause_s``: the pause between inquiries.
     """
 
     asked_s: float = 4.0
@@ -67,7 +67,7 @@ class Patience:
 
 
 class Diagnostics:
-    """Ask the API server about jobs that wait; one for all watches of a client.
+    """Ask the API server about jobs that wait; all watches of a client share one object.
 
     *stop* is the change to a Job's spec that ends its pods and keeps the Job. *makers* gives
     kind and name of the objects that create its pods, if the Job doesn't create them itself.
@@ -105,7 +105,7 @@ class Diagnostics:
             logging.warning("%s cannot start: %s", name, verdict.text)
 
     async def facts(self, entry: Entry) -> Seen:
-        """Read what explains the state of this job, besides the Job and its pods."""
+        """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
         alive = entry.seen.alive
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
@@ -130,7 +130,7 @@ class Diagnostics:
         )
 
     async def _events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
-        """Return the events of its pod, or of the objects that should have created one."""
+        """Return the events of the job's pod, or of the objects that should have created a pod."""
         selectors = [f"involvedObject.uid={uid(alive[-1]) if alive else uid(entry.job)}"]
         if not alive and (makers := self._makers(entry.name)):
             names = dict.fromkeys(name for _, name in makers)
@@ -188,7 +188,10 @@ class Diagnostics:
         return None
 
     async def _allowed(self, what: str, path: str, query: dict[str, str]) -> Document | None:
-        """Return the answer; None if there is none: then the explanation is less precise."""
+        """Send a GET and return the answer; None after a failure.
+
+        Without the answer, the explanation is less precise.
+        """
         now = asyncio.get_running_loop().time()
         if now < self._closed_until.get(what, 0.0):
             return None
@@ -222,11 +225,11 @@ GROWTH = 4.0
 """The factor between the times of two inquiries about one job."""
 
 SAMPLE = 3
-"""How many of the jobs that wait for the same reason are asked about: the others are alike."""
+"""How many jobs to ask about for each reason to wait, because the answers would be alike."""
 
 
 class PendingMonitor:
-    """For one watch: `look` at the waiting jobs, and send the due requests in `work`.
+    """Follow the waiting jobs of one watch: `look` decides what to ask, `work` sends requests.
 
     *changed* is called after the table has learned something.
     """
@@ -244,7 +247,7 @@ class PendingMonitor:
         self._due.clear()
         waiting = [*self._table.waiting.values()]
         asked = Counter(one.waiting.asked_as for one in waiting if one.waiting.asked)
-        # A job that can never start is ended, so all that are like it are asked about.
+        # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
         final = {one.waiting.asked_as for one in waiting if one.waiting.hopeless is not None}
         for entry in waiting:
             verdict, wait = entry.verdict, entry.waiting
@@ -292,7 +295,7 @@ class PendingMonitor:
         self._table.learn(entry.name, await self._inquiry.facts(entry))
 
     async def _end(self, entry: Entry, end: End) -> None:
-        # Once: the watch shows the end later, and the job may look different until then.
+        # End the Job only once: the watch shows its end later, and may show other changes first.
         self._ended.add(uid(entry.job))
         logging.warning("%s is ended, because it can't start: %s", entry.current, end.message)
         try:

@@ -53,7 +53,7 @@ async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> By
 
 
 def _running(pods: Sequence[Document], name: str, host: int) -> str | None:
-    """Return the name of the pod: the newest, if it replaced others."""
+    """Return the name of the running pod of *host*: the newest, if it replaced others."""
     named = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
     alive = [
         part(pod, "metadata")
@@ -71,7 +71,7 @@ class _Tunnel(ByteStream):
         self._begun: set[int] = set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return the next message, whole.
+        """Return the data of the next message, even if this is more than *max_bytes*.
 
         Raises:
             Unavailable: The pod can't reach the port.
@@ -107,7 +107,7 @@ class _Tunnel(ByteStream):
             raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
-        """Do nothing: the protocol has no such message."""
+        """Do nothing: the protocol has no message that ends only one direction."""
 
     async def aclose(self) -> None:
         """End both directions."""

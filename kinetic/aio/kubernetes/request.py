@@ -37,7 +37,7 @@ class Request:
 
     @property
     def right(self) -> Right:
-        """Return the permission it needs: a verb on the resource of its path."""
+        """Return the permission that the request needs: a verb on the resource of its path."""
         watches = self.query.get("watch") in ("1", "true")
         return _right(self.method.upper(), self.path, watches)
 

@@ -42,7 +42,7 @@ _AROUND = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
 @cache
 def _needed() -> list[dict[str, list[str]]]:
     """Return the rules of the manifest's Role for those who submit jobs."""
-    import yaml  # kubernetes_asyncio needs it; only a refused request does here
+    import yaml  # imported here, because only a refused request needs it
 
     for one in yaml.safe_load_all(MANIFEST.read_text()):
         if one["kind"] == "Role" and one["metadata"]["name"] == "kinetic":
@@ -51,7 +51,7 @@ def _needed() -> list[dict[str, list[str]]]:
 
 
 def rights(namespace: str) -> list[Right]:
-    """Return every right that kinetic uses: in *namespace*, and outside any."""
+    """Return every right that kinetic uses, in *namespace* and on resources outside namespaces."""
     return [
         Right(verb=verb, group=rule["apiGroups"][0], resource=rule["resources"][0], namespace=where)
         for rules, where in ((_needed(), namespace), (_AROUND, ""))
@@ -86,7 +86,7 @@ def how_to_grant(right: Right, message: str) -> str:
 
 
 def binding_of(user: str) -> str:
-    """Return the name of the binding of *user*; it may hold nearly anything but these two."""
+    """Return the name of *user*'s role binding; such a name can't contain ``/`` or ``%``."""
     return "kinetic-" + re.sub(r"[/%]", "-", user)
 
 
@@ -123,7 +123,7 @@ def role(right: Right, user: str) -> str:
 
 
 def subject(user: str) -> dict[str, Any]:
-    """Return *user* as a binding names them."""
+    """Return the entry with which a role binding names *user*."""
     parts = user.split(":")
     if parts[:2] == ["system", "serviceaccount"] and len(parts) == 4:
         return {"kind": "ServiceAccount", "namespace": parts[2], "name": parts[3]}

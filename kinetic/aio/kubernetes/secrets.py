@@ -1,4 +1,4 @@
-"""The Secrets of one namespace: the root key, and those of submissions, which their pods read."""
+"""The Secrets of one namespace: the root key, and one Secret for the pods of each submission."""
 
 from __future__ import annotations
 
@@ -38,21 +38,25 @@ SUBMISSION = "kinetic.dev/submission"
 """The label with the submission that a Secret belongs to."""
 
 FENCE = "kinetic.dev/fence"
-"""The annotation with the fence of the batch that launches the jobs that read a Secret."""
+"""The annotation with the fence, a number that grows when another client takes over a batch."""
 
 AT_ONCE = 16
 """How many Secrets one call deletes at a time."""
 
 
 def submission_secret(job: JobSpec) -> str:
-    """Return the name of the Secret that the pods of *job* read: its batch's, or its own."""
+    """Return the name of the Secret that the pods of *job* read.
+
+    All jobs of a batch share one Secret; a single job has its own.
+    """
     return object_name(job.order.group_id or job.name, longest=LABEL)
 
 
 def lacks_own_secret(job: Document | None, missing: str) -> str:
-    """Return *missing* if it is the Secret of this job; else an empty text.
+    """Return *missing* if this is the name of the job's own Secret; else an empty text.
 
-    The client makes a single job's Secret after the job, by its next request.
+    A client creates a single job's Secret right after the job. If the client dies in between, the
+    Secret never exists.
     """
     metadata = part(job, "metadata")
     about = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
@@ -65,12 +69,12 @@ def _kept(name: str) -> str:
 
 
 class Secrets:
-    """The Secrets of a namespace. It remembers only those that it made for batches.
+    """The Secrets of a namespace. The object remembers only Secrets that it made for batches.
 
-    A batch has one Secret for its pods. The client that launches its first job under a fence
-    creates the Secret, or marks it with that fence. The last holder of the batch's lease
-    deletes it at the end. A superseded holder finds a later fence and doesn't
-    delete it, however late its request arrives.
+    A batch has one Secret for its pods. A fence is a number that grows when another client takes
+    over the batch. Each client creates the Secret, or marks it with its fence, before it launches
+    jobs. The client that completes the batch deletes the Secret. A client that lost the batch to
+    another finds a later fence and doesn't delete the Secret, however late its request arrives.
     """
 
     def __init__(self, api: Api, paths: Paths) -> None:
@@ -96,7 +100,7 @@ class Secrets:
         return _root(made)
 
     async def keep(self, name: str, content: bytes) -> None:
-        """Keep *content* under *name*, replacing what it held.
+        """Store *content* under *name*, replacing earlier content of this name.
 
         Raises:
             ConfigurationError: *content* is too large.
@@ -115,10 +119,10 @@ class Secrets:
         await self._create_or(manifest, replace_it)
 
     async def kept(self, name: str) -> bytes:
-        """Return what is kept under *name*.
+        """Return the content that `keep` stored under *name*.
 
         Raises:
-            NotFound: Nothing is kept under it.
+            NotFound: No content is stored under *name*.
         """
         try:
             return _bytes(await self._read(_kept(name)), CONTENT)
@@ -129,7 +133,7 @@ class Secrets:
             ) from exc
 
     async def drop(self, names: Collection[str]) -> None:
-        """Delete the content kept under *names*, and the Secrets of these batches' pods."""
+        """Delete what `keep` stored under *names*, and the Secrets of these batches' pods."""
 
         async def drop(name: str) -> None:
             await self._until_made(name)
@@ -139,7 +143,7 @@ class Secrets:
         await bounded(drop, names, at_once=AT_ONCE)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Delete the Secret of a batch's pods, unless it was launched under a later fence."""
+        """Delete the Secret for the pods of batch *name*, unless it has a later fence."""
         await self._until_made(name)
         path = self._path(object_name(name, longest=LABEL))
         try:
@@ -152,7 +156,7 @@ class Secrets:
             return  # another client deleted or marked the Secret meanwhile
 
     async def _until_made(self, name: str) -> None:
-        """Wait for a creation in progress, which would follow the deletion."""
+        """Wait until a creation in progress has ended, so that it can't follow the deletion."""
         _, making = self._made.pop(object_name(name, longest=LABEL), (0, None))
         if making is not None:
             await asyncio.wait({making})
@@ -178,7 +182,7 @@ class Secrets:
             owners = {str(one.get("uid")) for one in parts(there, "ownerReferences")}
             if owners == {str(owner["metadata"]["uid"])}:
                 return True
-            # It belongs to an earlier Job of this name, and Kubernetes deletes it at any moment.
+            # The Secret belongs to an earlier Job of this name. Kubernetes will delete it soon.
             options = {"preconditions": {"uid": there["uid"]}}
             await self._api.call("DELETE", self._path(name), body=options)
             return False
@@ -195,7 +199,8 @@ class Secrets:
     async def _make(self, job: JobSpec, name: str) -> None:
         """Create a batch's Secret. If it exists, only raise its fence: its content is fixed.
 
-        The fence is the number of the newest submitter; an older one then doesn't delete it.
+        The fence is the number of the newest submitter. An older submitter, whose number is lower,
+        then doesn't delete the Secret.
         """
         fence = job.order.fence
         manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
@@ -216,7 +221,7 @@ class Secrets:
     async def _create_or(
         self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Create *manifest*, or *settle* an object of its name; repeat until either works."""
+        """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds."""
         while True:
             try:
                 await self._create(manifest)

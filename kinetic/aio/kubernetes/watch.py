@@ -25,10 +25,10 @@ MANY_NAMES = 500
 """Above this count, list all jobs: selectors with the names would take more requests."""
 
 TICK_S = 1.0
-"""How often to check the jobs that wait."""
+"""Seconds between two checks of the jobs that wait."""
 
 TURN = 100
-"""How many jobs are judged before other tasks of the loop get their turn."""
+"""How many jobs are evaluated in one go, before other tasks of the event loop may run."""
 
 
 async def found(
@@ -38,9 +38,9 @@ async def found(
     empty: Callable[[], Table] = Table,
     inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return all jobs that any of *selectors* finds, by means of an *empty* table.
+    """Return all jobs that match any of *selectors*.
 
-    Use *inquiry* to explain some of those that wait.
+    *empty* makes the table that evaluates them. *inquiry* finds out why some of the jobs wait.
     """
     seen: dict[str, Observation] = {}
     for selector in selectors:
@@ -50,7 +50,7 @@ async def found(
             table.feed(update, pods=pods)
 
         await list_both(api, paths, selector, take)
-        if table.strays:  # of a Job that was created meanwhile, or no longer exists
+        if table.strays:  # their Job was created after its list, or no longer exists
             table.feed(await listing(api, paths.jobs, selector), pods=False)
             table.orphans = True
         seen |= await _news(table)
@@ -96,7 +96,7 @@ async def observed(
     rhythm: Rhythm,
     empty: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
-    """Yield what exists now, then every change, forever; a slow reader skips intermediate states.
+    """Yield each job's state, then every change, forever; a slow reader skips some states.
 
     Raises:
         BackendError: The server refuses the read for good.
