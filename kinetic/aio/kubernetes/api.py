@@ -1,4 +1,4 @@
-"""Requests to the API server of one cluster: dicts out, dicts in, kinetic's own errors."""
+"""Send requests to the API server of one cluster: dicts as bodies, kinetic's own errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Api:
         self.cluster = access.name
         self._access = access
         self._limits = limits or Limits()
-        # A request keeps its turn while it waits to retry: a server that takes fewer gets fewer.
+        # A request keeps its turn while it waits to retry, so a busy server gets fewer requests.
         self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
         self._had: set[tuple[str, ...]] = set()
@@ -88,7 +88,7 @@ class Api:
     ) -> dict[str, Any]:
         """Send one request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
 
-        *rights_s* replaces the one of `Limits`.
+        *rights_s* replaces ``Limits.rights_s``.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -112,14 +112,14 @@ class Api:
     async def stream(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Open a request and give its body in pieces, as they come, until the server ends it.
+        """Send a GET request and yield an iterator over the pieces of its body as they arrive.
 
-        Each stream has its own connection, separate from those of requests. A stream that
-        breaks isn't repeated: only the caller knows where to go on.
+        Each stream has its own connection, which no other request uses. A stream that breaks isn't
+        repeated, because only the caller knows where to continue.
 
         Args:
             path: The path of the request.
-            query: Its parameters.
+            query: The query parameters of the request.
             idle: The silence, in seconds, after which the connection counts as dead;
                 None for a server that may be silent forever.
 
@@ -137,7 +137,7 @@ class Api:
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a `stream`, without their newlines; the last one needs none.
+        """Yield the lines of a `stream`, without newlines; the last line may lack its newline.
 
         Raises:
             Unavailable: The connection broke, was silent for *idle*, or sends an endless line.
@@ -184,7 +184,7 @@ class Api:
                 return await with_token(self._access.passes, upgraded)
             except HttpError as exc:
                 refused = exc
-            # aiohttp drops the body of the refusal. The same request without an upgrade brings it.
+            # aiohttp drops the body of a refusal. The same request without an upgrade returns it.
             try:
                 cut(await self._answer(ask, 0, self._limits.idle_s))
             except HttpError as refusal:
@@ -206,9 +206,10 @@ class Api:
         policy: RetryPolicy | None = None,
         rights_s: float | None = None,
     ) -> T:
-        """Await ``work()`` and retry by *policy*; without one, only after the loss of a permission.
+        """Await ``work()`` and retry its temporary failures by *policy*.
 
-        Every request passes this one layer of retries.
+        If *policy* is None, retry only while the client lacks a permission that it had before.
+        No other code retries requests.
         """
         patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None
@@ -241,7 +242,7 @@ class Api:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> aiohttp.ClientResponse:
-        """Return the answer, whose body is still to be read; `cut` it afterwards.
+        """Send a request and return the answer; the caller reads its body, then calls `cut`.
 
         *connections* is the size of the pool that the request's connection comes from; 0 means
         no limit.
@@ -299,6 +300,6 @@ class Api:
 
 
 def _key(ask: Request) -> tuple[str, ...]:
-    """Return the permission that a request needs, whatever the name of its object."""
+    """Return the permission that a request needs, without the name of the request's object."""
     right = ask.right
     return right.verb, right.group, right.resource, right.namespace

@@ -15,7 +15,7 @@ GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
 KNOWN_S = 60.0
-"""How long an answer counts: a class that you add or remove has an effect within this time."""
+"""Seconds for which an answer is reused: a class that you add has an effect within this time."""
 
 
 def class_name(accelerator: Accelerator) -> str:
@@ -36,7 +36,8 @@ class ComputeClasses:
     async def of(self, accelerator: Accelerator) -> str:
         """Return the name of the class for *accelerator*, or "" if there is none.
 
-        A slice of several hosts has none. Neither has a user who may not read classes.
+        Slices of several hosts use no class. If the credentials may not read classes, the answer
+        is also "".
 
         Raises:
             Unavailable: The API server doesn't answer.

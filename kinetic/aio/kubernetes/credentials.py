@@ -23,7 +23,9 @@ class Certificates:
 
 @lru_cache(4)
 def context_of(certificates: Certificates) -> ssl.SSLContext:
-    """Return the TLS context of *certificates*: the same one again, so connections are reused.
+    """Return the TLS context of *certificates*.
+
+    Equal certificates have the same context, so that connections are reused.
 
     Raises:
         ValueError: The texts aren't certificates, or the key belongs to another certificate.
@@ -36,7 +38,7 @@ def context_of(certificates: Certificates) -> ssl.SSLContext:
 def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
     """Return a context that trusts the certificates *ca* (PEM), or the system's if it is None.
 
-    Loading the system's takes 30 ms of CPU.
+    Loading the system's certificates takes 30 ms of CPU.
 
     Raises:
         ValueError: *ca* isn't a certificate.
@@ -59,7 +61,7 @@ def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
 def _show(context: ssl.SSLContext, certificates: Certificates) -> None:
     if certificates.certificate is None:
         return
-    # Python reads them from files only: these exist for a moment, readable by this user alone.
+    # Python reads certificates from files only. These files exist briefly, private to the user.
     with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
         chain, key = Path(folder, "certificate"), Path(folder, "key")
         chain.write_text(certificates.certificate)

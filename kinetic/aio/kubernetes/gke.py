@@ -58,7 +58,7 @@ async def create_job(
     the Job, which owns it: the pod waits for it.
 
     Raises:
-        LaunchError: The API server refuses it.
+        LaunchError: The API server refuses the Job or its Secret.
     """
     if not job.name:
         raise LaunchError("a job's name can't be empty", reason="order")
@@ -78,7 +78,7 @@ async def create_job(
 async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
     """Return whether the Job of an earlier attempt creates a pod for this attempt.
 
-    It does if Kubernetes disrupted the earlier pod. Wait while that pod is terminating.
+    The Job does so if Kubernetes disrupted its earlier pod. Wait while that pod is terminating.
     """
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
@@ -97,7 +97,7 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
 
 @asynccontextmanager
 async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncGenerator[None]:
-    """Delete the Job that was *made* if the block fails: the Job can't start without it."""
+    """Delete the Job *made* if the block, which creates its Secret, fails: it could never start."""
     try:
         yield
     except BaseException:
@@ -153,10 +153,10 @@ def _as_backend_error(refused: Refused, name: str) -> Exception:
 
 
 AT_ONCE = 16
-"""How many requests one call of the port makes at a time."""
+"""How many requests one call of a method sends at a time."""
 
 MOST_ATTEMPTS = 100
-"""A name that ends with a larger number isn't taken for a later attempt's."""
+"""The largest number at the end of a name that is taken for the number of an attempt."""
 
 
 class GkeCluster:
@@ -165,8 +165,8 @@ class GkeCluster:
     *at* says where and how to place jobs; the default namespace is that of *api*. Nothing is
     sent before the first call. Closing the cluster closes *api*; jobs keep running.
 
-    The submitter retries a job. Kubernetes only replaces a pod that it disrupted. *classes*: jobs
-    use the ComputeClass for their accelerator, if the cluster has one.
+    kinetic's submitter retries failed jobs; Kubernetes only replaces pods that it disrupted. With
+    *classes*, jobs use the ComputeClass for their accelerator, if the cluster has such a class.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class GkeCluster:
         self._rhythm = rhythm or Rhythm()
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; a Job of this name that exists is success, unless it is being deleted.
+        """Start *job*; do nothing if a Job of this name exists and isn't being deleted.
 
-        This takes two requests that write; for a job of a batch, one.
+        This sends two writing requests: for the Job and its Secret. Jobs of a batch share a Secret.
 
         Raises:
             LaunchError: The API server refuses it; the message quotes the server.
@@ -249,7 +249,7 @@ class GkeCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs as of one moment; without *names* and *labels*, all of kinetic's.
+        """Read jobs as of one moment; without *names* and *labels*, all jobs of kinetic.
 
         A deleted job exists until none of its pods can run. *explained* also finds out why the
         first few waiting jobs wait.
@@ -264,7 +264,7 @@ class GkeCluster:
         that waits longer than its ``start_timeout``.
 
         Raises:
-            BackendError: You may not read it.
+            BackendError: The credentials may not read Jobs or pods.
         """
         return observed(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
 
@@ -280,7 +280,7 @@ class GkeCluster:
         return job_log(self._api, where, name, self._rhythm, follow=follow, tail=tail)
 
     async def _paths_of(self, name: str) -> Paths:
-        """Return where the objects of the attempt *name* are."""
+        """Return the API paths for the objects of the attempt *name*."""
         del name
         return self._paths
 

@@ -1,4 +1,7 @@
-"""Count a cluster's nodes for each accelerator, and find which layout of it they have."""
+"""Count a cluster's nodes for accelerators, and choose a layout that its machines have.
+
+A layout of an accelerator is a machine type together with a topology.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ MACHINE, TOPOLOGY = "node.kubernetes.io/instance-type", "cloud.google.com/gke-tp
 async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator) -> Accelerator:
     """Choose the layout of *accelerator* that the cluster's nodes, or its *pools*, have.
 
-    Only an accelerator with several layouts costs a request. If no node or pool has any of
-    them, or the nodes may not be listed, this is the usual layout, and the log names the others.
+    This sends a request only if *accelerator* has several layouts. If no known node or pool has
+    any of them, this returns the usual layout, and the log names the others.
     """
     if len(accelerator.layouts) == 1 or accelerator != accelerator.layouts[0]:
         return accelerator
@@ -60,7 +63,7 @@ async def nodes_for(
     Nodes that a node pool could add aren't counted.
 
     Raises:
-        ConfigurationError: There is no such context or cluster.
+        ConfigurationError: The context or cluster of *target* doesn't exist.
         AuthError: The credentials, or the right to list nodes, are missing.
         Unavailable: The API server does not answer.
     """

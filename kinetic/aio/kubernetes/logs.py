@@ -113,8 +113,8 @@ async def container_log(
     """Yield the lines so far; with *follow*, until the container has ended and all is read.
 
     Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
-    A broken connection neither repeats nor drops lines. With *follow*, a log that its node
-    removed has no further lines: another pod may follow.
+    A broken connection neither repeats nor drops lines. With *follow*, the iteration just ends if
+    the node has removed the log, because another pod may follow.
 
     Raises:
         NotFound: Without *follow*: the pod, or its log, no longer exists.
@@ -268,7 +268,7 @@ class _Scene:
         return max((int(one.get(HOSTS) or 1) for one in known), default=1)
 
     def _of(self, index: int | None) -> list[Document]:
-        """Return its pods of one index, or of any, oldest first."""
+        """Return the attempt's pods with this *index*, or all its pods for None, oldest first."""
         pods = [
             pod
             for pod in self._pods.values()
@@ -279,7 +279,10 @@ class _Scene:
     async def logs(
         self, index: int | None, tail: int | None
     ) -> AsyncGenerator[AsyncGenerator[str]]:
-        """Yield the log of the last pod that has one; to follow, then of each that replaces it."""
+        """Yield the log of the last pod that has a log.
+
+        With ``follow``, also yield the log of each pod that replaces this pod.
+        """
         if not self.follow:
             for last in [pod for pod in self._of(index) if _begun(pod)][-1:]:
                 yield container_log(self._source(last), follow=False, tail=tail)
@@ -322,7 +325,7 @@ def _is_over(job: Document) -> bool:
 
 
 def _begun(pod: Document) -> bool:
-    """Return whether its program has started, so that it has a log."""
+    """Return whether the pod's program has started, so that the pod has a log."""
     programs = Pod(pod).programs
     return any(one.state("running") is not None or one.ended is not None for one in programs)
 
@@ -338,8 +341,8 @@ async def job_log(
 ) -> AsyncGenerator[str]:
     """Yield the lines of an attempt's output; with *follow*, until the attempt has ended.
 
-    If several pods ran one after the other, these are the last one's, and with
-    *follow* those of the pods to come. If several run at once, each line begins
+    If several pods ran one after the other, these are the lines of the last pod, and with
+    *follow* also of the pods that replace it. If several pods run at once, each line begins
     with its pod's index.
 
     Raises:
@@ -373,8 +376,8 @@ async def _marked(scene: _Scene, index: int, tail: int | None) -> AsyncGenerator
 async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     """Merge *streams*: yield each item when it arrives, and close the streams at the end.
 
-    The merged stream ends when all have ended, and fails when one fails. It reads one item of
-    each at a time, so a stream that skips outdated items can still do so.
+    The merged stream ends when all streams have ended, and fails when one stream fails. It reads
+    one item of each stream at a time, so a stream that skips outdated items can still do so.
     """
     waiting: dict[asyncio.Task[T | None], AsyncGenerator[T]] = {}
     idle = [*streams]

@@ -1,9 +1,9 @@
 """Decide the state of a job on several hosts from its set and pods. No I/O.
 
-The first host's pod decides: it claims, and its value counts. A failure of another host
-becomes the reason. Neither kind of set says how the function ended, and the pods of a
-LeaderWorkerSet may not end, or are started again when they do. So this module uses the first end
-of each pod's container.
+The pod of the first host, number 0, decides: it claims the attempt, and its result counts. If
+another host failed first, that failure becomes the reason. Neither kind of set says how the
+function ended. The pods of a LeaderWorkerSet may never end, or are started again after their end.
+So this module uses the first end of each pod's container.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _End:
 
 
 def host_of(pod: Document) -> int | None:
-    """Return which host a pod is, if it is one of several."""
+    """Return the number of the host that *pod* is; None if the pod has no number."""
     text = str(part(part(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
 def observation_of(seen: Seen, verdict: Diagnosis) -> Observation:
-    """Return the observation of the attempt."""
+    """Return the observation of the attempt that the set in *seen* runs."""
     none: Document = {}
     about = seen.any_job or next(iter((*seen.pods, *seen.gone)), none)
     (observation,) = observations(Seen(job=about, name=seen.job_name), verdict)
@@ -61,9 +61,9 @@ def observation_of(seen: Seen, verdict: Diagnosis) -> Observation:
 
 
 def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
-    """Return what else ended besides the process of *verdict*: pods, and the set if it was deleted.
+    """Return the uids of pods that ended, and of the set if it is deleted while pods run.
 
-    Each may have left an outcome in the store.
+    The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
     """
     ended = {end.pod for end in _ends(seen) if end.ran}
     if seen.going and seen.alive:
@@ -72,7 +72,7 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
 
 def judge_group(seen: Seen) -> Diagnosis:
-    """Judge the attempt. Pass the result of `merged`, so that a cause outlives its pod."""
+    """Decide the attempt's state. Pass the result of `merged`, which also has deleted pods."""
     return describe(_state(seen))
 
 
@@ -105,7 +105,7 @@ def _state(seen: Seen) -> State:
 
 
 def _vanished(pod: Document) -> bool:
-    """Return whether it was deleted before it ran: the set says why, or creates another pod.
+    """Return whether *pod* was deleted before it ran: the set says why, or creates another pod.
 
     Sets and pods come by different watches, either of which may be late.
     """
@@ -113,7 +113,7 @@ def _vanished(pod: Document) -> bool:
 
 
 def _ends(seen: Seen) -> list[_End]:
-    """Return which programs have ended, the earliest first."""
+    """Return the first end of each pod's program that has ended, the earliest first."""
     found: list[_End] = []
     for document in sorted(seen.every_pod, key=age):
         restarted = _before_restart(document)
@@ -167,7 +167,7 @@ def _cause(seen: Seen, ends: Sequence[_End]) -> State | None:
 
 
 def _is_evidence(state: State) -> bool:
-    """Return whether its reason is more specific than the deletion of the pod."""
+    """Return whether the reason of *state* says more than that the pod was deleted."""
     return state.cause.reason not in (None, Reason.LOST, Reason.USER_ERROR)
 
 
@@ -199,10 +199,10 @@ def _going_on(
 class GroupTable(Table):
     """A `Table` of sets instead of Jobs.
 
-    A set and its pods share one label; only pods that have *label* are of this kind of sets.
-    With *hints*, `news` has an additional observation for each process that ended: it doesn't
-    close the attempt, but is a reason to look at it. *makers* gives kind and name of the
-    objects that create a set's pods.
+    A set and its pods share a label with their name. Only pods that have *label* belong to this
+    kind of set. With *hints*, `news` also yields an observation for each process that ended. The
+    attempt may not be over then, but the store may have its outcome. *makers* returns the kind and
+    name of the objects that create a set's pods.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class GroupTable(Table):
         return str((labels.get(JOB) if pods else metadata.get("name")) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
-        """Return whether the set that has the name now made *pod*."""
+        """Return whether the present set of this name made *pod*."""
         of = entry.job or entry.seen.any_job
         lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
         return not of or lives[0] == lives[1]
@@ -252,7 +252,7 @@ class GroupTable(Table):
             yield now
 
     def _is_known(self, entry: Entry) -> bool:
-        """Return whether its set was seen, or no longer exists: pods may be seen earlier."""
+        """Return whether the set was seen or no longer exists; its pods may be seen before it."""
         if entry.seen.any_job:
             return True
         if all(Pod(pod).ended for pod in entry.pods.values()):

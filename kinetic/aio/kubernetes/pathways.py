@@ -26,7 +26,7 @@ from kinetic.errors import AuthError, LaunchError, NotFound
 
 
 class _Sets:
-    """The sets of one kind in a namespace."""
+    """The sets of one kind in a namespace; a set is the pods that run one job on several hosts."""
 
     def __init__(self, api: Api, kind: Kind, namespace: str, patience: Patience) -> None:
         self.kind = kind
@@ -35,20 +35,20 @@ class _Sets:
         self.inquiry = Diagnostics(api, self.paths, patience, stop=kind.stop, makers=kind.makers)
 
     def table(self, *, hints: bool = True) -> GroupTable:
-        """Return an empty table."""
+        """Return an empty table that evaluates sets of this kind."""
         return GroupTable(label=self.kind.label, hints=hints, makers=self.kind.makers)
 
     def path(self, name: str) -> str:
-        """Return where the set of the attempt *name* is."""
+        """Return the API path of the set that runs the attempt *name*."""
         return f"{self.paths.jobs}/{group_name(name)}"
 
 
 class PathwaysCluster(GkeCluster):
     """`kinetic.aio.ports.Cluster` on one namespace, with a set of pods for each job.
 
-    *kind* names the one of `KINDS` that new jobs get; the rest is as for `GkeCluster`. It also
-    finds, watches, and deletes sets of the other kinds, if the cluster has them. Kubernetes
-    restarts nothing: each attempt is another set.
+    *kind*, a key of `KINDS`, is the kind of set for new jobs; see `GkeCluster` for the other
+    arguments. The cluster object also finds, watches, and deletes sets of the other kinds, if the
+    cluster supports them. Kubernetes restarts nothing: each attempt is another set.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class PathwaysCluster(GkeCluster):
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change, forever; reconnects automatically.
 
-        The end of each host, and the deletion of the set, come as the end of another
-        executor than the one that claimed: the store may have an outcome then.
+        When the pod of another host ends, or the set is deleted, this yields an end with that pod
+        or set as executor. The first host may have written an outcome to the store by then.
 
         Raises:
-            BackendError: You may not read it, or the cluster has no sets of any kind.
+            BackendError: You may not read the sets, or the cluster supports no kind of set.
         """
         selector = by_labels(labels)
         own, *others = await self._kinds()
@@ -161,7 +161,7 @@ class PathwaysCluster(GkeCluster):
                 yield seen
 
     async def _paths_of(self, name: str) -> Paths:
-        """Return the paths of the kind of sets that the attempt is one of."""
+        """Return the API paths for the kind of set that runs the attempt *name*."""
         kinds = await self._kinds()
         for sets in kinds if len(kinds) > 1 else ():
             with suppress(NotFound):

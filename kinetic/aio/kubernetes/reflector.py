@@ -21,10 +21,10 @@ from kinetic.aio.kubernetes.trimming import trimmed
 from kinetic.errors import Expired, Throttled, Unavailable
 
 PAGE = 250
-"""Objects in one answer: some 20 ms of work for the event loop."""
+"""Objects in one page of a list; decoding a page blocks the event loop for about 20 ms."""
 
 TRIES = 3
-"""How often a list that expires starts over."""
+"""How often to try a list that expires before its last page."""
 
 WARN_AFTER = 5
 """Failures in a row before a watch warns."""
@@ -57,7 +57,7 @@ class Rhythm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Everything that exists now."""
+    """All objects that match a selector, as of the collection's ``version``."""
 
     items: list[Document]
     version: str
@@ -82,9 +82,10 @@ async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
 
 
 async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, take: Take) -> None:
-    """Pass the items that `reflect` yields for jobs and pods to *feed*, forever.
+    """Pass the items that `reflect` yields for jobs and pods to *take*, forever.
 
-    Pods come after the first list of jobs: an older list would lack how those ended.
+    Pods are listed after the first list of jobs, so that the list shows how pods of ended jobs
+    ended.
 
     Raises:
         BackendError: The server refuses the read for good.
@@ -105,7 +106,7 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
 async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
     """Read all objects that *selector* matches, as of one moment.
 
-    A list that takes longer than the server remembers its beginning starts over.
+    If the server forgets the moment before the last page was read, the list starts over.
     """
     for _ in range(TRIES):
         try:
@@ -135,8 +136,8 @@ async def reflect(
 ) -> AsyncGenerator[Listed | Changed]:
     """Yield what exists, then every change, forever; each `Listed` replaces everything before it.
 
-    A watch resumes where it stopped. It lists everything again when the server no longer
-    remembers that version, after an error in the watch, and every ``rhythm.relist_s``.
+    A watch resumes where it stopped. `reflect` lists everything again when the server no longer
+    remembers that version, after an error in the watch, and every ``rhythm.relist_s`` seconds.
 
     Raises:
         BackendError: The server refuses the read for good.

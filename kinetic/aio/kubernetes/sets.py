@@ -16,7 +16,10 @@ NODE_POOL = "cloud.google.com/gke-nodepool"
 """The label that all nodes of one TPU slice share: two sets never share a slice."""
 
 LIFE = "kinetic.dev/life"
-"""The annotation that only a set and its own pods share, not a later set of the same name."""
+"""The annotation with a random value that a set and its pods share.
+
+A later set of the same name has another value.
+"""
 
 PORT = 8476
 """The port on which the first host listens for the others."""
@@ -41,10 +44,11 @@ class Kind:
     """A kind of sets: where the API server keeps them, and how to make or stop one.
 
     ``label`` is a label that only this kind's controller puts on pods. ``exclusive`` is the
-    annotation that keeps other sets off its nodes. ``host`` is the field of a pod with the number
-    of its host, and ``coordinator`` the address of the first host, by the set's name. ``body`` is
-    the set's spec, of its pods' template. ``stop`` is the change to that spec which ends the pods
-    and keeps the set. ``makers`` gives kind and name of the objects that create its pods.
+    annotation that keeps other sets off a set's nodes. ``host`` is the field of a pod with the
+    number of its host. ``coordinator`` returns the address of the first host from the set's name,
+    and ``body`` the set's spec from the template of its pods. ``stop`` is the change to the spec
+    that ends the pods and keeps the set. ``makers`` returns kind and name of the objects that
+    create a set's pods.
     """
 
     name: str
@@ -60,7 +64,7 @@ class Kind:
     makers: Callable[[str], Sequence[tuple[str, str]]]
 
     def manifest(self, spec: JobSpec, at: Placement) -> dict[str, Any]:
-        """Return the set that carries *spec*: its pods are those of a Job for it.
+        """Return the manifest of the set that runs *spec*; its pods are like those of a Job.
 
         Raises:
             ConfigurationError: See `kinetic.aio.kubernetes.manifests.job_manifest`.
@@ -94,7 +98,7 @@ class Kind:
 
 
 def group_name(name: str) -> str:
-    """Return the name of the set that carries the attempt *name*."""
+    """Return the name of the set that runs the attempt *name*."""
     return object_name(name, longest=NAME_LENGTH)
 
 
@@ -130,9 +134,9 @@ def _leader_worker_set(name: str, hosts: int, pod: dict[str, Any], at: Placement
         "startupPolicy": "LeaderCreated",
         "leaderWorkerTemplate": {
             "size": hosts,
-            # The other hosts can't go on without one that died.
+            # If one host dies, the other hosts can't continue.
             "restartPolicy": "RecreateGroupOnPodRestart",
-            # The leader deletes the set at the end.
+            # The leader, host 0, deletes the set at the end, for which it needs a token.
             "leaderTemplate": {**pod, "spec": {**spec, "automountServiceAccountToken": True}},
             "workerTemplate": {**pod, "spec": spec},
         },

@@ -25,8 +25,9 @@ from kinetic.aio.ports import Observation, Phase
 class Waiting:
     """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
-    ``since`` is when it was first seen to wait, ``hopeless`` since when it can never start.
-    ``asked`` counts the inquiries about it, and ``asked_as`` is what was known before the first.
+    ``since`` is when the job was first seen to wait, ``hopeless`` when it first seemed unable to
+    ever start. ``asked`` counts the inquiries about the job, and ``asked_as`` is its explanation
+    before the first inquiry.
     """
 
     __slots__ = ("asked", "asked_as", "hopeless", "since")
@@ -39,11 +40,12 @@ class Waiting:
 
 
 class Entry:
-    """One name: the Job that has it now, and the pods of that Job.
+    """What is known about one name of a Job: the present Job of this name, and its pods.
 
-    ``over`` is the uid of a Job of which only the removal still matters; its documents are
-    dropped. ``reported`` has the last observation that clients got of each of its attempts,
-    ``current`` is the name of the last one. ``facts`` are the answers to inquiries about it.
+    ``over`` is the uid of an ended Job, whose documents were dropped: only its deletion still
+    matters. ``reported`` has the last observation that clients got of each of the Job's attempts,
+    ``current`` is the name of the last attempt. ``facts`` are the answers to inquiries about the
+    Job.
     """
 
     __slots__ = (
@@ -75,7 +77,7 @@ class Entry:
         self.waiting = Waiting()
 
     def judge(self, *, orphans: bool) -> Diagnosis | None:
-        """Judge the job; return None if its Job must be seen first."""
+        """Decide the job's state; return None if this must wait until its Job has been seen."""
         pods = [*self.pods.values()]
         whose = uid(self.job) if self.job is not None else uid(self.seen.any_job)
         if whose:
@@ -94,7 +96,7 @@ class Entry:
         self.seen = merged(self.seen, now)
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
-        """Take the current Job; return whether its observations may have changed."""
+        """Store the current Job, or its deletion; return whether observations may have changed."""
         known = uid(self.job) or uid(self.seen.any_job) or self.over
         if deleted:
             if uid(job) != known:
@@ -111,7 +113,10 @@ class Entry:
         return before is None or not same(before, job)
 
     def put_pod(self, pod: Document, *, deleted: bool, own: bool) -> bool:
-        """Take a pod, *own* if the present Job made it; return whether that may change anything."""
+        """Store a pod, or its deletion; return whether observations may have changed.
+
+        *own* says whether the present Job made the pod.
+        """
         if self.over and self.over == owner(pod):
             return False
         before = self.pods.get(uid(pod))
@@ -124,7 +129,7 @@ class Entry:
         return before is None or not same(before, pod)
 
     def finish(self) -> None:
-        """Drop what only a job that isn't over needs: the cluster keeps ended Jobs for a day."""
+        """Drop the documents of an ended job, to save memory: the cluster keeps it for a day."""
         self.over = uid(self.job)
         if self.job is not None:
             metadata = part(self.job, "metadata")
@@ -143,21 +148,22 @@ def _finalizers(job: Document) -> Sequence[str]:
 
 
 def _leaving(pod: Document) -> Document:
-    """Return *pod* as being deleted, because Kubernetes deletes it after its Job."""
+    """Return *pod* marked as being deleted, because Kubernetes deletes it after its Job."""
     metadata = part(pod, "metadata")
     moment = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
     return {**pod, "metadata": {**metadata, "deletionTimestamp": moment}}
 
 
 def is_process(pod: Document) -> bool:
-    """Return whether it may run without its Job: on a node, and not ended."""
+    """Return whether *pod* may have a running process: it is on a node, and hasn't ended."""
     return bool(part(pod, "spec").get("nodeName")) and not Pod(pod).ended
 
 
 class Table:
-    """The jobs of one selector. `feed` takes lists and changes in any order; `news` has the result.
+    """The jobs of one selector. `feed` takes lists and changes; `news` yields new observations.
 
-    With ``orphans``, a pod whose Job is not among the jobs has lost it: `news` reports the pod.
+    If ``orphans`` is True, a pod whose Job isn't in the table has lost its Job, and `news` reports
+    the pod. Otherwise, the pod waits until its Job is listed.
     """
 
     def __init__(self) -> None:
@@ -215,7 +221,10 @@ class Table:
             self._dirty[name] = None
 
     def _name(self, document: Document, *, pods: bool) -> str:
-        """Return the name of the Job that *document* is, or is a pod of; "" for others."""
+        """Return the name of the Job *document*, or of the Job of the pod *document*.
+
+        Return "" for other objects, and for jobs on several hosts.
+        """
         metadata = part(document, "metadata")
         if HOSTS in part(metadata, "annotations"):
             return ""
@@ -225,7 +234,7 @@ class Table:
         return str(controller(document).get("name") or part(metadata, "labels").get(JOB) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
-        """Return whether the Job that has the name now made *pod*."""
+        """Return whether the present Job of this name made *pod*."""
         return owner(pod) == uid(entry.job)
 
     def news(self, most: int = 10**9) -> Iterator[Observation]:
@@ -269,7 +278,7 @@ class Table:
         over = settled(entry.seen, verdict)
         for now in (*current, *(never_ran(entry.reported, current, verdict) if over else ())):
             before = entry.reported.get(now.name)
-            # A receipt may have the whole value.
+            # Drop the receipt to save memory: it may contain the function's whole result.
             entry.reported[now.name] = replace(now, receipt=None)
             if is_news(before, now):
                 yield now

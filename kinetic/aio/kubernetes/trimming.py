@@ -12,7 +12,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
 
 RECEIPT = "receipt"
-"""The field of a trimmed container's end that has the receipt of its outcome."""
+"""The field that `trimmed` adds to the end of a container: the receipt of the job's outcome."""
 
 _METADATA = (
     "name",
@@ -72,7 +72,7 @@ _memo: dict[Any, Any] = {}
 
 
 def _shared(value: Any) -> Any:
-    """Return *value* with each part that equals a recent one replaced by that one.
+    """Return *value*, with parts of recent documents in place of parts that equal them.
 
     Documents of a batch differ little, so this saves most of their memory.
     """
@@ -92,12 +92,12 @@ def _shared(value: Any) -> Any:
 
 
 def _known(one: Any) -> Any:
-    """Return the key of a shared part, which keeps the objects alive whose ids it has."""
+    """Return a key for a shared part; an id is safe, because `_memo` keeps its object alive."""
     return (type(one), one) if isinstance(one, (str, int, float)) else id(one)
 
 
 def same(before: Document, now: Document) -> bool:
-    """Return whether the trimmed document *now* has nothing new; half of all changes have not."""
+    """Return whether *now*, a trimmed document, has nothing new; this is true of half of them."""
     if _only(_IDENTITY, part(before, "metadata")) != _only(_IDENTITY, part(now, "metadata")):
         return False
     if before["spec"] != now["spec"]:
@@ -108,7 +108,7 @@ def same(before: Document, now: Document) -> bool:
 
 
 def _with_receipts(status: Document) -> Document:
-    """Replace receipts in termination messages: a receipt is not output of the program."""
+    """Move receipts from termination messages to a field, because they aren't program output."""
     statuses = parts(status, "containerStatuses")
     if not any(part(part(one, "state"), "terminated").get("message") for one in statuses):
         return status
@@ -121,7 +121,7 @@ def _with_receipt(container: Document) -> Document:
     if receipt is None:
         return container
     kept = {key: value for key, value in ended.items() if key != "message"} | {RECEIPT: receipt}
-    with contextlib.suppress(ValueError):  # of another version
+    with contextlib.suppress(ValueError):  # the receipt is of another version
         kept[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
     return {**container, "state": {"terminated": kept}}
 
