@@ -19,11 +19,11 @@ class Outlook(enum.Enum):
     """Whether a job can still start or succeed."""
 
     OPEN = "open"
-    """It runs, or waiting may be enough."""
+    """The job runs, or may start if it just waits."""
     BLOCKED = "blocked"
-    """It can't start until a user changes the cluster: a node pool, a Secret, a permission."""
+    """The job can't start until a user changes the cluster: a node pool, a Secret, a permission."""
     FINAL = "final"
-    """It has ended, or can never start as requested."""
+    """The job has ended, or can never start as requested."""
 
 
 PLATFORM = (Reason.PREEMPTED, Reason.EVICTED, Reason.NODE_LOST)
@@ -44,14 +44,15 @@ ADVICE = {
     Reason.CANCELLED: "submit it again if you didn't intend that",
     Reason.LOST: "run it again",
 }
-"""The next step for each reason, for causes without advice that fits better."""
+"""The next step for each reason, for causes that have no more specific advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a job is in its state: *what* has the first clause, *more* the others.
 
-    If ``advice`` is None, `ADVICE` has it. ``secret`` names a Secret that doesn't exist.
+    If ``advice`` is None, `ADVICE` has the advice for the reason. ``secret`` names a Secret that
+    doesn't exist.
     """
 
     what: str = ""
@@ -78,10 +79,10 @@ class Cause:
 class Diagnosis:
     """The state of a job as its user sees it.
 
-    ``phase`` is about processes: it isn't ENDED while one may run, whatever the Job's
+    ``phase`` is about processes: it isn't ENDED while a process may run, whatever the Job's
     conditions say. ``executor`` is the pod's uid. ``message`` says what happened and
     ``advice`` what to do next; both may be empty. ``secret`` names a Secret that the job
-    waits for. Of a job on several hosts, ``host`` is the one that failed first.
+    waits for. For a job on several hosts, ``host`` is the host that failed first.
     """
 
     status: JobStatus = JobStatus.PENDING
@@ -119,7 +120,7 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether no process of it can run."""
+        """Whether no process of the job or pod can run any more."""
         return self.phase in (Phase.ENDED, Phase.GONE)
 
 
@@ -131,7 +132,7 @@ def waiting(cause: Cause, *lead: str, executor: str = "") -> State:
 
 
 def running(cause: Cause, *lead: str, executor: str = "") -> State:
-    """Return the state of a job that runs, and that *cause* may end."""
+    """Return the state of a running job; *cause* is what may delay or end the job."""
     return replace(
         waiting(cause, *lead, executor=executor), status=JobStatus.RUNNING, phase=Phase.RUNNING
     )
@@ -172,7 +173,7 @@ def describe(state: State) -> Diagnosis:
 
 
 def _step(state: State) -> str:
-    """Return the next step, and what follows it."""
+    """Return the advice for the user, and what to do or expect after following the advice."""
     step, outlook = state.cause.next_step, state.cause.outlook
     if not step or outlook is Outlook.OPEN:
         return step
@@ -189,10 +190,10 @@ _FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The cause of a message that matches *pattern*: a quote with this advice.
+    """The advice, reason, and outlook for a message of Kubernetes that matches *pattern*.
 
-    *advice* may refer to the facts that `known` gets. A group named ``secret`` is the name of a
-    missing Secret.
+    *advice* may contain fields such as ``{arch}``, which `known` fills with its facts. A group
+    ``secret`` of the pattern matches the name of a missing Secret.
     """
 
     pattern: str
@@ -206,7 +207,7 @@ def known(
 ) -> Cause | None:
     """Return the cause by the first of *rules* that matches *text*, or None.
 
-    It says *what*, and quotes *quote*; by default the informative part of *text*.
+    The cause says *what* happened, and quotes *quote*: by default, the informative part of *text*.
     """
     for rule in rules:
         if (found := re.search(rule.pattern, text, _FLAGS)) is not None:
@@ -228,7 +229,7 @@ def quoted(
     reason: Reason = Reason.SETUP,
     outlook: Outlook = Outlook.BLOCKED,
 ) -> Cause:
-    """Return the cause that `known` finds; else *text* with the advice for *reason*."""
+    """Return the cause that `known` finds; else quote *text*, with the advice for *reason*."""
     if (found := known(rules, what, text)) is not None:
         return found
     quote = gist(text)

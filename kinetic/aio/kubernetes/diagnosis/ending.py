@@ -46,7 +46,7 @@ def _failure(pod: Pod, bad: Container | None) -> Cause:
 
 
 def sidecar_memory(pod: Pod) -> Cause | None:
-    """Return that the sidecar which mounts buckets ran out of memory, if it did."""
+    """Return a cause if the sidecar that mounts buckets ran out of memory, else None."""
     for one in pod.containers if pod.ran else ():
         ends = (part(part(one.status, key), "terminated") for key in ("state", "lastState"))
         if one.init and any(end.get("reason") == "OOMKilled" for end in ends):
@@ -61,7 +61,7 @@ _SHUTDOWN = ("Terminated", "Shutdown", "NodeShutdown")
 
 
 def removal(pod: Pod) -> Cause | None:
-    """Return what the platform or a user did to end *pod*; None if nothing."""
+    """Return what the platform or a user did to end *pod*; None if they did nothing."""
     disruption: Document = pod.disruption or {}
     why, state = str(disruption.get("reason") or ""), str(pod.status.get("reason") or "")
     message = one_line(str(pod.status.get("message") or disruption.get("message") or ""), LONGEST)
@@ -149,7 +149,7 @@ _LAST_WORDS = (
 """Advice for the last lines of a program's output."""
 
 _CRASHES = (132, 134, 135, 136, 139)
-"""Exit codes after SIGILL, SIGABRT, SIGBUS, SIGFPE, and SIGSEGV."""
+"""Exit codes of a program that crashed: by SIGILL, SIGABRT, SIGBUS, SIGFPE, or SIGSEGV."""
 
 
 def exit_cause(one: Container) -> Cause:

@@ -14,9 +14,9 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 class Seen:
     """Everything known of one job, as the API returned it.
 
-    ``nodes`` is None if they are not known. ``workload`` is Kueue's object for the Job.
+    ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
     ``gone`` and ``earlier`` are the last versions of pods and of the Job that no longer
-    exist: `merged` keeps them, because Kubernetes often deletes a cause after a second.
+    exist. `merged` keeps them, because Kubernetes often deletes a pod a second after it failed.
     ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
     are storage drivers that the cluster doesn't have.
     """
@@ -34,7 +34,7 @@ class Seen:
 
     @property
     def any_job(self) -> Document:
-        """The Job, or its last version."""
+        """The Job, or its last version if it was deleted."""
         return self.job or self.earlier or {}
 
     @property
@@ -49,12 +49,12 @@ class Seen:
 
     @property
     def every_pod(self) -> Sequence[Document]:
-        """All pods, those that no longer exist first."""
+        """All pods; pods that no longer exist come first."""
         return (*self.gone, *self.pods)
 
     @property
     def alive(self) -> Sequence[Document]:
-        """The pods of which a program runs, or will run."""
+        """The pods that exist and haven't ended: a program in them runs, or will run."""
         return [pod for pod in self.pods if not Pod(pod).ended]
 
     @property
@@ -69,10 +69,10 @@ class Seen:
         return suspended or bool(self.spec.get("suspend"))
 
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
-        """Return events on a pod (for None: the Job, or its makers) with one of *reasons*.
+        """Return events with one of *reasons* about a pod or, for None, the Job or its makers.
 
-        They are in order of time. Events outlive their objects: one with another uid, or an
-        event of a maker that is older than the set, belongs to an earlier object of the name.
+        They are in order of time. Events outlive their objects. So events with another uid, and
+        events of a maker from before the set was created, belong to earlier objects of this name.
         """
         metadata: Document = part(document if document is not None else self.any_job, "metadata")
         born = str(metadata.get("creationTimestamp") or "")[:19]
@@ -124,7 +124,10 @@ def merged(before: Seen, now: Seen) -> Seen:
 
 
 def _as_first_asked(before: Document | None, now: Document) -> Document:
-    """Return *now* with its first deletion time: at the end, its node requests deletion again."""
+    """Return the pod *now* with its first deletion time.
+
+    The node requests deletion again when the pod has ended, which changes this time.
+    """
     first, asked = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
@@ -140,7 +143,7 @@ def _identity(event: Document) -> tuple[object, ...]:
 
 
 OUTCOME = "kinetic"
-"""The key of a container's end with the reason of the outcome that its runner committed."""
+"""The field of a container's end with the reason of the outcome that the runner committed."""
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that mean that its program never started."""
@@ -156,26 +159,26 @@ class Container:
     init: bool = False
 
     def state(self, kind: str) -> Document | None:
-        """Its state *kind* (waiting, running, terminated), if it is in that state."""
+        """The container's state *kind* (waiting, running, terminated), if it is in this state."""
         found: Document | None = part(self.status, "state").get(kind)
         return found
 
     @property
     def ended(self) -> Document | None:
-        """Its end: the current one, or the last one while it waits for a restart."""
+        """The container's end or, while it waits for a restart, its last end."""
         last: Document | None = part(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
         return self.state("terminated") or (last if waits else None)
 
     @property
     def never_started(self) -> bool:
-        """Whether it never started; its node reported an end because the pod ended."""
+        """Whether the container never started, although its node reported an end with the pod's."""
         unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 
     @property
     def memory(self) -> str:
-        """Its memory limit as written, or an empty text."""
+        """The container's memory limit as written, or an empty text."""
         return str(part(part(self.spec, "resources"), "limits").get("memory", ""))
 
 
@@ -184,7 +187,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Pod:
-    """The last version of a pod, with everything else that was *seen*."""
+    """The last version of a pod, with everything else that was *seen* of its job."""
 
     def __init__(self, document: Document, seen: Seen | None = None) -> None:
         self.document, self.seen = document, seen or Seen()
@@ -193,7 +196,7 @@ class Pod:
 
     @property
     def index(self) -> int | None:
-        """Its index in its Job."""
+        """The pod's index in its Job; None if it has no index."""
         given = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
         text = str(given.get(_INDEX))
         return int(text) if text.isdecimal() else None
@@ -219,12 +222,12 @@ class Pod:
 
     @cached_property
     def programs(self) -> Sequence[Container]:
-        """Containers that aren't init containers; the first one decides."""
+        """The containers that aren't init containers; the first of them decides the pod's state."""
         return [one for one in self.containers if not one.init]
 
     @property
     def ended(self) -> bool:
-        """Whether no program of it runs or will run."""
+        """Whether no program of the pod runs or will run."""
         if self.status.get("phase") in ("Succeeded", "Failed"):
             return True
         if not self.status.get("containerStatuses"):
@@ -234,12 +237,12 @@ class Pod:
 
     @property
     def gone(self) -> bool:
-        """Whether it no longer exists."""
+        """Whether the pod no longer exists."""
         return any(self.uid == uid(one) for one in self.seen.gone)
 
     @property
     def ran(self) -> bool:
-        """Whether a program of it ever started."""
+        """Whether a program of the pod ever started."""
         return any(
             one.state("running") is not None
             or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
@@ -249,17 +252,17 @@ class Pod:
 
     @property
     def runs(self) -> bool:
-        """Whether a program of it runs now."""
+        """Whether a program of the pod runs now."""
         return any(one.state("running") is not None for one in self.programs)
 
     @property
     def terminating(self) -> bool:
-        """Whether its deletion was requested."""
+        """Whether the deletion of the pod was requested."""
         return bool(self.metadata.get("deletionTimestamp"))
 
     @property
     def disruption(self) -> Document | None:
-        """The condition that says that the platform ended it, if there is one."""
+        """The condition that says that the platform ended the pod, if there is one."""
         return condition(self.document, "DisruptionTarget")
 
     @property
@@ -272,13 +275,13 @@ class Pod:
 
     @property
     def end(self) -> Document:
-        """The end of its program."""
+        """The end of the container that failed, else of the first program; empty if none ended."""
         one = self.failed_container or next(iter(self.programs), None)
         return (one.ended if one is not None else None) or {}
 
     @property
     def ended_on_request(self) -> bool:
-        """Whether its program ended by itself after the pod's deletion was requested."""
+        """Whether the program ended after the pod's deletion was requested, as if in response."""
         try:
             until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
             asked = until - timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
@@ -289,7 +292,7 @@ class Pod:
 
     @property
     def may_be_stopped(self) -> bool:
-        """Whether a request to stop may have caused its end, by exit code or time."""
+        """Whether a request to stop may have caused the pod's end, by exit code or time."""
         code, reason = self.end.get("exitCode"), self.end.get("reason")
         by_signal = code in (137, 143) and reason in (None, "Error")
         failed = self.failed_container
@@ -297,26 +300,26 @@ class Pod:
 
     @property
     def deleted(self) -> bool:
-        """Whether its Job or a user deleted it, and not the platform."""
+        """Whether the pod's Job or a user deleted the pod, and not the platform."""
         return self.terminating and self.may_be_stopped and self.disruption is None
 
     @cached_property
     def node(self) -> Document | None:
-        """Its node, if it is known."""
+        """The pod's node, if the node is known."""
         name = self.spec.get("nodeName")
         found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
         return next(found, None)
 
     @property
     def node_removed(self) -> bool:
-        """Whether its node no longer exists."""
+        """Whether the pod's node no longer exists."""
         name = self.spec.get("nodeName")
         there = {part(one, "metadata").get("name") for one in self.seen.nodes or ()}
         return bool(name and there) and name not in there
 
     @property
     def node_silent(self) -> bool:
-        """Whether its node doesn't respond. The status of its containers is out of date then.
+        """Whether the pod's node doesn't respond. The containers' status is out of date then.
 
         Only the controller that watches nodes marks a pod as not ready without a reason.
         """
@@ -327,26 +330,26 @@ class Pod:
 
     @property
     def on_spot(self) -> bool:
-        """Whether the cloud may take its machine back."""
+        """Whether the pod's machine is a spot machine, which the cloud may take back."""
         labels = part(part(self.node, "metadata"), "labels")
         return any(key in part(self.spec, "nodeSelector") or key in labels for key in _SPOT)
 
     @property
     def taints(self) -> Sequence[Document]:
-        """The taints of its node."""
+        """The taints of the pod's node."""
         return parts(part(self.node, "spec"), "taints")
 
     @property
     def node_ending(self) -> bool:
-        """Whether the cloud has announced the end of its node (GKE, "Spot VMs")."""
+        """Whether the cloud has announced the end of the pod's node (GKE, "Spot VMs")."""
         notice = "cloud.google.com/impending-node-termination"
         return any(one.get("key") == notice for one in self.taints)
 
     def events(self, *reasons: str) -> list[Document]:
-        """Events on it with one of *reasons*, in order."""
+        """Return the events about the pod with one of *reasons*, the oldest first."""
         return self.seen.about(self.document, *reasons)
 
     def last_message(self, *reasons: str) -> str:
-        """The message of the last such event, or an empty text."""
+        """Return the message of the pod's last event with one of *reasons*, or an empty text."""
         found = self.events(*reasons)
         return str(found[-1].get("message") or "") if found else ""

@@ -53,13 +53,13 @@ _CAUSES = (
         "build and push it, or correct the name or tag",
     ),
 )
-"""Advice by "REASON: message", without quoted text and the image's own name."""
+"""Advice by patterns of "REASON: message", where quoted text and the image's name are removed."""
 
 
 def pull_failure(pod: Pod, one: Container, reason: str, message: str) -> Cause:
     """Return why container *one* has no image, by its state's *reason* and *message*.
 
-    A message that only says that the node waits is replaced by that of an earlier event.
+    If *message* only says that the node waits, the message of an earlier event replaces it.
     """
     image = str(one.spec.get("image") or one.status.get("image") or "")
     if not message or (message.startswith("Back-off") and ": " not in message):

@@ -1,4 +1,4 @@
-"""Decide the state of a job from everything that was observed of it."""
+"""Decide the state of a job from its Job, pods, events, and nodes. No I/O."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDele
 def judge(seen: Seen) -> Diagnosis:
     """Return the state of a job as its user sees it.
 
-    A pod's end precedes its Job's by a second and explains it; if no other pod follows, it
-    counts at once. Jobs and pods come by different watches, either of which may be late.
-    Pass the result of `merged`, so that a cause outlives its pod.
+    A pod ends about a second before its Job, and explains the Job's end. If no other pod follows,
+    the pod's end counts at once. Jobs and pods come by different watches, either of which may be
+    late. Pass the result of `merged`, which also has deleted pods.
     """
     state = _job_state(seen)
     if held := _held(seen):
@@ -54,7 +54,8 @@ def judge_pod(pod: Pod) -> Diagnosis:
 def refused_request(answer: Document) -> Diagnosis:
     """Return the state of a Job that the API server refused to create with a ``Status``.
 
-    An unknown message is about the Job itself, unless the creation is forbidden (403).
+    After an unknown message, the Job can never start, unless the status is 403 (forbidden): then
+    a user may change the cluster.
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
@@ -63,7 +64,7 @@ def refused_request(answer: Document) -> Diagnosis:
 
 
 def _held(seen: Seen) -> str:
-    """Name the finalizer that keeps a deleted object of the job, or return nothing."""
+    """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
     idle = [pod for pod in seen.pods if not Pod(pod).runs]
     for one in [seen.job, *idle]:
         metadata = part(one, "metadata")
@@ -111,7 +112,7 @@ def _ended_pod(pod: Pod) -> State:
 
 
 def _threat(pod: Pod) -> Cause:
-    """Return what may end or delay a program that ran."""
+    """Return what may end or delay the program of *pod*, which has started."""
     if pod.node_silent:
         return Cause(
             what=f"its node {pod.spec.get('nodeName')} does not answer, so the program may not run",
@@ -148,7 +149,10 @@ def _job_state(seen: Seen) -> State:
 
 
 class _Pods:
-    """The pods of a Job: at most one is *alive*; those that are *over*, oldest first."""
+    """The pods of a Job, of which at most one is ``alive``.
+
+    ``over`` has the pods that ended or no longer exist, oldest first, each with its state.
+    """
 
     def __init__(self, seen: Seen) -> None:
         found = [Pod(one, seen) for one in sorted(seen.every_pod, key=age)]
@@ -165,12 +169,12 @@ class _Pods:
 
     @property
     def succeeded(self) -> list[tuple[Pod, State]]:
-        """Those that succeeded."""
+        """The pods that succeeded, each with its state."""
         return [one for one in self.over if one[1].status is JobStatus.SUCCEEDED]
 
     @property
     def failed(self) -> list[tuple[Pod, State]]:
-        """Those that failed."""
+        """The pods that failed, each with its state."""
         return [one for one in self.over if one[1].status is JobStatus.FAILED]
 
     def before(self) -> Cause | None:
@@ -182,8 +186,8 @@ class _Pods:
 def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    kinetic's Jobs replace a disrupted pod, unless its runner returned the exit code that ends the
-    Job. Any other Job has a condition that says that it has failed.
+    A Job of kinetic replaces a disrupted pod, unless the pod has an exit code that ends the Job.
+    A Job of another kind gets a condition when it has failed.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
@@ -207,7 +211,7 @@ def _settled(seen: Seen, pods: _Pods) -> State:
 
 
 def _active(seen: Seen, pods: _Pods) -> State:
-    """Return the state of a Job that isn't over: its pod, and why the previous one ended."""
+    """Return the state of a Job that isn't over: its pod's state, and why an earlier pod ended."""
     before = pods.before()
     if pods.alive is not None:
         return replace(pod_state(pods.alive), before=before)
@@ -227,7 +231,7 @@ def _suspended(seen: Seen, pods: _Pods) -> State:
 
 
 def _succeeded(pods: _Pods) -> State:
-    """Return the state of a Job that succeeded; the end of its pod may be seen later."""
+    """Return the state of a Job that succeeded; its pod's end may not have been seen yet."""
     if pods.succeeded:
         return replace(pods.succeeded[-1][1], before=pods.before())
     executor = pods.latest.uid if pods.latest is not None and not pods.latest.ended else ""
@@ -243,7 +247,7 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
         last = last or pods.failed
         state = last.pop()[1]
     elif pod is not None and not late and (cause := removal(pod)) is not None:
-        # Its program answered the deletion with exit code 0, which its Job counts as a failure.
+        # When the pod was deleted, its program returned 0, which the Job counts as a failure.
         state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
         reason = Reason.DEADLINE if late else Reason.LOST
@@ -281,7 +285,7 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
 
 
 def _while_alive(seen: Seen, alive: Pod, state: State) -> State:
-    """Return *state*, which ends the Job, while its pod may still run."""
+    """Return the state while a pod may still run, of a Job that ends with *state*."""
     lead = [_STOPPING] if alive.terminating or seen.job is not None else []
     make = running if alive.ran else waiting
     at = make(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)

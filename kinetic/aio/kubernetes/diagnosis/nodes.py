@@ -36,7 +36,7 @@ class Refusal:
 
 
 def refusals(spec: Document, node: Document) -> list[Refusal]:
-    """Return why *node*, used by no other pod, doesn't take a pod of this *spec*.
+    """Return why *node* wouldn't take a pod of this *spec* even if it ran no other pod.
 
     Labels are not considered; see `matches`.
     """
@@ -44,7 +44,7 @@ def refusals(spec: Document, node: Document) -> list[Refusal]:
 
 
 def takes(spec: Document, node: Document) -> bool:
-    """Return whether *node* takes a pod of this *spec* while it has room."""
+    """Return whether *node* would take a pod of this *spec* if it ran no other pod."""
     return matches(spec, node) and not refusals(spec, node)
 
 
@@ -91,7 +91,7 @@ def _closures(spec: Document, node: Document) -> list[Refusal]:
 
 
 def _taints(spec: Document, node: Document) -> dict[str, str]:
-    """Return the taints that the pod doesn't tolerate, by key."""
+    """Return the node's taints that a pod of this *spec* doesn't tolerate, by key."""
     found: dict[str, str] = {}
     for taint in parts(part(node, "spec"), "taints"):
         hard = taint.get("effect") in ("NoSchedule", "NoExecute")
@@ -124,7 +124,7 @@ def allocatable(node: Document, resource: str) -> float:
 
 
 def matches(spec: Document, node: Document) -> bool:
-    """Return whether the node has the labels that the pod selects."""
+    """Return whether *node* has the labels that a pod of this *spec* selects."""
     given = labels(node)
     return all(given.get(key) in values for key, values in selected(spec).items())
 

@@ -1,7 +1,7 @@
 """Find why a pod has no node: compare its requests with the nodes, and check the autoscaler.
 
-The scheduler's message isn't enough: it counts each node under its first mismatch only, and names
-no taint.
+The scheduler's message isn't enough: it reports only the first mismatch of each node, and doesn't
+name taints.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def placing(pod: Pod) -> Cause:
 
 
 def _quoted(spec: Document, message: str) -> Cause:
-    """Return the cause by quoting the scheduler, because the nodes aren't known."""
+    """Return a cause that quotes the scheduler, for the case that the nodes aren't known."""
     message, _, preemption = message.partition(" preemption: ")
     if message.startswith("no nodes available"):
         return _NO_NODE
@@ -117,7 +117,7 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Cause:
 
 
 def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> Cause:
-    """Return why the nodes that nearly fit refuse the pod."""
+    """Return why the nodes that fit the pod best still refuse it."""
     least = min(_distance(refused) for _, refused in found)
     names: defaultdict[tuple[Refusal, ...], list[str]] = defaultdict(list)
     for name, refused in found:
@@ -128,7 +128,7 @@ def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> 
         + " and ".join(one.text for one in refused)
         for refused, nodes in names.items()
     ]
-    # Advice to wait for one node is of more use than advice to change another.
+    # If some node becomes usable by waiting, advise only to wait, not to change other nodes.
     soon = [refused for refused in names if all(one.temporary for one in refused)]
     advice = dict.fromkeys(one.advice for refused in soon or names for one in refused)
     return _unplaced(
@@ -139,7 +139,7 @@ def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> 
 
 
 def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
-    """Return how poorly a node fits a pod; a node without its accelerator fits worst."""
+    """Return how poorly a node fits a pod; a node with none of a requested resource fits worst."""
     without = sum(one.text.startswith("no ") and not one.temporary for one in refused)
     return without, len(refused)
 
@@ -159,7 +159,7 @@ _PASSES = re.compile(
 
 
 def _scaled(pod: Pod, lack: Cause) -> Cause:
-    """Return the cause, and add what the autoscaler does about it."""
+    """Return why *pod* has no node: *lack*, and what the autoscaler does about it."""
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
         return lack

@@ -57,7 +57,10 @@ def readable(quantity: str | float) -> str:
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Return the requests of a pod of this *spec*; a limit counts where it has no request."""
+    """Return the resources that a pod of this *spec* requests.
+
+    A limit counts as the request of a resource for which there is no request.
+    """
     sidecars = (
         one for one in parts(spec, "initContainers") if one.get("restartPolicy") == "Always"
     )

@@ -15,7 +15,7 @@ _GATE = "kueue.x-k8s.io/admission"
 
 
 def is_gated(pod: Document) -> bool:
-    """Return whether Kueue holds this pod, and not the set that it belongs to."""
+    """Return whether Kueue holds this pod individually, instead of its whole Job or set."""
     return any(one.get("name") == _GATE for one in parts(part(pod, "spec"), "schedulingGates"))
 
 
@@ -25,7 +25,7 @@ _STUCK = {
     "Suspended": "ask the queue's administrator to start it again",
     "Inadmissible": "correct the queue's name (KINETIC_QUEUE), or ask its administrator",
 }
-"""Advice for reasons (Kueue 0.18 and later) that do not end by waiting."""
+"""Advice for reasons that Kueue 0.18 and later reports, and for which waiting doesn't help."""
 
 _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 
@@ -67,7 +67,7 @@ def _message(by: Document) -> str:
 
 
 def _checked(queue: str, workload: Document) -> Cause:
-    """Return which checks must still admit a workload whose quota is reserved."""
+    """Return which admission checks hold a workload whose quota is already reserved."""
     checks = parts(part(workload, "status"), "admissionChecks")
     left = [one for one in checks if one.get("state") != "Ready"]
     if refused := next((one for one in left if one.get("state") == "Rejected"), None):

@@ -46,7 +46,7 @@ def container_obstacle(pod: Pod, one: Container) -> Cause | None:
 # --- before there are containers ------------------------------------------------------------
 
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
-"""Events after which an earlier failure is over: volumes and sandbox come first."""
+"""Events after which earlier failures are over: volumes and the sandbox precede these events."""
 
 _OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
@@ -69,7 +69,7 @@ def _unprepared(pod: Pod) -> Cause | None:
 
 
 def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Cause | None:
-    """Return the state of a pull that its container's state doesn't show yet."""
+    """Return the cause if an image is being pulled; the container's state may not show this yet."""
     pulls = [one for one in left if one[0] in ("Pulling", "Failed") and "pull" in one[1].lower()]
     images = re.findall(
         r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(message for _, message in pulls)
@@ -113,7 +113,7 @@ _SURROUNDINGS = (
 
 
 def _unmounted(pod: Pod, messages: Sequence[str]) -> Cause:
-    """Return why volumes aren't mounted: one event has the cause, a later one may not."""
+    """Return why volumes aren't mounted; not every event in *messages* names the cause."""
     messages = [message for message in messages if "unmounted volumes=" not in message] or messages
     absent = [name for message in messages for name in LACKS_DRIVER.findall(message)]
     if any(name in pod.seen.absent for name in absent):
@@ -151,5 +151,5 @@ _STARTS = (
 
 
 def start_failure(one: Container, text: str) -> Cause:
-    """Return why a container could not be created, or its process not be started."""
+    """Return why container *one* wasn't created, or why its process wasn't started."""
     return quoted(f"container {one.name!r} could not be started", text, _STARTS)
