@@ -54,8 +54,7 @@ class RetryPolicy:
 
     The pause before a retry is random, so that clients which failed at the same moment don't
     all retry at the same moment. Its upper bound doubles from ``first_s`` up to ``longest_s``.
-    `retry` gives up
-    ``total_s`` after the first failure and warns after ``quiet_s``.
+    `retry` gives up ``total_s`` after the first failure and warns after ``quiet_s``.
     """
 
     first_s: float = 0.1
@@ -120,8 +119,8 @@ async def retry(
     """Await ``call()`` until it succeeds; retry the failures that *is_passing* accepts.
 
     The time limit starts with the first failure and restarts whenever *progress*, a counter, has
-    grown. If a failure has ``retry_after``, the pause in seconds that the
-    server asks for, that pause replaces the random one.
+    grown. If a failure has ``retry_after``, the pause in seconds that the server asks for, this
+    pause replaces the random pause.
 
     Raises:
         Exception: The last failure, when the time limit ends or *is_passing* rejects a failure.

@@ -73,7 +73,7 @@ class Content:
 
     @classmethod
     async def of(cls, body: bytes | Path, small: int) -> Content:
-        """Measure *body* and its checksum; read a file of at most *small* bytes into memory.
+        """Compute the size and checksum of *body*; keep up to *small* bytes of a file in memory.
 
         Raises:
             BackendError: The file can't be read.

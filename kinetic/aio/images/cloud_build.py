@@ -276,7 +276,10 @@ class Builder:
             raise
 
     async def _cancel(self, ordering: asyncio.Task[Any], name: str) -> None:
-        """Cancel the build that *ordering* requests, and builds tagged *name* with lost replies."""
+        """Cancel the build that the task *ordering* requests.
+
+        Also cancel builds tagged *name*: earlier tries may have started them and lost the reply.
+        """
         await asyncio.wait({ordering})
         if ordering.exception() is None:
             await self._cancel_build(str(ordering.result().metadata.build.id))

@@ -95,8 +95,8 @@ class ContainerImages:
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
             ClientClosed: This object was closed.
 
-        Cancelled: the build is cancelled, unless another call of this object waits for it. The
-        dependencies of a prebuilt image may stay in the store, where jobs share them.
+        Cancelled: the build is cancelled, unless another call of this object waits for the same
+        build. The dependencies of a prebuilt image may stay in the store, where jobs share them.
         """
         match request.mode:
             case "bundled":

@@ -60,14 +60,14 @@ class Section:
 
     @property
     def plugin(self) -> str:
-        """The name of a user's credential plugin, without its folder; "" without one."""
+        """The name of a user's credential plugin, without its folder; "" if there is no plugin."""
         section: Mapping[str, Any] = self.values.get("exec") or {}
         return Path(str(section.get("command") or "")).name
 
     def pem(self, name: str) -> str | None:
         """Return the PEM of certificates or of a key; None if the section has none.
 
-        The section has it inline, in base64, or names a file.
+        The section contains the PEM inline, in base64, or names a file that contains it.
 
         Raises:
             ValueError: The base64 is broken, or the file can't be read.

@@ -209,7 +209,7 @@ class Api:
         """Await ``work()`` and retry its temporary failures by *policy*.
 
         If *policy* is None, retry only while the client lacks a permission that it had before.
-        No other code retries requests.
+        Every request passes through this one layer of retries.
         """
         patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None

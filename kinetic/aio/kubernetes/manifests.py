@@ -262,7 +262,7 @@ JOB = "kinetic.dev/job"
 """The label with the Job's name, on the Job and its pods."""
 
 ITEM = "kinetic.dev/item"
-"""The label with the item of an attempt, on Jobs and pods: one selector finds all attempts."""
+"""The label with an attempt's item, on Jobs and pods: a selector finds all attempts of an item."""
 
 ATTEMPT = "kinetic.dev/attempt"
 """The label with the number of the attempt that the Job was created for."""
@@ -370,7 +370,7 @@ def _failure_rules() -> list[dict[str, Any]]:
 
 
 def _labels(spec: JobSpec, at: Placement) -> dict[str, str]:
-    """Return the order's labels, shortened for Kubernetes, and the usual ones."""
+    """Return the job's labels, shortened for Kubernetes, and those of `usual_labels`."""
     labels = {key: label_value(value) for key, value in spec.labels.items()}
     return usual_labels(at.secret) | labels
 

@@ -59,7 +59,7 @@ def controller(pod: Document) -> Document:
 
 
 def judged(seen: Seen) -> Diagnosis:
-    """Decide the state of the Job, including one that a client has ended."""
+    """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(seen)
     end = End.of(seen.any_job)
     if end is None or any(_started(pod) for pod in seen.every_pod):
@@ -105,7 +105,7 @@ def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
 
 
 def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
-    """Return an observation for each attempt; the last is the one that *verdict* is about.
+    """Return an observation for each attempt; *verdict* is about the last attempt.
 
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
     of its attempt. The observation has the job's name and labels, with that number.

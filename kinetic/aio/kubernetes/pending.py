@@ -1,4 +1,4 @@
-"""Find out why jobs wait, report it, and end those that can never start."""
+"""Find out and report why jobs wait, and end jobs that can never start."""
 
 from __future__ import annotations
 

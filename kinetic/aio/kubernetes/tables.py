@@ -163,7 +163,7 @@ class Table:
     """The jobs of one selector. `feed` takes lists and changes; `news` yields new observations.
 
     If ``orphans`` is True, a pod whose Job isn't in the table has lost its Job, and `news` reports
-    the pod. Otherwise, the pod waits until its Job is listed.
+    the pod. Otherwise, `news` waits for the Job, unless the pod is being deleted.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ async def sought(
     empty: Callable[[], Table] = Table,
     inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return the jobs with these *names* and those that carry *labels*; without both, all."""
+    """Return the jobs with these *names* and the jobs with *labels*; without both, all jobs."""
     wanted = set(names)
     selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
     named = await found(api, paths, selectors, empty, inquiry)

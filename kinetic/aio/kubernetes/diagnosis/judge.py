@@ -285,7 +285,7 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
 
 
 def _while_alive(seen: Seen, alive: Pod, state: State) -> State:
-    """Return the state while a pod may still run, of a Job that ends with *state*."""
+    """Return the state of a Job that will end with *state*, while its pod *alive* may still run."""
     lead = [_STOPPING] if alive.terminating or seen.job is not None else []
     make = running if alive.ran else waiting
     at = make(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
