@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """The ``exec`` section of a user, the folder of its kubeconfig, and the cluster it is for."""
+    """A user's ``exec`` section, the folder of its kubeconfig, and the cluster to log in to."""
 
     section: Mapping[str, Any] = field(repr=False)
     folder: Path

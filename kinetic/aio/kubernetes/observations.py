@@ -83,7 +83,8 @@ def judged(seen: Seen) -> Diagnosis:
 def _started(pod: Document) -> bool:
     """Return whether the pod's program ran.
 
-    Only a start time proves it: a kubelet may report an unknown end of a program that never ran.
+    Only a running state or a start time proves this: a kubelet may also report an unknown end of
+    a program that never ran.
     """
     states = [part(one.status, "state") for one in Pod(pod).programs]
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
@@ -146,7 +147,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _starts_before(pod: Document) -> int:
-    """Return how many pods of its Job failed before this one, for any reason."""
+    """Return how many pods of the same Job failed before *pod*, for any reason."""
     annotations = part(part(pod, "metadata"), "annotations")
     return sum(_number(str(annotations.get(key))) or 0 for key in _COUNTS)
 

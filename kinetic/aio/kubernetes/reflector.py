@@ -76,7 +76,7 @@ Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
 
 
 async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
-    """List jobs, then pods: if a Job is deleted in between, its remaining pods are still found."""
+    """List jobs, then pods: if a Job is deleted after the first list, its pods are still found."""
     await take(await listing(api, paths.jobs, selector), False)
     await take(await listing(api, paths.pods, selector), True)
 

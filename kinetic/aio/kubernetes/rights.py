@@ -41,7 +41,7 @@ _AROUND = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
 
 @cache
 def _needed() -> list[dict[str, list[str]]]:
-    """Return the rules of the manifest's Role for those who submit jobs."""
+    """Return the rules of the manifest's Role for users who submit jobs."""
     import yaml  # imported here, because only a refused request needs it
 
     for one in yaml.safe_load_all(MANIFEST.read_text()):
@@ -61,7 +61,7 @@ def rights(namespace: str) -> list[Right]:
 
 
 def by_resource(missing: Iterable[Right]) -> list[str]:
-    """Return a phrase for each resource, with its missing verbs and what needs them."""
+    """Return a phrase for each resource, with its missing verbs and the feature that needs them."""
     verbs: dict[str, list[str]] = {}
     for one in missing:
         name = f"{one.resource}.{one.group}" if one.group else one.resource

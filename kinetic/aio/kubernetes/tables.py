@@ -70,7 +70,7 @@ class Entry:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the Job that had the name before."""
+        """Forget everything about an earlier Job of this name."""
         self.seen = self.facts = Seen(name=self.name)
         self.verdict: Diagnosis | None = None
         self.over = ""

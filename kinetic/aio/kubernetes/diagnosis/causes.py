@@ -151,7 +151,7 @@ def ended(
 
 
 def describe(state: State) -> Diagnosis:
-    """Turn *state* into sentences. No other function does this for causes."""
+    """Turn *state* into the sentences of a `Diagnosis`."""
     cause, before = state.cause, state.before
     first, *more = [*cause.clauses, ""]
     clauses = [": ".join(one for one in (*state.lead, first) if one), *more]

@@ -109,7 +109,7 @@ def _removed(reason: Reason, what: str, advice: str | None = None) -> Cause:
 
 
 def _evicted(quote: str) -> Cause:
-    """Return why a kubelet evicted a pod: its node ran short, or the pod passed a limit."""
+    """Return why a kubelet evicted a pod: its node lacked a resource, or it passed a limit."""
     what = f"evicted by its node: {quote}"
     short = re.search(r"low on resource: (\S+?)(\.|$| )", quote)
     if short is not None:
