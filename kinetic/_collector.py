@@ -289,7 +289,9 @@ class _Store:
                 yield Unit("store/batches", identity, len(left), sum(one.size for one in left), 0)
 
     def needed(self, batches: Sequence[Listed], *, data: bool) -> set[str]:
-        """Return the names that uncollected batches, and jobs without an outcome, refer to.
+        """Return the names of shared contents that a batch, or an unfinished job, still refers to.
+
+        A batch refers to them until its results are collected or it is cleaned up.
 
         Includes the `Data` that inputs refer to only if *data* is true.
         """

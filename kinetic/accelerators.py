@@ -10,8 +10,8 @@ The grammar::
               | "gpu" | "tpu" | count            gpu, tpu:8, 4
     option    = "spot" | "hosts=" number
 
-Upper and lower case are the same, and so are names with and without their kind
-and the labels GKE gives its nodes (``nvidia-l4``, ``tpu-v6e-slice``).
+Upper and lower case are the same, and the kind is optional. The labels that GKE gives
+its nodes (``nvidia-l4``, ``tpu-v6e-slice``) are names, too.
 
 Ambiguous names mean:
 
@@ -32,9 +32,9 @@ Ambiguous names mean:
 
 Eight chips of v6e or v5e are one machine (``ct6e-standard-8t``) or two that share a
 slice (``ct6e-standard-4t``); their nodes have the same labels. The name alone means the
-layout that the cluster has, or the single machine if it has both or neither: a function
-then runs once and sees all chips.
-``tpu-v6e-8:hosts=2`` asks for two machines.
+layout that the cluster has. If the cluster has both or neither, the name means the single
+machine, on which a function runs once and sees all chips. ``tpu-v6e-8:hosts=2`` asks for
+two machines.
 """
 
 from __future__ import annotations

@@ -225,7 +225,9 @@ def _unpickled(
         return unpickler(reader, buffers=buffers).load()
     content = bytes(view)
     if unpickler is Unpickler and b"kinetic" not in content:
-        return pickle.loads(content, buffers=buffers)  # touches fewer pages of a warm parent
+        return pickle.loads(
+            content, buffers=buffers
+        )  # writes to fewer memory pages that a fork shares
     return unpickler(io.BytesIO(content), buffers=buffers).load()
 
 

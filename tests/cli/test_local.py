@@ -190,7 +190,7 @@ def test_a_wrong_input_is_found_by_its_line(
 @pytest.mark.parametrize(
     ("command", "submission", "words"),
     [
-        ("jobs", "grp-local-000000000000", "`kinetic batches` take it"),
+        ("jobs", "grp-local-000000000000", "or `kinetic batches`"),
         ("batches", "job-local-000000000000", "`kinetic jobs` take it"),
         ("batches", "grp-local-000000000000-3", "`kinetic jobs` take it"),
         ("jobs", "what", "`kinetic jobs list`"),

@@ -127,7 +127,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     if batch.submits:
         await batch.refresh()
         return batch
-    # If this fails, the batch stays in the session, and the next call continues.
+    # If a step below raises, the batch stays in the session; attach again to repeat the steps.
     await batch.look()
     await batch.look_again()
     await delete_left(batch.submission)

@@ -46,7 +46,7 @@ async def read(batch: Batch) -> list[Item]:
 
 
 def packed(items: Iterable[Item]) -> list[Any]:
-    """Return *items* that all succeeded as values for JSON, in their order."""
+    """Convert *items*, which must all have succeeded, to values for JSON, in the same order."""
     return [
         [
             [

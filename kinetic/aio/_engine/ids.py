@@ -29,8 +29,8 @@ def item_of(job_id: str) -> tuple[str, int] | None:
         return submission, index
     if not job_id.startswith("job-"):
         raise ConfigurationError(
-            f"{job_id} is the id of a batch: attach_batch({job_id!r}) and `kinetic batches` take "
-            f"it, attach('{job_id}-0') and `kinetic jobs` that of its first job"
+            f"{job_id} is the ID of a batch: use attach_batch({job_id!r}) or `kinetic batches`. "
+            f"Its first job is '{job_id}-0', for attach() or `kinetic jobs`"
         )
     return None
 

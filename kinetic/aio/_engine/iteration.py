@@ -253,7 +253,7 @@ class Consumer:
             return True
         if submission.final_error(index) is None:
             return False
-        # A process that submits keeps reading, so another error may pass.
+        # Damage is permanent. Other errors may pass, because a submitting process reads again.
         return submission.is_damaged(index) or not self._batch.submits
 
 

@@ -1,4 +1,6 @@
-"""Read the state of a batch from the store and the platform, before this process submits it.
+"""Read how far a batch was submitted, from the store and the platform.
+
+A process does this before it takes over the submission of the batch.
 
 A coordinator is the part of a process that submits a batch.
 """
@@ -160,7 +162,10 @@ async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[i
 def _revived(
     submission: Submission, known: list[scheduler.Event], fresh: list[tuple[int, int]]
 ) -> list[scheduler.Event]:
-    """Return events for the items that were reopened after a stop of the whole batch."""
+    """Return events for the items that a retry request reopened after a stop of the whole batch.
+
+    *known* has the events found so far, *fresh* the ranges (first, stop) of other indices.
+    """
     requests = submission.requests
     attempts = {
         one.index: one.attempt

@@ -311,12 +311,16 @@ class Join:
         return email, [f"give {email} the role {setups.OBJECTS} on {store}"]
 
     async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
-        """Return the change that each object needs; *complete*: you can already submit jobs."""
+        """Return the change that each object needs.
+
+        *complete* says that you have all permissions that submitting jobs needs.
+        """
         seen = [await self._seen(one) for one in objects]
         changes: list[Change] = []
         for one, there in zip(objects, seen, strict=True):
             kept = there is not None and there.action is Action.KEEP
-            absent = bool(changes) and changes[0].action is Action.ASK  # the namespace
+            # The first object is the namespace. If you must ask for it, nothing can be in it yet.
+            absent = bool(changes) and changes[0].action is Action.ASK
             may = not kept and not absent and await self._may(one, there)
             changes.append(decided(one, there, may=may, complete=complete))
         return changes

@@ -1,4 +1,7 @@
-"""Read what exists at a site, which jobs run there, and the cost per hour; name gaps."""
+"""Read what exists at a site (a cluster and all it needs), its jobs, and its cost per hour.
+
+The result names what could not be read.
+"""
 
 from __future__ import annotations
 
