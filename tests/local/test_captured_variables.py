@@ -64,7 +64,7 @@ async def test_no_file_has_a_captured_value_whoever_is_killed(
     assert files_with_the_secret(home) == [], "while jobs run, and wait for a slot"
     await submitter.kill()
     assert files_with_the_secret(home) == [], "after the submitter's death"
-    for name in ("go", "well"):
+    for name in ("well", "go"):
         (tmp_path / name).touch()
     await begun(tmp_path, 3)
     signal_supervisor(home, signal.SIGKILL)
