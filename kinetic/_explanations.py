@@ -27,7 +27,7 @@ GROUPS = {
     "KN4": "A request fails",
     "KN5": "A check inside kinetic fails",
 }
-"""What the codes with the same beginning have in common."""
+"""The titles of the groups of codes, by the beginning that the codes of a group share."""
 
 ENTRIES = (
     Entry(

@@ -36,7 +36,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What identifies a warm parent: jobs with the same key are children of the same parent."""
+    """The identity of a warm parent: jobs with the same key are children of the same parent."""
 
     command: tuple[str, ...]
     runner: str

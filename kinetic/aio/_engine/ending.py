@@ -370,7 +370,7 @@ def error_for_waiters(
 def _is_lasting(error: Exception) -> bool:
     """Return whether *error* is permanent, because an object is damaged or removed.
 
-    A missing permission isn't permanent: somebody may grant it.
+    A missing permission isn't permanent, because an administrator can grant it.
     """
     if isinstance(error, BackendError):
         return isinstance(error, NotFound)

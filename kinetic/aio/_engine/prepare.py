@@ -316,7 +316,7 @@ def log_choice(session: Session, placed: UploadedCall) -> None:
     if target.backend == "local" and options.accelerator not in _substitutes_logged:
         _substitutes_logged.add(options.accelerator)
         if became := _substitute(options, session.platform.capacity):
-            # Nobody chose the default accelerator, so its substitute needs no warning.
+            # The user did not choose the default accelerator, so its substitute needs no warning.
             asked = options.accelerator != DEFAULT_ACCELERATOR
             logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 

@@ -78,7 +78,7 @@ class Submission(ItemStates):
         self.cluster = cluster
         self.closes = not identity.leased
         """Whether this process writes the outcomes of dead attempts. For a batch, the lease's
-        holder does, or any process once nobody holds it. For a stopped item, any process does."""
+        holder does, or any process once the lease is free. For a stopped item, any process does."""
         self.fence = 1
         """The number of the lease that this process has or had; it grows with each holder."""
         self.ours = False

@@ -324,7 +324,7 @@ class Cloud:
     async def _edited(self, one: Policy, edit: Callable[[Document], dict[str, Any] | None]) -> None:
         """Read the IAM policy, change it, and write it with its etag.
 
-        If somebody else changed the policy meanwhile, Google refuses the etag: then start over.
+        If the policy changed meanwhile, Google refuses the etag, and this method starts over.
         """
         what = f"change who may use {one.name}"
         patience = self._patience(what)

@@ -128,7 +128,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inside:
-    """What the cluster's Kubernetes API answered; None if an answer is missing."""
+    """The answers of the cluster's Kubernetes API; None for an answer that is missing."""
 
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()

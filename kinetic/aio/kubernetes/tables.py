@@ -40,7 +40,7 @@ class Waiting:
 
 
 class Entry:
-    """What is known about one name of a Job: the present Job of this name, and its pods.
+    """The documents of one name: the present Job of this name, and the pods of this Job.
 
     ``over`` is the uid of an ended Job, whose documents were dropped: only its deletion still
     matters. ``reported`` has the last observation that clients got of each of the Job's attempts,

@@ -300,7 +300,7 @@ class LocalCluster:
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            ended.add_done_callback(_noted)  # nobody awaits the task if the reader has stopped
+            ended.add_done_callback(_noted)  # if the reader has stopped, no code awaits the task
         fd = -1
         pause = FIRST_PAUSE_S
         pieces = LogPieces()
