@@ -57,8 +57,10 @@ class _OwnFramesLeftOut:
     """Leave kinetic's frames out of exceptions that a public function raises.
 
     It does so for exceptions of jobs, for kinetic's errors, for errors that `of_the_caller` has
-    marked, and for Ctrl-C. Other exceptions keep all frames, because they are defects. kinetic's
-    errors also get their `hint` as a note.
+    marked, for cancellation, and for Ctrl-C. Other exceptions keep all frames, because they are
+    defects. kinetic's errors also get their `hint` as a note. A traceback doesn't show a library's
+    exception as the cause of kinetic's error, because the error's message describes it;
+    ``__context__`` keeps it.
     """
 
     def __call__(self, function: F) -> F:
@@ -91,20 +93,40 @@ class _OwnFramesLeftOut:
             # Re-raising would add this frame again; setting the traceback doesn't.
             BaseException.__setattr__(error, "__traceback__", without_own_frames(trace))
         if isinstance(error, KeyboardInterrupt):
-            error.__context__ = _foreign(error.__context__)
-        if (words := hint(error)) and words not in getattr(error, "__notes__", ()):
-            error.add_note(words)
+            error.__context__ = _first_of_the_user(error.__context__)
+        if not (line := hint(error)):
+            return
+        if _first_of_the_user(error.__cause__ or error.__context__) is None:
+            cause = error.__cause__ or error.__context__
+            error.__cause__ = None  # a traceback then shows neither the cause nor the context
+            error.__context__ = cause
+        if line not in getattr(error, "__notes__", ()):
+            error.add_note(line)
 
 
-def _foreign(context: BaseException | None) -> BaseException | None:
-    """Return the first exception of the chain with a frame outside kinetic and its libraries."""
-    while context is not None and without_own_frames(context.__traceback__) is None:
-        context = context.__context__
-    return context
+def _first_of_the_user(error: BaseException | None) -> BaseException | None:
+    """Return the first exception in the chain of *error* that passed through the user's code."""
+    while error is not None and not _passed_through_user_code(error.__traceback__):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _passed_through_user_code(trace: TracebackType | None) -> bool:
+    """Return whether *trace* has a frame outside kinetic and installed libraries."""
+    import sysconfig  # only errors need this module
+
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    while (trace := without_own_frames(trace)) is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(libraries):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _shows_the_line_alone(error: BaseException) -> bool:
-    if hint(error) or isinstance(error, KeyboardInterrupt):
+    from asyncio import CancelledError  # only errors need this module
+
+    if hint(error) or isinstance(error, (KeyboardInterrupt, CancelledError)):
         return True
     if hasattr(error, "__kinetic_of_the_caller__"):
         return True

@@ -79,6 +79,39 @@ def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script, call: str, l
     assert call in err
 
 
+def test_an_error_of_kinetic_hides_the_exception_of_a_library_that_caused_it(
+    script, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.json"
+    key.write_text('{"type": "service_account"}')  # the library raises KeyError('client_email')
+    code = f"""
+os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = {str(key)!r}
+try:
+    kinetic.run(backend="gke", project="some-project")(abs)(1)
+except kinetic.errors.AuthError as error:
+    assert isinstance(error.__context__, KeyError), error.__context__
+    raise
+"""
+    with script(code) as process:
+        _, _, err = process.end()
+    assert "\nkinetic.errors.AuthError: " in err and "client_email" in err, err
+    assert err.count("Traceback (most recent call last)") == 1, err
+
+
+def test_an_error_of_kinetic_shows_the_exception_of_the_script_that_caused_it(script) -> None:
+    code = """
+class Unpicklable:
+    def __reduce__(self):
+        raise ValueError("no copy of this")
+
+inverse(Unpicklable())
+"""
+    with script(code) as process:
+        _, _, err = process.end()
+    assert "kinetic.errors.PackError" in err, err
+    assert 'in __reduce__\n    raise ValueError("no copy of this")' in err, err
+
+
 @pytest.mark.parametrize(
     ("wait", "line", "becomes"),
     [
@@ -119,6 +152,32 @@ def start():
     assert OURS not in err, err
     assert line in err and "\nKeyboardInterrupt\n" in err, err
     assert err.count(becomes) == 1, err
+
+
+@pytest.mark.parametrize("wait", ["run(waits)", "submit(waits)", "run_async_map(waits, [here])"])
+def test_ctrl_c_of_an_asyncio_program_shows_the_line_of_the_script(
+    script, tmp_path: Path, wait: str
+) -> None:
+    code = f"""
+import asyncio
+import kinetic.aio
+
+def waits(folder=here):
+    pathlib.Path(folder, "started").touch()
+    until(lambda: False)
+
+async def main():
+    work = await kinetic.aio.{wait}
+    await (work.results() if hasattr(work, "results") else work.result())
+
+asyncio.run(main())
+"""
+    with script(code) as process:
+        until((tmp_path / "started").exists)
+        process.interrupt()
+        _, _, err = process.end()
+    assert "in main\n" in err and "\nKeyboardInterrupt\n" in err, err
+    assert OURS not in err, err
 
 
 def test_ctrl_c_while_a_call_imports_what_it_needs_shows_the_line_of_the_script(script) -> None:
