@@ -74,7 +74,8 @@ class Made:
         """A store as it was, for whoever asks next."""
         self.copies += 1
         place = self.work / f"store-{self.copies}"
-        shutil.copytree(self.home / "store", place)
+        # The supervisor may still remove the empty folders for the outputs of ended jobs.
+        shutil.copytree(self.home / "store", place, ignore=shutil.ignore_patterns("outputs"))
         patch.setenv("KINETIC_HOME", str(self.home))
         patch.setenv("KINETIC_STORE", str(place))
         return place
