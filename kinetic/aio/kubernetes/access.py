@@ -106,45 +106,52 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
     from kubernetes_asyncio.config.kube_config import KubeConfigMerger
 
-    named = environ.get("KUBECONFIG") or str(Path(environ.get("HOME") or "~") / ".kube" / "config")
-    paths = [Path(one).expanduser() for one in named.split(SEPARATOR) if one]
-    there = [str(one) for one in paths if one.is_file() and one.stat().st_size]
-    if not there:
+    kubeconfig = environ.get("KUBECONFIG") or str(
+        Path(environ.get("HOME") or "~") / ".kube" / "config"
+    )
+    paths = [Path(entry).expanduser() for entry in kubeconfig.split(SEPARATOR) if entry]
+    existing = [str(path) for path in paths if path.is_file() and path.stat().st_size]
+    if not existing:
         raise ConfigurationError(
             f"KINETIC_KUBE_CONTEXT names the context {name!r}, and there is no kubeconfig at "
-            f"{named}; set KUBECONFIG to one, or KINETIC_PROJECT and KINETIC_CLUSTER to a GKE "
+            f"{kubeconfig}; set KUBECONFIG to one, or KINETIC_PROJECT and KINETIC_CLUSTER to a GKE "
             "cluster, which needs none"
         )
     try:
-        return _found(cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(there)).config), name)
+        return _parse_context(
+            cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(existing)).config), name
+        )
     except ConfigurationError:
         raise
     except OSError as exc:
         raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
     except Exception as exc:  # YAML and the library raise many types for malformed files
         problem = f"{type(exc).__name__}: {one_line(str(exc))}"
-        raise ConfigurationError(f"{named} isn't a valid kubeconfig ({problem}); fix it") from exc
+        raise ConfigurationError(
+            f"{kubeconfig} isn't a valid kubeconfig ({problem}); fix it"
+        ) from exc
 
 
-def _found(merged: ConfigNode, name: str) -> Context:
-    def entry(kind: str, wanted: object, whose: str) -> ConfigNode:
-        known: dict[object, ConfigNode] = {one.value["name"]: one for one in merged.value[kind]}
+def _parse_context(merged: ConfigNode, name: str) -> Context:
+    def entry(kind: str, wanted: object, referrer: str) -> ConfigNode:
+        known: dict[object, ConfigNode] = {node.value["name"]: node for node in merged.value[kind]}
         if wanted not in known:
-            names = sorted(str(one) for one in known)
+            names = sorted(str(key) for key in known)
             hint = suggest(str(wanted), names, otherwise=f"there are {', '.join(names) or 'none'}")
             raise ConfigurationError(
-                f"{whose} names {wanted!r}, which is none of the {kind} in the kubeconfig; {hint}"
+                f"{referrer} names {wanted!r}, which is none of the {kind} in the kubeconfig; "
+                f"{hint}"
             )
         return known[wanted]
 
     def section(kind: str, key: str) -> Section:
-        found = entry(kind, context[key], f"its context {name!r}")
-        folder = Path(found.path or ".").absolute().parent
-        return Section(values=found.value[key] or {}, folder=folder)
+        node = entry(kind, context[key], f"its context {name!r}")
+        folder = Path(node.path or ".").absolute().parent
+        return Section(values=node.value[key] or {}, folder=folder)
 
     context: Mapping[str, Any] = entry("contexts", name, "KINETIC_KUBE_CONTEXT").value["context"]
     cluster = section("clusters", "cluster")
-    nobody = Section(values={}, folder=cluster.folder)
+    no_user = Section(values={}, folder=cluster.folder)
     server = cluster.text("server").rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise ConfigurationError(
@@ -155,7 +162,7 @@ def _found(merged: ConfigNode, name: str) -> Context:
         namespace=context.get("namespace") or "default",
         server=server,
         cluster=cluster,
-        user=section("users", "user") if context.get("user") else nobody,
+        user=section("users", "user") if context.get("user") else no_user,
     )
 
 
@@ -175,9 +182,9 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     first = await anyio.to_thread.run_sync(read_context, name, environ)
 
     async def renew() -> Fresh[ClusterCredentials]:
-        return await _renewed(first, environ)
+        return await _renew_credentials(first, environ)
 
-    proxy, headers = _proxy(first), _impersonation(first.user)
+    proxy, headers = _proxy(first), _impersonation_headers(first.user)
     passes = TokenCache(renew, f"the context {name!r}")
     await passes.first()
     return Access(
@@ -192,9 +199,11 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     )
 
 
-async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterCredentials]:
+async def _renew_credentials(
+    first: Context, environ: Mapping[str, str]
+) -> Fresh[ClusterCredentials]:
     """Read the credentials of the context *first* again; its server must be the same as before."""
-    asked = time.time()
+    requested_at = time.time()
     context = await anyio.to_thread.run_sync(read_context, first.name, environ)
     user = context.user
     if context.server != first.server:
@@ -213,16 +222,18 @@ async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterC
         cluster = await anyio.to_thread.run_sync(_cluster_info, context)
         plugin = Plugin(section=section, folder=user.folder, cluster=cluster, environ=environ)
         reply = await plugin.run()
-    shown = await anyio.to_thread.run_sync(_shown, context, reply)
+    credentials = await anyio.to_thread.run_sync(_read_credentials, context, reply)
     if reply is not None and reply.until is not None:
-        return lasting(shown, asked, reply.until)
-    return Fresh(value=shown, early=asked + REREAD_S if user.text("tokenFile") else math.inf)
+        return lasting(credentials, requested_at, reply.until)
+    return Fresh(
+        value=credentials, early=requested_at + REREAD_S if user.text("tokenFile") else math.inf
+    )
 
 
-def _shown(context: Context, reply: Reply | None) -> ClusterCredentials:
+def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentials:
     """Return the credentials for the server, from the user's section or its plugin's *reply*."""
     try:
-        header = _header(context.user, reply)
+        header = _authorization(context.user, reply)
         secure = context.server.startswith("https:")
         tls = context_of(_certificates(context, reply)) if secure else None
     except (OSError, ValueError) as exc:
@@ -232,10 +243,10 @@ def _shown(context: Context, reply: Reply | None) -> ClusterCredentials:
     return ClusterCredentials(authorization=header, tls=tls)
 
 
-def _header(user: Section, reply: Reply | None) -> str:
+def _authorization(user: Section, reply: Reply | None) -> str:
     token = reply.token if reply else user.text("token")
-    if (named := user.text("tokenFile")) and reply is None:
-        token = (user.folder / named).read_text().strip() or token
+    if (token_file := user.text("tokenFile")) and reply is None:
+        token = (user.folder / token_file).read_text().strip() or token
     if token:
         return f"Bearer {token}"
     if name := user.text("username"):
@@ -264,7 +275,7 @@ def _cluster_info(context: Context) -> dict[str, Any]:
     try:
         ca = context.cluster.pem("certificate-authority")
     except ValueError:
-        ca = None  # `_shown` reports the error
+        ca = None  # `_read_credentials` reports the error
     if ca:
         info["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in values.get("extensions") or ():
@@ -274,22 +285,22 @@ def _cluster_info(context: Context) -> dict[str, Any]:
 
 
 def _proxy(context: Context) -> str | None:
-    named = context.cluster.text("proxy-url")
-    if named and not named.startswith(("http://", "https://")):
+    proxy = context.cluster.text("proxy-url")
+    if proxy and not proxy.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"the context {context.name!r} names the proxy {named}; kinetic can use http and "
+            f"the context {context.name!r} names the proxy {proxy}; kinetic can use http and "
             "https proxies only"
         )
-    return named or proxy_for(context.server)
+    return proxy or proxy_for(context.server)
 
 
-def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
+def _impersonation_headers(user: Section) -> tuple[tuple[str, str], ...]:
     """Return the headers for the impersonation that the kubeconfig's *user* asks for."""
     headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
-    headers += [("Impersonate-Group", str(one)) for one in user.values.get("as-groups") or ()]
+    headers += [("Impersonate-Group", str(group)) for group in user.values.get("as-groups") or ()]
     extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}
     for key, values in extra.items():
-        headers += [(f"Impersonate-Extra-{key}", one) for one in values]
+        headers += [(f"Impersonate-Extra-{key}", value) for value in values]
     return tuple((key, value) for key, value in headers if value)
 
 
@@ -310,20 +321,20 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     Raises:
         ConfigurationError: This isn't a pod, or it has no service account.
     """
-    account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
+    folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
     async def renew() -> Fresh[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
-        _, _, shown = await anyio.to_thread.run_sync(_mounted, account, environ)
-        return Fresh(value=shown, early=early)
+        _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
+        return Fresh(value=credentials, early=early)
 
-    server, namespace, _ = await anyio.to_thread.run_sync(_mounted, account, environ)
+    server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     passes = TokenCache(renew, "the cluster of this pod")
     await passes.first()
     return Access(server=server, name="the cluster of this pod", passes=passes, namespace=namespace)
 
 
-def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
+def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
     """Read the server, the namespace, and the credentials of the service account. Blocks."""
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException
@@ -331,14 +342,14 @@ def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, Clust
 
     configuration: Any = Configuration()
     loader = InClusterConfigLoader(
-        token_filename=str(account / "token"),
-        cert_filename=str(account / "ca.crt"),
+        token_filename=str(folder / "token"),
+        cert_filename=str(folder / "ca.crt"),
         try_refresh_token=False,
         environ=dict(environ),
     )
     try:
         loader.load_and_set(configuration)
-        ca = (account / "ca.crt").read_text()
+        ca = (folder / "ca.crt").read_text()
     except (ConfigException, OSError) as exc:
         raise ConfigurationError(
             f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod that this "
@@ -346,28 +357,28 @@ def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, Clust
             "or name a context of a kubeconfig"
         ) from exc
     try:
-        namespace = (account / "namespace").read_text().strip()
+        namespace = (folder / "namespace").read_text().strip()
     except OSError:
         namespace = ""
     header = str(configuration.api_key["BearerToken"]).strip()
-    shown = ClusterCredentials(authorization=header, tls=context_of(Certificates(ca=ca)))
-    return str(configuration.host), namespace or "default", shown
+    credentials = ClusterCredentials(authorization=header, tls=context_of(Certificates(ca=ca)))
+    return str(configuration.host), namespace or "default", credentials
 
 
-class _Google:
+class _GoogleCredentials:
     """Credentials for a GKE cluster: the access tokens of the client *google*."""
 
     def __init__(self, google: GoogleClient, tls: ssl.SSLContext) -> None:
         self._google = google
-        self._shown = ClusterCredentials()
+        self._latest = ClusterCredentials()
         self._tls = tls
         self.aclose = google.aclose
 
     async def get(self) -> ClusterCredentials:
         header = f"Bearer {await self._google.credentials.get()}"
-        if self._shown.authorization != header:
-            self._shown = ClusterCredentials(authorization=header, tls=self._tls)
-        return self._shown
+        if self._latest.authorization != header:
+            self._latest = ClusterCredentials(authorization=header, tls=self._tls)
+        return self._latest
 
     def forget(self, value: ClusterCredentials) -> None:
         self._google.credentials.forget(value.authorization.removeprefix("Bearer "))
@@ -387,44 +398,46 @@ async def open_gke(
         await anyio.to_thread.run_sync(importlib.import_module, module)
     google = GoogleClient(environ, policy or RetryPolicy())
     try:
-        described = await _described(google, target)
-        server, ca = _address(described, target)
-        context = await anyio.to_thread.run_sync(trusting, ca)
+        description = await _fetch_cluster(google, target)
+        server, ca = _server_of(description, target)
+        tls = await anyio.to_thread.run_sync(trusting, ca)
     except BaseException:
         await google.aclose()
         raise
     return Access(
         server=server,
-        name=_name(target),
-        passes=_Google(google, context),
+        name=_describe(target),
+        passes=_GoogleCredentials(google, tls),
         proxy=proxy_for(server),
-        pools=_pools(described),
+        pools=_pools(description),
         gke=True,
     )
 
 
-def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
+def _pools(description: Mapping[str, Any]) -> tuple[Pool, ...]:
     """Return the node pools of a cluster, including pools that have no node now."""
-    every: list[dict[str, dict[str, str] | None]] = described.get("nodePools") or []
+    entries: list[dict[str, dict[str, str] | None]] = description.get("nodePools") or []
     pools: list[Pool] = []
-    for one in every:
-        config, placement = one.get("config") or {}, one.get("placementPolicy") or {}
+    for entry in entries:
+        config, placement = entry.get("config") or {}, entry.get("placementPolicy") or {}
         machine = config.get("machineType") or ""
         pools.append(Pool(machine=machine, topology=placement.get("tpuTopology") or ""))
     return tuple(pools)
 
 
-def _name(target: Target) -> str:
+def _describe(target: Target) -> str:
     return f"the GKE cluster {target.cluster!r} (project {target.project}, {target.zone})"
 
 
-async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
+async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]:
     """Return what Google's API says about the cluster."""
-    quoted = [urllib.parse.quote(one or "", safe="") for one in (target.zone, target.cluster)]
+    segments = [
+        urllib.parse.quote(segment or "", safe="") for segment in (target.zone, target.cluster)
+    ]
     project = f"/v1/projects/{urllib.parse.quote(target.project or '', safe='')}/locations"
     try:
         return await google.call(
-            GoogleRequest("container", f"{project}/{quoted[0]}/clusters/{quoted[1]}")
+            GoogleRequest("container", f"{project}/{segments[0]}/clusters/{segments[1]}")
         )
     except HttpError as refusal:
         if refusal.status != 404:
@@ -432,8 +445,11 @@ async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
     # Most often the zone is wrong, or a letter of the name.
     try:
         answer = await google.call(GoogleRequest("container", f"{project}/-/clusters"))
-        there = [f"{one['name']} in {one['location']}" for one in answer.get("clusters") or ()]
-        hint = f"it has {', '.join(sorted(there)[:10]) or 'none'}"
+        clusters = [
+            f"{cluster['name']} in {cluster['location']}"
+            for cluster in answer.get("clusters") or ()
+        ]
+        hint = f"it has {', '.join(sorted(clusters)[:10]) or 'none'}"
     except (HttpError, KineticError, KeyError, TypeError):
         hint = "`gcloud container clusters list` lists those that exist"
     raise ConfigurationError(
@@ -443,11 +459,11 @@ async def _described(google: GoogleClient, target: Target) -> dict[str, Any]:
 
 
 def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
-    message, what = answer.message, f"cannot look up {_name(target)}"
+    message, operation = answer.message, f"cannot look up {_describe(target)}"
     if answer.status != 403:
-        return google_refusal(answer, what, "Google's container API")
+        return google_refusal(answer, operation, "Google's container API")
     return AuthError(
-        f"{what}: {message}; the credentials need container.clusters.get there: grant it "
+        f"{operation}: {message}; the credentials need container.clusters.get there: grant it "
         f"with `gcloud projects add-iam-policy-binding {target.project} "
         "--member=user:YOU --role=roles/container.developer`, and check that the API is "
         "enabled: `gcloud services enable container.googleapis.com --project "
@@ -455,43 +471,46 @@ def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
     )
 
 
-def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
+def _server_of(description: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
     """Return the server and its CA, which is None for a publicly trusted certificate.
 
     The server is the public address, else the DNS endpoint, else the private address.
     """
-    status = described.get("status")
+    status = description.get("status")
     if status in ("PROVISIONING", "STOPPING", "ERROR"):
-        why = one_line(str(described.get("statusMessage") or ""), 300)
+        reason = one_line(str(description.get("statusMessage") or ""), 300)
         raise Unavailable(
-            f"{_name(target)} is {status}: {why or 'no reason given'}; wait until it is RUNNING",
+            f"{_describe(target)} is {status}: {reason or 'no reason given'}; "
+            "wait until it is RUNNING",
             retryable=status == "PROVISIONING",
         )
-    control: Mapping[str, Any] = described.get("controlPlaneEndpointsConfig") or {}
+    control: Mapping[str, Any] = description.get("controlPlaneEndpointsConfig") or {}
     dns: Mapping[str, Any] = control.get("dnsEndpointConfig") or {}
-    by_ip: Mapping[str, Any] = control.get("ipEndpointsConfig") or {}
-    endpoint = str(described.get("endpoint") or "") if by_ip.get("enabled", True) else ""
-    named = str(dns.get("endpoint") or "") if dns.get("allowExternalTraffic") else ""
-    address = _address_of(endpoint)
+    ip: Mapping[str, Any] = control.get("ipEndpointsConfig") or {}
+    endpoint = str(description.get("endpoint") or "") if ip.get("enabled", True) else ""
+    dns_name = str(dns.get("endpoint") or "") if dns.get("allowExternalTraffic") else ""
+    address = _parse_address(endpoint)
     private = address is not None and address.is_private
-    if named and (not endpoint or endpoint == named or private):
-        return f"https://{named}", None
+    if dns_name and (not endpoint or endpoint == dns_name or private):
+        return f"https://{dns_name}", None
     if not endpoint:
         raise ConfigurationError(
-            f"{_name(target)} has no endpoint that can be reached from outside; enable its DNS "
+            f"{_describe(target)} has no endpoint that can be reached from outside; enable its DNS "
             "endpoint, or use a kubeconfig: KINETIC_KUBE_CONTEXT"
         )
-    encoded = cast("dict[str, Any]", described.get("masterAuth") or {}).get("clusterCaCertificate")
+    encoded = cast("dict[str, Any]", description.get("masterAuth") or {}).get(
+        "clusterCaCertificate"
+    )
     if not encoded:
         raise ConfigurationError(
-            f"Google's API does not show the CA of {_name(target)}: grant the credentials "
+            f"Google's API does not show the CA of {_describe(target)}: grant the credentials "
             "roles/container.developer"
         )
     host = f"[{endpoint}]" if address is not None and address.version == 6 else endpoint
     return f"https://{host}", base64.b64decode(encoded).decode()
 
 
-def _address_of(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return *endpoint* as an IP address; None if it is a host name."""
     try:
         return ipaddress.ip_address(endpoint)

@@ -57,8 +57,8 @@ class Plugin:
             AuthError: The plugin isn't installed, fails, times out, or its reply is invalid.
         """
         command = self._command()
-        interactive = self._interactive()
-        process = await self._started(command, interactive)
+        interactive = self._is_interactive()
+        process = await self._start(command, interactive)
         try:
             async with asyncio.timeout(timeout_s):
                 out, errors = await asyncio.gather(_read(process.stdout), self._log(process.stderr))
@@ -74,13 +74,13 @@ class Plugin:
                 await process.wait()
         if code != 0:
             raise AuthError(f"{self} ended with code {code}: {errors or 'it printed no message'}")
-        return self._reply(out)
+        return self._parse_reply(out)
 
-    async def _started(self, command: str, interactive: bool) -> asyncio.subprocess.Process:
+    async def _start(self, command: str, interactive: bool) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
                 command,
-                *[str(one) for one in self.section.get("args") or ()],
+                *[str(argument) for argument in self.section.get("args") or ()],
                 env=self._environment(interactive),
                 stdin=None if interactive else asyncio.subprocess.DEVNULL,
                 start_new_session=not interactive,  # so that its children can be killed with it
@@ -94,30 +94,33 @@ class Plugin:
         return f"the credential plugin {str(self.section.get('command'))!r}"
 
     def _command(self) -> str:
-        named = str(self.section.get("command") or "")
+        command = str(self.section.get("command") or "")
         path = self.environ.get("PATH", os.defpath)
-        if os.sep in named:  # relative to the kubeconfig's folder, as in kubectl
-            named = str(self.folder / named)
-        found = shutil.which(named, path=path)
-        if found is None:
+        if os.sep in command:  # relative to the kubeconfig's folder, as in kubectl
+            command = str(self.folder / command)
+        executable = shutil.which(command, path=path)
+        if executable is None:
             hint = one_line(str(self.section.get("installHint") or ""))
             raise AuthError(f"{self} is not on this machine; install it. {hint}".rstrip())
-        return found
+        return executable
 
-    def _interactive(self) -> bool:
+    def _is_interactive(self) -> bool:
         mode = self.section.get("interactiveMode") or "IfAvailable"
-        terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
-        if mode == "Always" and not terminal:
+        has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+        if mode == "Always" and not has_terminal:
             raise AuthError(f"{self} needs a terminal; log in with it in one first")
-        return mode != "Never" and terminal
+        return mode != "Never" and has_terminal
 
     def _environment(self, interactive: bool) -> dict[str, str]:
         spec: dict[str, Any] = {"interactive": interactive}
         if self.section.get("provideClusterInfo"):
             spec["cluster"] = dict(self.cluster)
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
-        own = {str(one["name"]): str(one["value"]) for one in self.section.get("env") or ()}
-        return {**self.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        variables = {
+            str(variable["name"]): str(variable["value"])
+            for variable in self.section.get("env") or ()
+        }
+        return {**self.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
     @property
     def _version(self) -> str:
@@ -133,11 +136,11 @@ class Plugin:
                 logging.warning("%s: %s", self.section.get("command"), line)
         return one_line(last, 500)
 
-    def _reply(self, out: bytes) -> Reply:
+    def _parse_reply(self, out: bytes) -> Reply:
         try:
             answer: Any = json.loads(out)
             status = cast("dict[str, Any]", answer["status"])
-            version, kind, until = answer["apiVersion"], answer["kind"], _until(status)
+            version, kind, until = answer["apiVersion"], answer["kind"], _parse_expiry(status)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise AuthError(f"{self} didn't return an ExecCredential") from exc
         if (version, kind) != (self._version, "ExecCredential"):
@@ -155,6 +158,6 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
     return b"" if stream is None else await stream.read()
 
 
-def _until(status: Mapping[str, Any]) -> float | None:
+def _parse_expiry(status: Mapping[str, Any]) -> float | None:
     expiry = status.get("expirationTimestamp")
     return None if not expiry else datetime.datetime.fromisoformat(str(expiry)).timestamp()

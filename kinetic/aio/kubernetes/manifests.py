@@ -50,10 +50,10 @@ def object_name(text: str, *, longest: int = JOB_NAME) -> str:
     """
     if len(text) <= longest and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", text, re.ASCII):
         return text
-    slug = re.sub(r"[^a-z0-9]+", "-", _ascii(text).lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", _without_accents(text).lower()).strip("-")
     if not slug[:1].isalpha():
         slug = f"k-{slug}".rstrip("-")
-    return _shortened(slug, text, longest, "-")
+    return _shorten(slug, text, longest, "-")
 
 
 def item_name(name: str, attempt: str | None) -> str:
@@ -82,19 +82,19 @@ def label_value(text: str) -> str:
     """
     if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
         return text
-    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
-    return _shortened(slug, text, LABEL, "-_.")
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", _without_accents(text)).strip("-_.")
+    return _shorten(slug, text, LABEL, "-_.")
 
 
-def _ascii(text: str) -> str:
+def _without_accents(text: str) -> str:
     """Return *text* with accents removed from its letters."""
     plain = unicodedata.normalize("NFKD", text)
-    return "".join(one for one in plain if not unicodedata.combining(one))
+    return "".join(char for char in plain if not unicodedata.combining(char))
 
 
-def _shortened(slug: str, text: str, longest: int, ends: str) -> str:
+def _shorten(slug: str, text: str, longest: int, separators: str) -> str:
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    head = slug[: longest - _DIGEST - 1].rstrip(ends)
+    head = slug[: longest - _DIGEST - 1].rstrip(separators)
     return f"{head}-{digest}" if head else f"k-{digest}"
 
 
@@ -123,8 +123,8 @@ def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
         ConfigurationError: The data isn't in a bucket, so it can't be mounted.
     """
     found = FuseVolumes()
-    for number, ref in enumerate(one for one in data if one.fuse):
-        bucket, prefix = _where(ref, store)
+    for number, ref in enumerate(ref for ref in data if ref.fuse):
+        bucket, prefix = _bucket_folder(ref, store)
         options = "implicit-dirs"
         if prefix:
             escaped = prefix.replace("\\", "\\\\").replace(",", "\\,")
@@ -138,15 +138,15 @@ def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
     return found
 
 
-def _where(ref: wire.DataRef, store: str) -> tuple[str, str]:
+def _bucket_folder(ref: wire.DataRef, store: str) -> tuple[str, str]:
     """Return the bucket and folder of *ref*."""
     if "://" in ref.uri:
-        return _place(ref.uri, is_dir=ref.is_dir)
+        return _split_gs_uri(ref.uri, is_dir=ref.is_dir)
     uploaded = ref.uri.rpartition("/")[0]  # the files are beside the upload's manifest
-    return _place(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
+    return _split_gs_uri(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
 
 
-def _place(uri: str, *, is_dir: bool) -> tuple[str, str]:
+def _split_gs_uri(uri: str, *, is_dir: bool) -> tuple[str, str]:
     scheme, _, rest = uri.partition("://")
     bucket, _, path = rest.partition("/")
     if scheme != "gs" or not bucket:
@@ -315,7 +315,7 @@ class Placement:
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
+def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     """Return the manifest of the Kubernetes Job that runs *spec*.
 
     Raises:
@@ -323,16 +323,18 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
             volume would hide a path that the job needs.
     """
     name = object_name(spec.name)
-    own = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
-    labels = _labels(spec, at) | own
-    annotations = _own_annotations(spec, at)
-    job_labels = labels | ({"kueue.x-k8s.io/queue-name": at.queue} if at.queue else {})
+    identity = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
+    labels = _labels(spec, placement) | identity
+    annotations = _kinetic_annotations(spec, placement)
+    job_labels = labels | (
+        {"kueue.x-k8s.io/queue-name": placement.queue} if placement.queue else {}
+    )
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": name,
-            "namespace": at.namespace,
+            "namespace": placement.namespace,
             "labels": job_labels,
             "annotations": annotations,
         },
@@ -343,11 +345,11 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
             "backoffLimitPerIndex": 0,  # the submitter retries a failure, not Kubernetes
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
-            "ttlSecondsAfterFinished": at.ttl_s,
-            **({"suspend": True} if at.queue else {}),
+            "ttlSecondsAfterFinished": placement.ttl_s,
+            **({"suspend": True} if placement.queue else {}),
             "template": {
                 "metadata": {"labels": labels, "annotations": _pod_annotations(spec, annotations)},
-                "spec": _pod(spec, at),
+                "spec": _pod(spec, placement),
             },
         },
     }
@@ -369,10 +371,10 @@ def _failure_rules() -> list[dict[str, Any]]:
     ]
 
 
-def _labels(spec: JobSpec, at: Placement) -> dict[str, str]:
+def _labels(spec: JobSpec, placement: Placement) -> dict[str, str]:
     """Return the job's labels, shortened for Kubernetes, and those of `usual_labels`."""
     labels = {key: label_value(value) for key, value in spec.labels.items()}
-    return usual_labels(at.secret) | labels
+    return usual_labels(placement.secret) | labels
 
 
 def usual_labels(instance: str) -> dict[str, str]:
@@ -385,56 +387,56 @@ def usual_labels(instance: str) -> dict[str, str]:
     }
 
 
-def _own_annotations(spec: JobSpec, at: Placement) -> dict[str, str]:
+def _kinetic_annotations(spec: JobSpec, placement: Placement) -> dict[str, str]:
     """Return the annotations from which `observations` reads name and labels back."""
     labels = json.dumps(dict(spec.labels), separators=(",", ":"))
-    own = {**at.annotations, NAME: spec.name, LABELS: labels}
+    annotations = {**placement.annotations, NAME: spec.name, LABELS: labels}
     if spec.start_timeout is not None:
-        own[START_TIMEOUT] = f"{spec.start_timeout:g}"
-    return own
+        annotations[START_TIMEOUT] = f"{spec.start_timeout:g}"
+    return annotations
 
 
-def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
-    annotations = dict(own)
+def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[str, str]:
+    annotations = dict(job_annotations)
     if any(ref.fuse for ref in spec.order.data):
         annotations["gke-gcsfuse/volumes"] = "true"  # GKE then adds the sidecar that mounts
     # The autoscaler must not remove a node to save cost while a job runs on it.
     return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 
-def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
+def _pod(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
     fuse = fuse_volumes(data, spec.order.store)
-    user = spec.image.user if at.run_as_user is None else at.run_as_user
+    user = spec.image.user if placement.run_as_user is None else placement.run_as_user
     folders = _folders(data, fuse) if user else []
-    shared, mounted = _store(spec.order.store, at.claim)
-    mounts = [*mounted, *fuse.mounts, *folders]
-    for one in mounts:
-        _refuse_hiding(str(one["mountPath"]))
+    store_volumes, store_mounts = _store_volume(spec.order.store, placement.claim)
+    mounts = [*store_mounts, *fuse.mounts, *folders]
+    for mount in mounts:
+        _refuse_hiding(str(mount["mountPath"]))
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "serviceAccountName": at.service_account,
+        "serviceAccountName": placement.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
-        "securityContext": _pod_security(user, claim=at.claim),
-        "nodeSelector": _selector(accelerator, at.compute_class),
+        "securityContext": _pod_security(user, claim=placement.claim),
+        "nodeSelector": _selector(accelerator, placement.compute_class),
         "affinity": _affinity(accelerator),
         "tolerations": _tolerations(accelerator),
-        "containers": [_container(spec, at, mounts)],
+        "containers": [_container(spec, placement, mounts)],
         "volumes": [
-            *_volumes(spec, at),
-            *shared,
+            *_volumes(spec, placement),
+            *store_volumes,
             *fuse.volumes,
-            *({"name": one["name"], "emptyDir": {}} for one in folders),
+            *({"name": folder["name"], "emptyDir": {}} for folder in folders),
         ],
     }
     if spec.timeout is not None:
-        called = spec.timeout + wire.start_allowance(spec.order.debug_s)
-        limit = math.ceil(called + spec.grace + at.start_allowance_s)
+        run_s = spec.timeout + wire.start_allowance(spec.order.debug_s)
+        limit = math.ceil(run_s + spec.grace + placement.start_allowance_s)
         pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
-    if at.priority_class:
-        pod["priorityClassName"] = at.priority_class
+    if placement.priority_class:
+        pod["priorityClassName"] = placement.priority_class
     return {key: value for key, value in pod.items() if value not in ({}, [])}
 
 
@@ -443,11 +445,11 @@ def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, 
 
     Only root can create ``/data`` in a container. A folder inside another needs no mount.
     """
-    filled = [one for one in data if one.mount and not one.fuse]
-    taken = {str(one["mountPath"]) for one in fuse.mounts}
+    filled = [ref for ref in data if ref.mount and not ref.fuse]
+    taken = {str(mount["mountPath"]) for mount in fuse.mounts}
     points: list[str] = []
-    for point in sorted({_folder(one) for one in filled} - taken - {"/"}):
-        if not any(point.startswith(f"{above}/") for above in points):
+    for point in sorted({_folder(ref) for ref in filled} - taken - {"/"}):
+        if not any(point.startswith(f"{parent}/") for parent in points):
             points.append(point)
     return [{"name": f"data-{k}", "mountPath": point} for k, point in enumerate(points)]
 
@@ -455,9 +457,9 @@ def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, 
 def _folder(ref: wire.DataRef) -> str:
     """Return the folder that the data of *ref* fills: for a path of a file, the file's parent."""
     point = posixpath.normpath(ref.mount or "/")
-    above, _, last = point.rpartition("/")
+    parent, _, last = point.rpartition("/")
     name = ref.name or ref.uri.rpartition("/")[2]
-    return point if ref.is_dir or last != name else above or "/"
+    return point if ref.is_dir or last != name else parent or "/"
 
 
 def _refuse_hiding(path: str) -> None:
@@ -498,8 +500,10 @@ def _selector(accelerator: Accelerator, compute_class: str = "") -> dict[str, st
 def _affinity(accelerator: Accelerator) -> dict[str, Any]:
     if not (labels := accelerator.node_affinity):
         return {}
-    any_of = [{"key": key, "operator": "In", "values": [*all_]} for key, all_ in labels.items()]
-    terms = {"nodeSelectorTerms": [{"matchExpressions": any_of}]}
+    expressions = [
+        {"key": key, "operator": "In", "values": [*values]} for key, values in labels.items()
+    ]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
@@ -529,12 +533,12 @@ def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
     return security
 
 
-def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+def _container(spec: JobSpec, placement: Placement, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": spec.image.uri,
         "command": [*(spec.image.command or ("python3",)), "-u", RUNNER],
-        "env": _environment(spec, at),
+        "env": _environment(spec, placement),
         "resources": _resources(spec.resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -550,29 +554,32 @@ def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> di
     }
 
 
-def _environment(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
-    usual = {
+def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
+    defaults = {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": PLATFORMS[spec.resources.accelerator.kind],
         "JOB_ID": spec.order.job_id,
         "GCS_BUCKET": _bucket(spec.order.store),
     }
-    plain = {name: value for name, value in usual.items() if name not in spec.environment}
-    secret = carried(spec)
+    plain = {name: value for name, value in defaults.items() if name not in spec.environment}
+    secret_keys = carried(spec)
     plain |= {"KINETIC_ORDER": spec.order.encode()}
-    failures = {
+    counters = {
         "KINETIC_FAILURES": f"{JOB_ANNOTATION}job-index-failure-count",
         "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION}job-index-ignored-failure-count",
     }
     return [
-        *({"name": name, "value": _literal(value)} for name, value in plain.items()),
+        *({"name": name, "value": _escape(value)} for name, value in plain.items()),
         *(
-            {"name": name, "valueFrom": {"secretKeyRef": {"name": at.secret, "key": key}}}
-            for name, key in secret.items()
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": placement.secret, "key": key}}}
+            for name, key in secret_keys.items()
         ),
-        _field("KINETIC_POD_UID", "metadata.uid"),
-        _field("KINETIC_NODE", "spec.nodeName"),
-        *(_field(name, f"metadata.annotations['{key}']") for name, key in failures.items()),
+        _env_from_field("KINETIC_POD_UID", "metadata.uid"),
+        _env_from_field("KINETIC_NODE", "spec.nodeName"),
+        *(
+            _env_from_field(name, f"metadata.annotations['{key}']")
+            for name, key in counters.items()
+        ),
     ]
 
 
@@ -581,27 +588,27 @@ def _bucket(store: str) -> str:
     return rest.partition("/")[0] if scheme == "gs" else ""
 
 
-def _literal(value: str) -> str:
+def _escape(value: str) -> str:
     """Escape *value*, because Kubernetes expands ``$(NAME)`` and turns ``$$`` into ``$``."""
     return value.replace("$", "$$")
 
 
-def _field(name: str, path: str) -> dict[str, Any]:
+def _env_from_field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _resources(asked: Resources) -> dict[str, Any]:
+def _resources(resources: Resources) -> dict[str, Any]:
     """Return requests and limits.
 
     Kubernetes requires an accelerator in both. A job with accelerators may use all cores of its
     machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit. If a job
     requests memory, this is also its limit.
     """
-    accelerator, cpu = asked.accelerator, _cores(asked.cpu)
-    memory = asked.memory_bytes or int(PORTION * max(asked.cpu, 0.25))
+    accelerator, cpu = resources.accelerator, _format_cores(resources.cpu)
+    memory = resources.memory_bytes or int(PORTION * max(resources.cpu, 0.25))
     requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
     limits: dict[str, str] = {}
-    if asked.memory_bytes is not None:
+    if resources.memory_bytes is not None:
         limits["memory"] = str(memory)
     if accelerator.resource:
         requests[accelerator.resource] = limits[accelerator.resource] = str(
@@ -612,11 +619,11 @@ def _resources(asked: Resources) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
-def _cores(cpu: float) -> str:
+def _format_cores(cpu: float) -> str:
     return f"{max(1, math.ceil(cpu * 1000))}m"
 
 
-def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
+def _volumes(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     """Return the volumes with the key, and with shared memory for data loaders.
 
     Without such a volume, a container has only 64 MiB of shared memory.
@@ -625,7 +632,7 @@ def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
     if spec.resources.memory_bytes is not None:  # files in shared memory count as memory
         shm["sizeLimit"] = str(max(64 * 1024**2, spec.resources.memory_bytes // 2))
     key = {
-        "secretName": at.secret,
+        "secretName": placement.secret,
         "items": [{"key": KEY, "path": "key"}],
         # Root owns the file, and an image may run as any user. The container has no other users.
         "defaultMode": 0o444,
@@ -633,7 +640,7 @@ def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
 
 
-def _store(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _store_volume(url: str, claim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volume with a shared store, and its mount at the same path; none for a bucket.
 
     Without a *claim*, the directory must exist on the node. If it doesn't, the pod doesn't start,
@@ -672,12 +679,12 @@ def by_labels(labels: Mapping[str, str]) -> str:
 
 def by_jobs(names: Collection[str]) -> Iterator[str]:
     """Yield selectors that together match the Jobs that were created for these attempts."""
-    yield from _any_of(JOB, {object_name(name) for name in names})
+    yield from _selectors(JOB, {object_name(name) for name in names})
 
 
 def by_items(names: Collection[str]) -> Iterator[str]:
     """Yield selectors that together match the Jobs and pods of the items of these attempts."""
-    yield from _any_of(ITEM, {object_name(item) for name in names for item in items_of(name)})
+    yield from _selectors(ITEM, {object_name(item) for name in names for item in items_of(name)})
 
 
 def before(name: str, attempt: int) -> str:
@@ -685,14 +692,16 @@ def before(name: str, attempt: int) -> str:
 
     The Job of an earlier attempt may run it, because a Job replaces a pod that was disrupted.
     """
-    numbers = ",".join(str(one) for one in range(1, attempt + 1))
+    numbers = ",".join(str(number) for number in range(1, attempt + 1))
     item = object_name(item_name(name, str(attempt)))
     return f"{MANAGED}=kinetic,{ITEM}={item},{ATTEMPT} in ({numbers})"
 
 
-def _any_of(label: str, values: Collection[str]) -> Iterator[str]:
-    known = sorted(values)
-    for start in range(0, len(known), NAMES):
-        some = known[start : start + NAMES]
-        chosen = f"{label}={some[0]}" if len(some) == 1 else f"{label} in ({','.join(some)})"
-        yield f"{MANAGED}=kinetic,{chosen}"
+def _selectors(label: str, values: Collection[str]) -> Iterator[str]:
+    ordered = sorted(values)
+    for start in range(0, len(ordered), NAMES):
+        chunk = ordered[start : start + NAMES]
+        requirement = (
+            f"{label}={chunk[0]}" if len(chunk) == 1 else f"{label} in ({','.join(chunk)})"
+        )
+        yield f"{MANAGED}=kinetic,{requirement}"

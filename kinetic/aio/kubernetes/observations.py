@@ -53,16 +53,16 @@ class End:
 
 def controller(pod: Document) -> Document:
     """Return the reference to the Job that made *pod*; an orphaned pod has none."""
-    none: Document = {}
+    no_owner: Document = {}
     owners = parts(part(pod, "metadata"), "ownerReferences")
-    return next((one for one in owners if one.get("controller")), none)
+    return next((owner for owner in owners if owner.get("controller")), no_owner)
 
 
 def judged(seen: Seen) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(seen)
     end = End.of(seen.any_job)
-    if end is None or any(_started(pod) for pod in seen.every_pod):
+    if end is None or any(_has_started(pod) for pod in seen.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
@@ -80,20 +80,20 @@ def judged(seen: Seen) -> Diagnosis:
     )
 
 
-def _started(pod: Document) -> bool:
+def _has_started(pod: Document) -> bool:
     """Return whether the pod's program ran.
 
     Only a running state or a start time proves this: a kubelet may also report an unknown end of
     a program that never ran.
     """
-    states = [part(one.status, "state") for one in Pod(pod).programs]
+    states = [part(program.status, "state") for program in Pod(pod).programs]
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
 def settled(seen: Seen, verdict: Diagnosis) -> bool:
     """Return whether the Job has ended, so that only its deletion can change the observations."""
-    over = condition(seen.job, "Complete") or condition(seen.job, "Failed")
-    return over is not None and verdict.phase is Phase.ENDED
+    end_condition = condition(seen.job, "Complete") or condition(seen.job, "Failed")
+    return end_condition is not None and verdict.phase is Phase.ENDED
 
 
 def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
@@ -111,59 +111,63 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
     of its attempt. The observation has the job's name and labels, with that number.
     """
-    about = _about((seen.any_job, *seen.pods, *seen.gone))
-    labels = _labels(about)
-    name = str(part(about, "annotations").get(NAME) or seen.job_name)
-    first = _number(labels.get(ATTEMPT))
+    metadata = _job_metadata((seen.any_job, *seen.pods, *seen.gone))
+    labels = _labels(metadata)
+    name = str(part(metadata, "annotations").get(NAME) or seen.job_name)
+    first = _parse_number(labels.get(ATTEMPT))
     last = _is_last(seen, verdict)
     if first is None:
         pod = next(reversed(seen.every_pod), None)
-        return [_observation(about, labels, name, verdict, pod, last=last)]
-    pods = {first + _starts_before(pod): pod for pod in seen.every_pod}
-    now = _current(seen, verdict, pods, first)
+        return [_observation(metadata, labels, name, verdict, pod, last=last)]
+    pods = {first + _failures_before(pod): pod for pod in seen.every_pod}
+    current = _current_attempt(seen, verdict, pods, first)
     found: list[Observation] = []
-    for number in (*sorted(pods.keys() - {now}), now):
+    for number in (*sorted(pods.keys() - {current}), current):
         pod = pods.get(number)
-        its_verdict = verdict if number == now or pod is None else judge_pod(Pod(pod, seen))
-        its_name = other_attempt_name(name, first, number)
-        its_labels = {**labels, ATTEMPT: str(number)}
-        over = last and number == now
-        found.append(_observation(about, its_labels, its_name, its_verdict, pod, last=over))
+        attempt_verdict = verdict if number == current or pod is None else judge_pod(Pod(pod, seen))
+        attempt_name = other_attempt_name(name, first, number)
+        attempt_labels = {**labels, ATTEMPT: str(number)}
+        is_last = last and number == current
+        found.append(
+            _observation(metadata, attempt_labels, attempt_name, attempt_verdict, pod, last=is_last)
+        )
     return found
 
 
 def name_of(document: Document) -> str:
-    """Return the name of the attempt that a Job was made for, or that a pod carries out."""
-    about = part(document, "metadata")
-    name = str(part(about, "annotations").get(NAME) or about.get("name") or "")
-    first = _number(_labels(about).get(ATTEMPT))
+    """Return the name of the attempt that a Job was made for, or that a pod runs."""
+    metadata = part(document, "metadata")
+    name = str(part(metadata, "annotations").get(NAME) or metadata.get("name") or "")
+    first = _parse_number(_labels(metadata).get(ATTEMPT))
     if first is None:
         return name
-    return other_attempt_name(name, first, first + _starts_before(document))
+    return other_attempt_name(name, first, first + _failures_before(document))
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _starts_before(pod: Document) -> int:
+def _failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
     annotations = part(part(pod, "metadata"), "annotations")
-    return sum(_number(str(annotations.get(key))) or 0 for key in _COUNTS)
+    return sum(_parse_number(str(annotations.get(key))) or 0 for key in _COUNTS)
 
 
-def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int) -> int:
+def _current_attempt(
+    seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int
+) -> int:
     """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:
         return first
     if verdict.phase is Phase.PENDING and not seen.alive:
         return max(pods) + 1  # the Job is about to create its pod
-    named = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
-    return next(named, max(pods))
+    matching = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
+    return next(matching, max(pods))
 
 
 def _observation(
-    about: Document,
+    metadata: Document,
     labels: Mapping[str, str],
     name: str,
     verdict: Diagnosis,
@@ -171,7 +175,7 @@ def _observation(
     *,
     last: bool,
 ) -> Observation:
-    created = str(about.get("creationTimestamp") or "")
+    created = str(metadata.get("creationTimestamp") or "")
     return Observation(
         name=name,
         phase=verdict.phase,
@@ -188,15 +192,15 @@ def _observation(
     )
 
 
-def _about(documents: Iterable[Document]) -> Document:
+def _job_metadata(documents: Iterable[Document]) -> Document:
     """Return the metadata of the first document that has the job's name in an annotation."""
-    found = [part(one, "metadata") for one in documents]
-    named = (one for one in found if NAME in part(one, "annotations"))
-    return next(named, found[0] if found else {})
+    candidates = [part(document, "metadata") for document in documents]
+    matching = (metadata for metadata in candidates if NAME in part(metadata, "annotations"))
+    return next(matching, candidates[0] if candidates else {})
 
 
-def _labels(about: Document) -> Mapping[str, str]:
-    text = part(about, "annotations").get(LABELS)
+def _labels(metadata: Document) -> Mapping[str, str]:
+    text = part(metadata, "annotations").get(LABELS)
     if text:
         try:
             found: Any = json.loads(str(text))
@@ -204,14 +208,14 @@ def _labels(about: Document) -> Mapping[str, str]:
             found = None
         if isinstance(found, dict):
             return cast("dict[str, str]", found)
-    return {key: str(value) for key, value in part(about, "labels").items()}
+    return {key: str(value) for key, value in part(metadata, "labels").items()}
 
 
 def never_ran(
-    reported: Mapping[str, Observation], now: Iterable[Observation], verdict: Diagnosis
+    reported: Mapping[str, Observation], current: Iterable[Observation], verdict: Diagnosis
 ) -> Iterator[Observation]:
     """Yield an end for each reported attempt that got no pod before its Job ended."""
-    for name in reported.keys() - {one.name for one in now}:
+    for name in reported.keys() - {observation.name for observation in current}:
         if reported[name].phase is not Phase.ENDED:
             yield replace(
                 reported[name],

@@ -43,32 +43,34 @@ async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> By
     """
     (selector,) = by_items([name])
     found = (await listing(api, paths.pods, selector)).items
-    pod = _running(found, name, host)
+    pod = _find_running_pod(found, name, host)
     if pod is None:
-        where = f"namespace {paths.namespace} of {api.cluster}"
-        which = f" on host {host}" if host else ""
-        raise NotFound(f"no pod of {name}{which} is running in {where}: it has ended, or waits")
+        location = f"namespace {paths.namespace} of {api.cluster}"
+        on_host = f" on host {host}" if host else ""
+        raise NotFound(
+            f"no pod of {name}{on_host} is running in {location}: it has ended, or waits"
+        )
     path = f"{paths.pods}/{pod}/portforward"
     return _Tunnel(await api.tunnel(path, PROTOCOL, query={"ports": str(port)}), pod, port)
 
 
-def _running(pods: Sequence[Document], name: str, host: int) -> str | None:
+def _find_running_pod(pods: Sequence[Document], name: str, host: int) -> str | None:
     """Return the name of the running pod of *host*: the newest, if it replaced others."""
-    named = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
-    alive = [
+    candidates = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
+    running = [
         part(pod, "metadata")
-        for pod in named
+        for pod in candidates
         if not Pod(pod).ended and part(pod, "status").get("phase") == "Running"
     ]
-    last = max(alive, key=lambda one: str(one.get("creationTimestamp")), default=None)
-    return None if last is None else str(last.get("name"))
+    newest = max(running, key=lambda metadata: str(metadata.get("creationTimestamp")), default=None)
+    return None if newest is None else str(newest.get("name"))
 
 
 class _Tunnel(ByteStream):
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, pod: str, port: int) -> None:
         self._socket = socket
-        self._what = f"port {port} of pod {pod}"
-        self._begun: set[int] = set()
+        self._target = f"port {port} of pod {pod}"
+        self._opened_channels: set[int] = set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Return the data of the next message, even if this is more than *max_bytes*.
@@ -85,12 +87,12 @@ class _Tunnel(ByteStream):
                 raise anyio.EndOfStream
             data: bytes = message.data
             channel, rest = data[0], data[1:]
-            if channel not in self._begun:
-                self._begun.add(channel)
+            if channel not in self._opened_channels:
+                self._opened_channels.add(channel)
                 rest = rest[HEAD:]
             if rest and channel == ERROR:
                 reason = rest.decode(errors="replace").strip()
-                raise Unavailable(f"{self._what} cannot be reached: {reason}")
+                raise Unavailable(f"{self._target} cannot be reached: {reason}")
             if rest and channel == DATA:
                 return rest
 

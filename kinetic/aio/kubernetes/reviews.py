@@ -34,6 +34,6 @@ async def user_name(api: Api) -> str:
     return str(answer["status"]["userInfo"].get("username") or "YOU")
 
 
-async def _review(api: Api, group: str, kind: str, **more: Any) -> dict[str, Any]:
-    body = {"apiVersion": group, "kind": kind, **more}
+async def _review(api: Api, group: str, kind: str, **fields: Any) -> dict[str, Any]:
+    body = {"apiVersion": group, "kind": kind, **fields}
     return await api.call("POST", f"/apis/{group}/{kind.lower()}s", body=body)

@@ -35,26 +35,26 @@ NEEDED_BY = {
 MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
 """What a namespace needs; its Role has all that kinetic does there."""
 
-_AROUND = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
+_CLUSTER_RULES = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
 """The resources outside a namespace that explain why a job does not start."""
 
 
 @cache
-def _needed() -> list[dict[str, list[str]]]:
+def _namespace_rules() -> list[dict[str, list[str]]]:
     """Return the rules of the manifest's Role for users who submit jobs."""
     import yaml  # imported here, because only a refused request needs it
 
-    for one in yaml.safe_load_all(MANIFEST.read_text()):
-        if one["kind"] == "Role" and one["metadata"]["name"] == "kinetic":
-            return list(one["rules"])
+    for document in yaml.safe_load_all(MANIFEST.read_text()):
+        if document["kind"] == "Role" and document["metadata"]["name"] == "kinetic":
+            return list(document["rules"])
     raise LookupError(f"{MANIFEST} has no Role kinetic")
 
 
 def rights(namespace: str) -> list[Right]:
     """Return every right that kinetic uses, in *namespace* and on resources outside namespaces."""
     return [
-        Right(verb=verb, group=rule["apiGroups"][0], resource=rule["resources"][0], namespace=where)
-        for rules, where in ((_needed(), namespace), (_AROUND, ""))
+        Right(verb=verb, group=rule["apiGroups"][0], resource=rule["resources"][0], namespace=scope)
+        for rules, scope in ((_namespace_rules(), namespace), (_CLUSTER_RULES, ""))
         for rule in rules
         for verb in rule["verbs"]
     ]
@@ -62,26 +62,31 @@ def rights(namespace: str) -> list[Right]:
 
 def by_resource(missing: Iterable[Right]) -> list[str]:
     """Return a phrase for each resource, with its missing verbs and the feature that needs them."""
-    verbs: dict[str, list[str]] = {}
-    for one in missing:
-        name = f"{one.resource}.{one.group}" if one.group else one.resource
-        what = NEEDED_BY.get(one.resource)
-        verbs.setdefault(f"{name} ({what})" if what else name, []).append(one.verb)
-    return [f"{', '.join(several)} {name}" for name, several in verbs.items()]
+    by_phrase: dict[str, list[str]] = {}
+    for right in missing:
+        name = f"{right.resource}.{right.group}" if right.group else right.resource
+        feature = NEEDED_BY.get(right.resource)
+        by_phrase.setdefault(f"{name} ({feature})" if feature else name, []).append(right.verb)
+    return [f"{', '.join(verbs)} {phrase}" for phrase, verbs in by_phrase.items()]
 
 
 def how_to_grant(right: Right, message: str) -> str:
     """Explain how an administrator grants a missing *right*; the *message* names the user."""
-    found = re.search(r'User "(?P<user>[^"]*)"', message)
-    user = found["user"] if found else "YOU"
-    login = "These credentials name no user: log in first. " if user == "system:anonymous" else ""
-    where = ""
+    match = re.search(r'User "(?P<user>[^"]*)"', message)
+    user = match["user"] if match else "YOU"
+    login_hint = (
+        "These credentials name no user: log in first. " if user == "system:anonymous" else ""
+    )
+    namespace_hint = ""
     if right.namespace:
-        where = f"If {right.namespace!r} is not the namespace you mean, set KINETIC_NAMESPACE. "
+        namespace_hint = (
+            f"If {right.namespace!r} is not the namespace you mean, set KINETIC_NAMESPACE. "
+        )
     return (
         f"Missing: verb {right.verb!r} on resource {right.resource!r} of API group "
-        f"{right.group!r}. {where}{login}An administrator of the cluster grants it, and all else "
-        f"that kinetic needs, with `kubectl apply -f -` and this:\n{role(right, user)}"
+        f"{right.group!r}. {namespace_hint}{login_hint}An administrator of the cluster grants "
+        f"it, and all else that kinetic needs, with `kubectl apply -f -` and this:\n"
+        f"{role(right, user)}"
     )
 
 
@@ -97,24 +102,24 @@ def role(right: Right, user: str) -> str:
     """
     import yaml
 
-    rules = [*(_needed() if right.namespace else _AROUND)]
+    rules = [*(_namespace_rules() if right.namespace else _CLUSTER_RULES)]
     wanted = {"apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb]}
     if not any(all(value in rule[field] for field, (value,) in wanted.items()) for rule in rules):
         rules.append(wanted)
     kind = "Role" if right.namespace else "ClusterRole"
     api = "rbac.authorization.k8s.io"
-    place = {"namespace": right.namespace} if right.namespace else {}
+    scope = {"namespace": right.namespace} if right.namespace else {}
     documents = (
         {
             "apiVersion": f"{api}/v1",
             "kind": kind,
-            "metadata": {"name": "kinetic", **place},
+            "metadata": {"name": "kinetic", **scope},
             "rules": rules,
         },
         {
             "apiVersion": f"{api}/v1",
             "kind": f"{kind}Binding",
-            "metadata": {"name": binding_of(user), **place},
+            "metadata": {"name": binding_of(user), **scope},
             "roleRef": {"apiGroup": api, "kind": kind, "name": "kinetic"},
             "subjects": [subject(user)],
         },

@@ -59,12 +59,12 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
     Secret never exists.
     """
     metadata = part(job, "metadata")
-    about = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
-    own = (object_name(str(one), longest=LABEL) for one in about if one)
-    return missing if missing in own else ""
+    job_names = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
+    own_secrets = (object_name(str(job_name), longest=LABEL) for job_name in job_names if job_name)
+    return missing if missing in own_secrets else ""
 
 
-def _kept(name: str) -> str:
+def _kept_secret_name(name: str) -> str:
     return object_name(f"kept-{name}", longest=LABEL)
 
 
@@ -80,7 +80,7 @@ class Secrets:
     def __init__(self, api: Api, paths: Paths) -> None:
         self._api = api
         self._paths = paths
-        self._made: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._creations: dict[str, tuple[int, asyncio.Task[None]]] = {}
 
     async def root_key(self) -> bytes:
         """Return the namespace's root key; the first client creates it.
@@ -89,15 +89,15 @@ class Secrets:
             ConfigurationError: The Secret doesn't contain a valid key.
         """
         try:
-            return _root(await self._read(ROOT_KEY))
+            return _decode_root_key(await self._read(ROOT_KEY))
         except NotFound:
             pass
         manifest = self._manifest(ROOT_KEY, {FIELD: os.urandom(ROOT_BYTES)}, ROOT_KEY)
         try:
-            made = await self._create(manifest | {"immutable": True})
+            secret = await self._create(manifest | {"immutable": True})
         except AlreadyThere:  # by another client, or by a request whose answer was lost
-            made = await self._read(ROOT_KEY)
-        return _root(made)
+            secret = await self._read(ROOT_KEY)
+        return _decode_root_key(secret)
 
     async def keep(self, name: str, content: bytes) -> None:
         """Store *content* under *name*, replacing earlier content of this name.
@@ -110,13 +110,13 @@ class Secrets:
                 f"{name} has {len(content)} bytes for a Secret, which holds {LIMIT}; "
                 "capture fewer variables of the environment, or ship the content as Data"
             )
-        manifest = self._manifest(_kept(name), {CONTENT: content}, name)
+        manifest = self._manifest(_kept_secret_name(name), {CONTENT: content}, name)
 
-        async def replace_it() -> bool:
-            await self._api.call("PUT", self._path(_kept(name)), body=manifest)
+        async def replace_content() -> bool:
+            await self._api.call("PUT", self._path(_kept_secret_name(name)), body=manifest)
             return True
 
-        await self._create_or(manifest, replace_it)
+        await self._create_or(manifest, replace_content)
 
     async def kept(self, name: str) -> bytes:
         """Return the content that `keep` stored under *name*.
@@ -125,7 +125,7 @@ class Secrets:
             NotFound: No content is stored under *name*.
         """
         try:
-            return _bytes(await self._read(_kept(name)), CONTENT)
+            return _decode_field(await self._read(_kept_secret_name(name)), CONTENT)
         except NotFound as exc:
             raise NotFound(
                 f"there is no secret {name!r} in namespace {self._paths.namespace} of "
@@ -135,68 +135,74 @@ class Secrets:
     async def drop(self, names: Collection[str]) -> None:
         """Delete what `keep` stored under *names*, and the Secrets of these batches' pods."""
 
-        async def drop(name: str) -> None:
-            await self._until_made(name)
-            await self._delete(_kept(name))
+        async def drop_one(name: str) -> None:
+            await self._wait_for_creation(name)
+            await self._delete(_kept_secret_name(name))
             await self._delete(object_name(name, longest=LABEL))
 
-        await bounded(drop, names, at_once=AT_ONCE)
+        await bounded(drop_one, names, at_once=AT_ONCE)
 
     async def finish(self, name: str, fence: int) -> None:
         """Delete the Secret for the pods of batch *name*, unless it has a later fence."""
-        await self._until_made(name)
+        await self._wait_for_creation(name)
         path = self._path(object_name(name, longest=LABEL))
         try:
             metadata = part(await self._api.call("GET", path), "metadata")
             if int(part(metadata, "annotations").get(FENCE) or 0) > fence:
                 return
-            known = {key: metadata[key] for key in ("uid", "resourceVersion")}
-            await self._api.call("DELETE", path, body={"preconditions": known})
+            preconditions = {key: metadata[key] for key in ("uid", "resourceVersion")}
+            await self._api.call("DELETE", path, body={"preconditions": preconditions})
         except (NotFound, Conflict):
             return  # another client deleted or marked the Secret meanwhile
 
-    async def _until_made(self, name: str) -> None:
+    async def _wait_for_creation(self, name: str) -> None:
         """Wait until a creation in progress has ended, so that it can't follow the deletion."""
-        _, making = self._made.pop(object_name(name, longest=LABEL), (0, None))
-        if making is not None:
-            await asyncio.wait({making})
+        _, creation = self._creations.pop(object_name(name, longest=LABEL), (0, None))
+        if creation is not None:
+            await asyncio.wait({creation})
 
     async def ensure(self, job: JobSpec, name: str) -> None:
         """Create the Secret of a batch before its first job; concurrent calls create it once."""
         fence = job.order.fence
-        before, making = self._made.get(name, (0, None))
-        failed = making is not None and making.done() and (making.cancelled() or making.exception())
-        if making is None or failed or before != fence:
-            making = asyncio.create_task(self._make(job, name), name=f"kinetic secret {name}")
-            self._made[name] = fence, making
-            making.add_done_callback(_noted)
-        await asyncio.shield(making)
+        known_fence, creation = self._creations.get(name, (0, None))
+        failed = (
+            creation is not None
+            and creation.done()
+            and (creation.cancelled() or creation.exception())
+        )
+        if creation is None or failed or known_fence != fence:
+            creation = asyncio.create_task(
+                self._create_for_batch(job, name), name=f"kinetic secret {name}"
+            )
+            self._creations[name] = fence, creation
+            creation.add_done_callback(_retrieve_exception)
+        await asyncio.shield(creation)
 
     async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
         """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
         labels = self._labels(job)
         manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
 
-        async def is_its_own() -> bool:
-            there = part(await self._read(name), "metadata")
-            owners = {str(one.get("uid")) for one in parts(there, "ownerReferences")}
+        async def check_owner() -> bool:
+            existing = part(await self._read(name), "metadata")
+            owners = {str(reference.get("uid")) for reference in parts(existing, "ownerReferences")}
             if owners == {str(owner["metadata"]["uid"])}:
                 return True
             # The Secret belongs to an earlier Job of this name. Kubernetes will delete it soon.
-            options = {"preconditions": {"uid": there["uid"]}}
+            options = {"preconditions": {"uid": existing["uid"]}}
             await self._api.call("DELETE", self._path(name), body=options)
             return False
 
-        await self._create_or(manifest, is_its_own)
+        await self._create_or(manifest, check_owner)
 
     async def aclose(self) -> None:
         """Cancel creations in progress."""
-        tasks = [task for _, task in self._made.values()]
+        tasks = [task for _, task in self._creations.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, job: JobSpec, name: str) -> None:
+    async def _create_for_batch(self, job: JobSpec, name: str) -> None:
         """Create a batch's Secret. If it exists, only raise its fence: its content is fixed.
 
         The fence is the number of the newest submitter. An older submitter, whose number is lower,
@@ -207,12 +213,12 @@ class Secrets:
         manifest["metadata"]["annotations"] = {FENCE: str(fence)}
 
         async def mark() -> bool:
-            there = await self._read(name)
-            marks = part(part(there, "metadata"), "annotations")
-            if int(marks.get(FENCE) or 0) < fence:
-                annotations = {**marks, FENCE: str(fence)}
-                metadata = {**part(there, "metadata"), "annotations": annotations}
-                body = {**there, "metadata": metadata}
+            existing = await self._read(name)
+            known_annotations = part(part(existing, "metadata"), "annotations")
+            if int(known_annotations.get(FENCE) or 0) < fence:
+                annotations = {**known_annotations, FENCE: str(fence)}
+                metadata = {**part(existing, "metadata"), "annotations": annotations}
+                body = {**existing, "metadata": metadata}
                 await self._api.call("PUT", self._path(name), body=body)
             return True
 
@@ -238,7 +244,7 @@ class Secrets:
         submission = job.labels.get(SUBMISSION, job.name)
         return usual_labels(submission) | {SUBMISSION: submission}
 
-    def _manifest(self, name: str, content: Mapping[str, bytes], about: str) -> dict[str, Any]:
+    def _manifest(self, name: str, content: Mapping[str, bytes], submission: str) -> dict[str, Any]:
         return {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -246,8 +252,8 @@ class Secrets:
             "metadata": {
                 "name": name,
                 "namespace": self._paths.namespace,
-                "labels": usual_labels(about) | {SUBMISSION: label_value(about)},
-                "annotations": {NAME: about},
+                "labels": usual_labels(submission) | {SUBMISSION: label_value(submission)},
+                "annotations": {NAME: submission},
             },
             "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
         }
@@ -266,18 +272,18 @@ class Secrets:
         return f"{self._paths.secrets}/{name}"
 
 
-def _noted(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()  # retrieved, because every caller that waited may have been cancelled
 
 
-def _bytes(secret: Document, field: str) -> bytes:
+def _decode_field(secret: Document, field: str) -> bytes:
     return base64.b64decode(str(part(secret, "data").get(field) or ""))
 
 
-def _root(secret: Document) -> bytes:
+def _decode_root_key(secret: Document) -> bytes:
     try:
-        key = _bytes(secret, FIELD)
+        key = _decode_field(secret, FIELD)
     except binascii.Error:
         key = b""
     if len(key) != ROOT_BYTES:

@@ -35,16 +35,16 @@ async def found(
     api: Api,
     paths: Paths,
     selectors: Iterable[str],
-    empty: Callable[[], Table] = Table,
+    make_table: Callable[[], Table] = Table,
     inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
     """Return all jobs that match any of *selectors*.
 
-    *empty* makes the table that evaluates them. *inquiry* finds out why some of the jobs wait.
+    *make_table* makes the table that evaluates them. *inquiry* finds out why some of the jobs wait.
     """
-    seen: dict[str, Observation] = {}
+    observations: dict[str, Observation] = {}
     for selector in selectors:
-        table = empty()
+        table = make_table()
 
         async def take(update: Listed | Changed, pods: bool, table: Table = table) -> None:
             table.feed(update, pods=pods)
@@ -53,20 +53,20 @@ async def found(
         if table.strays:  # their Job was created after its list, or no longer exists
             table.feed(await listing(api, paths.jobs, selector), pods=False)
             table.orphans = True
-        seen |= await _news(table)
+        observations |= await _evaluate(table)
         if inquiry is not None:
             for entry in [*table.waiting.values()][:SAMPLE]:
                 table.learn(entry.name, await inquiry.facts(entry))
-            seen |= await _news(table)
-    return [seen[name] for name in sorted(seen)]
+            observations |= await _evaluate(table)
+    return [observations[name] for name in sorted(observations)]
 
 
-async def _news(table: Table) -> dict[str, Observation]:
-    seen: dict[str, Observation] = {}
+async def _evaluate(table: Table) -> dict[str, Observation]:
+    observations: dict[str, Observation] = {}
     while table.dirty:
-        seen |= {one.name: one for one in table.news(TURN)}
+        observations |= {observation.name: observation for observation in table.news(TURN)}
         await asyncio.sleep(0)
-    return seen
+    return observations
 
 
 async def sought(
@@ -74,18 +74,20 @@ async def sought(
     paths: Paths,
     names: Collection[str],
     labels: Mapping[str, str] | None,
-    empty: Callable[[], Table] = Table,
+    make_table: Callable[[], Table] = Table,
     inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return the jobs with these *names* and the jobs with *labels*; without both, all jobs."""
+    """Return the jobs with these *names* and the jobs with *labels*; without either, all jobs."""
     wanted = set(names)
     selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
-    named = await found(api, paths, selectors, empty, inquiry)
-    seen = {one.name: one for one in named if one.name in wanted}
+    named = await found(api, paths, selectors, make_table, inquiry)
+    observations = {
+        observation.name: observation for observation in named if observation.name in wanted
+    }
     if labels is not None or not names:
-        more = await found(api, paths, (by_labels(labels or {}),), empty, inquiry)
-        seen |= {one.name: one for one in more}
-    return [*seen.values()]
+        more = await found(api, paths, (by_labels(labels or {}),), make_table, inquiry)
+        observations |= {observation.name: observation for observation in more}
+    return [*observations.values()]
 
 
 async def observed(
@@ -94,14 +96,14 @@ async def observed(
     selector: str,
     inquiry: Diagnostics,
     rhythm: Rhythm,
-    empty: Callable[[], Table] = Table,
+    make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
     """Yield each job's state, then every change, forever; a slow reader skips some states.
 
     Raises:
         BackendError: The server refuses the read for good.
     """
-    loop, table, changed = asyncio.get_running_loop(), empty(), asyncio.Event()
+    loop, table, changed = asyncio.get_running_loop(), make_table(), asyncio.Event()
     monitor = PendingMonitor(table, inquiry, changed.set)
 
     async def take(update: Listed | Changed, pods: bool) -> None:
@@ -109,8 +111,8 @@ async def observed(
         changed.set()
 
     following = follow_both(api, paths, selector, rhythm, take)
-    running = loop.create_task(all_or_none(following, monitor.work()), name="kinetic watch")
-    running.add_done_callback(lambda _: changed.set())
+    task = loop.create_task(all_or_none(following, monitor.work()), name="kinetic watch")
+    task.add_done_callback(lambda _: changed.set())
     due = 0.0
     try:
         while True:
@@ -118,15 +120,15 @@ async def observed(
                 async with asyncio.timeout(TICK_S if table.waiting else None):
                     await changed.wait()
             changed.clear()
-            if running.done():
-                running.result()  # raises why it has ended
+            if task.done():
+                task.result()  # raises the error that ended it
             while table.dirty:
-                for seen in [*table.news(TURN)]:
-                    yield seen
+                for observation in [*table.news(TURN)]:
+                    yield observation
                 await asyncio.sleep(0)
             if loop.time() >= due:
                 monitor.look(loop.time())
                 due = loop.time() + TICK_S
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
