@@ -68,7 +68,7 @@ class Api:
         # A request keeps its turn while it waits to retry, so a busy server gets fewer requests.
         self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
-        self._had: set[tuple[str, ...]] = set()
+        self._granted: set[tuple[str, ...]] = set()
         self._http = HttpClient(
             f"the client of {access.name}",
             connect_s=self._limits.connect_s,
@@ -92,21 +92,21 @@ class Api:
 
         Cancelled: the request may or may not have reached the server.
         """
-        ask = Request(method=method, path=path, query=query or {})
+        request = Request(method=method, path=path, query=query or {})
         limits, data, headers = self._limits, None, dict[str, str]()
         if body is not None:
             data = json.dumps(body, separators=(",", ":")).encode()
             headers["Content-Type"] = content_type
 
-        async def answered() -> dict[str, Any]:
-            answer = await self._answer(ask, limits.requests, limits.idle_s, data, headers)
+        async def send() -> dict[str, Any]:
+            answer = await self._send(request, limits.requests, limits.idle_s, data, headers)
             try:
-                return self._decoded(await answer.read(), ask)
+                return self._decode(await answer.read(), request)
             finally:
                 cut(answer)
 
         async with self._turns:
-            return await self._retry(answered, ask, limits.retry, rights_s)
+            return await self._retry(send, request, limits.retry, rights_s)
 
     @asynccontextmanager
     async def stream(
@@ -126,9 +126,9 @@ class Api:
         Raises:
             Unavailable: The connection broke, or was silent for *idle*.
         """
-        ask = Request(method="GET", path=path, query=query or {})
-        answer = await self._retry(lambda: self._answer(ask, 0, idle), ask)
-        with self._translated(ask):
+        request = Request(method="GET", path=path, query=query or {})
+        answer = await self._retry(lambda: self._send(request, 0, idle), request)
+        with self._translate_errors(request):
             try:
                 yield answer.content.iter_any()
             finally:
@@ -165,34 +165,34 @@ class Api:
         self, path: str, protocol: str, *, query: Mapping[str, str] | None = None
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket to *path* that speaks *protocol*; the caller closes it."""
-        ask = Request(method="GET", path=path, query=query or {})
+        request = Request(method="GET", path=path, query=query or {})
         session: Any = self._http.session()
 
-        async def upgraded(shown: ClusterCredentials) -> aiohttp.ClientWebSocketResponse:
-            with self._translated(ask):
-                opened = await session.ws_connect(
-                    self._url(ask),
-                    method=ask.method,
+        async def upgrade(credentials: ClusterCredentials) -> aiohttp.ClientWebSocketResponse:
+            with self._translate_errors(request):
+                socket = await session.ws_connect(
+                    self._url(request),
+                    method=request.method,
                     protocols=(protocol,),
                     heartbeat=HEARTBEAT_S,
-                    **self._shown(shown, {}),
+                    **self._request_options(credentials, {}),
                 )
-            return cast("aiohttp.ClientWebSocketResponse", opened)
+            return cast("aiohttp.ClientWebSocketResponse", socket)
 
-        async def opened() -> aiohttp.ClientWebSocketResponse:
+        async def open_socket() -> aiohttp.ClientWebSocketResponse:
             try:
-                return await with_token(self._access.passes, upgraded)
+                return await with_token(self._access.passes, upgrade)
             except HttpError as exc:
                 refused = exc
             # aiohttp drops the body of a refusal. The same request without an upgrade returns it.
             try:
-                cut(await self._answer(ask, 0, self._limits.idle_s))
+                cut(await self._send(request, 0, self._limits.idle_s))
             except HttpError as refusal:
                 if refusal.status == refused.status:
                     raise
             raise refused
 
-        return await self._retry(opened, ask)
+        return await self._retry(open_socket, request)
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -202,7 +202,7 @@ class Api:
     async def _retry(
         self,
         work: Callable[[], Awaitable[T]],
-        ask: Request,
+        request: Request,
         policy: RetryPolicy | None = None,
         rights_s: float | None = None,
     ) -> T:
@@ -214,29 +214,29 @@ class Api:
         patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None
 
-        async def explained_work() -> T:
+        async def run_once() -> T:
             try:
-                with self._translated(ask):
+                with self._translate_errors(request):
                     result = await work()
             except HttpError as refusal:
-                raise explained(refusal, ask, self.cluster) from None
-            self._had.add(_key(ask))
+                raise explained(refusal, request, self.cluster) from None
+            self._granted.add(_permission_of(request))
             return result
 
-        def may_pass(failure: Exception) -> bool:
+        def is_temporary(failure: Exception) -> bool:
             nonlocal missing_since
-            if isinstance(failure, Forbidden) and _key(ask) in self._had:
+            if isinstance(failure, Forbidden) and _permission_of(request) in self._granted:
                 missing_since = missing_since or clock()
                 return clock() < missing_since + patience_s
             return policy is not None and is_retryable(failure)
 
         return await retry(
-            explained_work, policy or self._limits.retry, self._outage, is_passing=may_pass
+            run_once, policy or self._limits.retry, self._outage, is_passing=is_temporary
         )
 
-    async def _answer(
+    async def _send(
         self,
-        ask: Request,
+        request: Request,
         connections: int,
         idle_s: float | None,
         data: bytes | None = None,
@@ -249,57 +249,59 @@ class Api:
         """
         session = self._http.session(connections)
 
-        async def answered(shown: ClusterCredentials) -> aiohttp.ClientResponse:
-            request = session.request(
-                ask.method,
-                self._url(ask),
+        async def send(credentials: ClusterCredentials) -> aiohttp.ClientResponse:
+            response = session.request(
+                request.method,
+                self._url(request),
                 data=data,
                 timeout=self._http.timeout(idle_s),
                 allow_redirects=False,
-                **self._shown(shown, headers or {}),
+                **self._request_options(credentials, headers or {}),
             )
-            return await self._http.answered(request)
+            return await self._http.answered(response)
 
-        return await with_token(self._access.passes, answered)
+        return await with_token(self._access.passes, send)
 
-    def _shown(self, shown: ClusterCredentials, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _request_options(
+        self, credentials: ClusterCredentials, headers: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Return aiohttp's arguments for the credentials of a request."""
         sent = [*headers.items(), *self._access.headers]
-        if shown.authorization:
-            sent.append(("Authorization", shown.authorization))
+        if credentials.authorization:
+            sent.append(("Authorization", credentials.authorization))
         return {
             "headers": sent,
-            "ssl": shown.tls if shown.tls is not None else True,
+            "ssl": credentials.tls if credentials.tls is not None else True,
             "server_hostname": self._access.tls_name,
         }
 
-    def _url(self, ask: Request) -> URL:
+    def _url(self, request: Request) -> URL:
         from yarl import URL
 
-        url = URL(self._access.server + ask.path, encoded=True)
-        return url.with_query(dict(ask.query)) if ask.query else url
+        url = URL(self._access.server + request.path, encoded=True)
+        return url.with_query(dict(request.query)) if request.query else url
 
-    def _translated(self, ask: Request) -> AbstractContextManager[None]:
+    def _translate_errors(self, request: Request) -> AbstractContextManager[None]:
         """Turn failures of the network into kinetic's errors."""
         return self._http.translated(
-            f"cannot {ask} of {self.cluster}",
+            f"cannot {request} of {self.cluster}",
             self.server,
             whose="the cluster's",
             advice="check that the cluster runs, and the network",
         )
 
-    def _decoded(self, raw: bytes, ask: Request) -> dict[str, Any]:
+    def _decode(self, raw: bytes, request: Request) -> dict[str, Any]:
         try:
             decoded: Any = json.loads(raw) if raw else {}
         except ValueError:
             decoded = None
         if not isinstance(decoded, dict):
             error = HttpError(200, raw[:4096].decode(errors="replace"))
-            raise explained(error, ask, self.cluster)
+            raise explained(error, request, self.cluster)
         return cast("dict[str, Any]", decoded)
 
 
-def _key(ask: Request) -> tuple[str, ...]:
+def _permission_of(request: Request) -> tuple[str, ...]:
     """Return the permission that a request needs, without the name of the request's object."""
-    right = ask.right
+    right = request.right
     return right.verb, right.group, right.resource, right.namespace

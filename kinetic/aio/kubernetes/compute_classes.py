@@ -30,8 +30,8 @@ class ComputeClasses:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[str, tuple[float, str]] = {}
-        self._turn = asyncio.Lock()
+        self._cache: dict[str, tuple[float, str]] = {}
+        self._lock = asyncio.Lock()
 
     async def of(self, accelerator: Accelerator) -> str:
         """Return the name of the class for *accelerator*, or "" if there is none.
@@ -45,12 +45,12 @@ class ComputeClasses:
         if accelerator.kind == "cpu" or accelerator.multi_host:
             return ""
         name = class_name(accelerator)
-        async with self._turn:
+        async with self._lock:
             now = asyncio.get_running_loop().time()
-            until, found = self._known.get(name, (0.0, ""))
+            until, found = self._cache.get(name, (0.0, ""))
             if until < now:
                 found = name if await self._exists(name) else ""
-                self._known[name] = (now + KNOWN_S, found)
+                self._cache[name] = (now + KNOWN_S, found)
         return found
 
     async def _exists(self, name: str) -> bool:

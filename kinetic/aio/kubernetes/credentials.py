@@ -31,7 +31,7 @@ def context_of(certificates: Certificates) -> ssl.SSLContext:
         ValueError: The texts aren't certificates, or the key belongs to another certificate.
     """
     context = trusting(certificates.ca, verify=certificates.verify)
-    _show(context, certificates)
+    _load_client_certificate(context, certificates)
     return context
 
 
@@ -58,7 +58,7 @@ def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
     return context
 
 
-def _show(context: ssl.SSLContext, certificates: Certificates) -> None:
+def _load_client_certificate(context: ssl.SSLContext, certificates: Certificates) -> None:
     if certificates.certificate is None:
         return
     # Python reads certificates from files only. These files exist briefly, private to the user.

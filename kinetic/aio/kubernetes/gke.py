@@ -67,15 +67,15 @@ async def create_job(
         if shared:
             await secrets.ensure(job, secret)
         # The submitter of a batch retries by itself, and reports a missing right at once.
-        owner, new = await _created(api, paths, manifest, 0.0 if shared else None)
+        owner, is_new = await _create_or_get(api, paths, manifest, 0.0 if shared else None)
         if not shared:
-            async with _undone(api, paths, owner if new else None):
+            async with _delete_on_failure(api, paths, owner if is_new else None):
                 await secrets.give(job, secret, owner)
     except Refused as exc:
         raise _as_backend_error(exc, job.name) from exc
 
 
-async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
+async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bool:
     """Return whether the Job of an earlier attempt creates a pod for this attempt.
 
     The Job does so if Kubernetes disrupted its earlier pod. Wait while that pod is terminating.
@@ -86,33 +86,38 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
     loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + job.grace + LEAVING_S
     while True:
-        seen = await found(api, paths, by_items([job.name]))
-        mine = [one for one in seen if one.name == job.name]
-        if mine:
+        observations = await found(api, paths, by_items([job.name]))
+        matching = [observation for observation in observations if observation.name == job.name]
+        if matching:
             return True
-        if all(one.phase in (Phase.ENDED, Phase.GONE) for one in seen) or loop.time() > deadline:
+        if (
+            all(observation.phase in (Phase.ENDED, Phase.GONE) for observation in observations)
+            or loop.time() > deadline
+        ):
             return False
         await asyncio.sleep(next(pauses))
 
 
 @asynccontextmanager
-async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncGenerator[None]:
-    """Delete the Job *made* if the block, which creates its Secret, fails: it could never start."""
+async def _delete_on_failure(
+    api: Api, paths: Paths, created: dict[str, Any] | None
+) -> AsyncGenerator[None]:
+    """Delete the Job *created* if the block fails: without the Secret, it could never start."""
     try:
         yield
     except BaseException:
-        if made is not None:
+        if created is not None:
             options = {
                 "propagationPolicy": "Background",
-                "preconditions": {"uid": made["metadata"]["uid"]},
+                "preconditions": {"uid": created["metadata"]["uid"]},
             }
-            path = f"{paths.jobs}/{made['metadata']['name']}"
+            path = f"{paths.jobs}/{created['metadata']['name']}"
             removal = api.call("DELETE", path, body=options)
             await release(removal, what=f"removing {path} after a failure")
         raise
 
 
-async def _created(
+async def _create_or_get(
     api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
 ) -> tuple[dict[str, Any], bool]:
     """Return the Job, and whether this call created it."""
@@ -125,11 +130,11 @@ async def _created(
         except AlreadyThere:
             pass
         try:
-            there = await api.call("GET", f"{paths.jobs}/{name}")
+            existing = await api.call("GET", f"{paths.jobs}/{name}")
         except NotFound:
             continue
-        if not part(there, "metadata").get("deletionTimestamp"):
-            return there, False
+        if not part(existing, "metadata").get("deletionTimestamp"):
+            return existing, False
         if loop.time() > deadline:
             raise Unavailable(
                 f"Job {name} has been terminating for more than {GOING_S:g} s, so it can't be "
@@ -141,14 +146,14 @@ async def _created(
 
 def _as_backend_error(refused: Refused, name: str) -> Exception:
     """Return the error for a refusal: an exceeded quota is temporary, a policy isn't."""
-    found = refused_request(refused.answer)
-    message = f"{name} was refused: {found.text}" if refused.answer else str(refused)
-    if found.outlook is Outlook.OPEN:
+    diagnosis = refused_request(refused.answer)
+    message = f"{name} was refused: {diagnosis.text}" if refused.answer else str(refused)
+    if diagnosis.outlook is Outlook.OPEN:
         return Throttled(message, retryable=True)
     return LaunchError(
         message,
-        reason=found.reason.value if found.reason is not None else "",
-        passing=found.outlook is Outlook.BLOCKED,
+        reason=diagnosis.reason.value if diagnosis.reason is not None else "",
+        passing=diagnosis.outlook is Outlook.BLOCKED,
     )
 
 
@@ -181,11 +186,11 @@ class GkeCluster:
         placement = at or Placement(namespace="")
         namespace = placement.namespace or api.default_namespace
         self._api = api
-        self._at = replace(placement, namespace=namespace)
+        self._placement = replace(placement, namespace=namespace)
         self._paths = Paths(namespace)
-        self._secrets = own = Secrets(api, self._paths)
-        self.root_key, self.keep_secret, self.secret = own.root_key, own.keep, own.kept
-        self.drop_secret, self.finish = own.drop, own.finish
+        self._secrets = secrets = Secrets(api, self._paths)
+        self.root_key, self.keep_secret, self.secret = secrets.root_key, secrets.keep, secrets.kept
+        self.drop_secret, self.finish = secrets.drop, secrets.finish
         self._classes = ComputeClasses(api) if classes else None
         self._inquiry = Diagnostics(api, self._paths, patience or Patience())
         self._rhythm = rhythm or Rhythm()
@@ -203,15 +208,15 @@ class GkeCluster:
 
         Cancelled: the job may or may not exist; delete it by name.
         """
-        manifest = job_manifest(job, await self._placed(job))
-        if not await _comes_by_itself(self._api, self._paths, job):
+        manifest = job_manifest(job, await self._placement_of(job))
+        if not await _is_created_by_earlier_job(self._api, self._paths, job):
             await create_job(self._api, self._paths, self._secrets, job, manifest)
 
-    async def _placed(self, job: JobSpec) -> Placement:
-        at = replace(self._at, secret=submission_secret(job))
+    async def _placement_of(self, job: JobSpec) -> Placement:
+        placement = replace(self._placement, secret=submission_secret(job))
         if self._classes is None:
-            return at
-        return replace(at, compute_class=await self._classes.of(job.resources.accelerator))
+            return placement
+        return replace(placement, compute_class=await self._classes.of(job.resources.accelerator))
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
@@ -221,7 +226,7 @@ class GkeCluster:
             await self._delete_one(name)
         if len(names) > 1:
             await bounded(self._delete_all, by_jobs(names), at_once=AT_ONCE)
-            await bounded(self._delete_around, names, at_once=AT_ONCE)
+            await bounded(self._delete_earlier_jobs, names, at_once=AT_ONCE)
         if labels is not None:
             await self._delete_all(by_labels(labels))
 
@@ -230,9 +235,9 @@ class GkeCluster:
         try:
             await self._api.call("DELETE", f"{self._paths.jobs}/{object_name(name)}", query=query)
         except NotFound:
-            await self._delete_around(name)
+            await self._delete_earlier_jobs(name)
 
-    async def _delete_around(self, name: str) -> None:
+    async def _delete_earlier_jobs(self, name: str) -> None:
         """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
         _, _, number = name.rpartition("-")
         if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
@@ -276,8 +281,8 @@ class GkeCluster:
         Raises:
             NotFound: The job or its log doesn't exist.
         """
-        where = partial(self._paths_of, name)
-        return job_log(self._api, where, name, self._rhythm, follow=follow, tail=tail)
+        find_paths = partial(self._paths_of, name)
+        return job_log(self._api, find_paths, name, self._rhythm, follow=follow, tail=tail)
 
     async def _paths_of(self, name: str) -> Paths:
         """Return the API paths for the objects of the attempt *name*."""

@@ -31,25 +31,26 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
     """
     if len(accelerator.layouts) == 1 or accelerator != accelerator.layouts[0]:
         return accelerator
-    there = {
-        (one.machine, one.topology)
-        for one in accelerator.layouts
+    available = {
+        (layout.machine, layout.topology)
+        for layout in accelerator.layouts
         for pool in pools
-        if pool.machine == one.machine and (not one.multi_host or pool.topology == one.topology)
+        if pool.machine == layout.machine
+        and (not layout.multi_host or pool.topology == layout.topology)
     }
     try:
         nodes = (await listing(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
     except AuthError as exc:
         logging.info("the nodes cannot be listed: %s", exc)
     else:
-        there |= {(str(labels(one).get(MACHINE)), accelerator.topology) for one in nodes}
-    found = accelerator.among(there)
+        available |= {(str(labels(node).get(MACHINE)), accelerator.topology) for node in nodes}
+    found = accelerator.among(available)
     if found != accelerator:
         logging.info(
             "%s: using the layout %s, for which the cluster has machines", accelerator, found
         )
-    elif (found.machine, found.topology) not in there:
-        others = " or ".join(repr(str(one)) for one in accelerator.layouts[1:])
+    elif (found.machine, found.topology) not in available:
+        others = " or ".join(repr(str(layout)) for layout in accelerator.layouts[1:])
         message = "%s asks for machines of type %s, of which none is known; for others ask for %s"
         logging.warning(message, accelerator, accelerator.machine, others)
     return found
@@ -72,5 +73,5 @@ async def nodes_for(
         nodes = (await listing(api, "/api/v1/nodes", "")).items
     finally:
         await api.aclose()
-    specs = [needs(one) for one in accelerators]
+    specs = [needs(accelerator) for accelerator in accelerators]
     return [sum(takes(spec, node) for node in nodes) for spec in specs]

@@ -50,7 +50,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self._yielded: dict[str, Counter[int]] = {}
-        self._again: dict[str, Counter[int]] = {}
+        self._expected: dict[str, Counter[int]] = {}
         self._newest = ""
         self._second = ""  # of the line whose pieces arrive
         self.removed = False
@@ -64,30 +64,32 @@ class _Memory:
     def reconnect(self) -> None:
         """Prepare for a reconnect: the lines of the last two seconds come again."""
         self.removed = False
-        self._again = {second: Counter(lines) for second, lines in self._yielded.items()}
+        self._expected = {second: Counter(lines) for second, lines in self._yielded.items()}
 
     def texts(self, pieces: Iterator[LogPiece]) -> list[str]:
         """Return the program's output, without the lines that were yielded before."""
-        found = (self._new(piece) for piece in pieces)
-        return [one.decode(errors="replace") for one in found if one is not None]
+        contents = (self._new_content(piece) for piece in pieces)
+        return [content.decode(errors="replace") for content in contents if content is not None]
 
-    def _new(self, piece: LogPiece) -> bytes | None:
+    def _new_content(self, piece: LogPiece) -> bytes | None:
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = stamp[1].decode() if stamp else ""
         if not self._second:
             self.removed = self.removed or _REMOVED.match(piece.content) is not None
             return None if self.removed else piece.content
-        second, mark = self._second, hash((piece.number, piece.content))
-        again = self._again.get(second)
-        if again is not None and again[mark] > 0:
-            again[mark] -= 1
+        second, line_hash = self._second, hash((piece.number, piece.content))
+        expected = self._expected.get(second)
+        if expected is not None and expected[line_hash] > 0:
+            expected[line_hash] -= 1
             return None
         if second > self._newest:
             self._newest = second
             oldest = _second_before(second)[:19]
-            self._yielded = {one: lines for one, lines in self._yielded.items() if one >= oldest}
-        self._yielded.setdefault(second, Counter())[mark] += 1
+            self._yielded = {
+                earlier: lines for earlier, lines in self._yielded.items() if earlier >= oldest
+            }
+        self._yielded.setdefault(second, Counter())[line_hash] += 1
         return piece.content[stamp.end() if stamp else 0 :]
 
 
@@ -120,23 +122,23 @@ async def container_log(
         NotFound: Without *follow*: the pod, or its log, no longer exists.
         Unavailable: The container has ended, and its log can't be read.
     """
-    begun, barren, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
+    started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
     memory = _Memory()
     while True:
         # Before reading: the log has everything that a container wrote before it ended.
-        over = source.ended()
-        last, found, failure = over or not follow, False, None
-        query = _query(source, memory, begun, tail, follow=not last)
+        ended = source.ended()
+        last, received, failure = ended or not follow, False, None
+        query = _query(source, memory, started, tail, follow=not last)
         memory.reconnect()
         try:
             pieces = LogPieces()
             async with source.api.stream(source.path, query=query, idle=IDLE_S) as contents:
                 async for content in contents:
                     for text in memory.texts(pieces.feed(content)):
-                        found = True
+                        received = True
                         yield text
             for text in memory.texts(pieces.feed(last=True)):
-                found = True
+                received = True
                 yield text
             if memory.removed and not memory.since:
                 raise NotFound("its node has removed the log")
@@ -150,18 +152,18 @@ async def container_log(
         except (Unavailable, Throttled) as exc:
             failure = exc
         except Refused as exc:  # "is waiting to start", or the node has removed it
-            if over:
+            if ended:
                 raise NotFound(f"the log no longer exists: {exc}") from exc
-        barren = 0 if found else barren + 1
-        if failure is not None and barren >= TRIES and last:
+        empty_reads = 0 if received else empty_reads + 1
+        if failure is not None and empty_reads >= TRIES and last:
             raise failure
-        if found:
+        if received:
             pauses = source.rhythm.pauses()
         await asyncio.sleep(next(pauses))
 
 
 def _query(
-    source: Source, memory: _Memory, begun: float, tail: int | None, *, follow: bool
+    source: Source, memory: _Memory, started: float, tail: int | None, *, follow: bool
 ) -> dict[str, str]:
     query = {"container": source.container, "timestamps": "true"}
     if follow:
@@ -169,7 +171,7 @@ def _query(
     if since := memory.since:
         query["sinceTime"] = since
     elif tail is not None:
-        waited = asyncio.get_running_loop().time() - begun
+        waited = asyncio.get_running_loop().time() - started
         if tail == 0 and waited > 1:  # what was written since then is new
             query["sinceSeconds"] = str(int(waited) + 1)
         else:
@@ -177,7 +179,7 @@ def _query(
     return query
 
 
-class _Scene:
+class _AttemptView:
     """The attempt called *name*, with all Jobs and pods of its item as they are now."""
 
     def __init__(self, api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool) -> None:
@@ -193,20 +195,20 @@ class _Scene:
 
     async def take(self, update: Listed | Changed, pods: bool) -> None:
         """Process a change of the jobs, or of their *pods*."""
-        known = self._pods if pods else self._jobs
+        documents = self._pods if pods else self._jobs
         if isinstance(update, Listed):
-            known.clear()
-            known.update((uid(one), one) for one in update.items)
+            documents.clear()
+            documents.update((uid(document), document) for document in update.items)
             self._listed.add(pods)
         elif update.deleted:
-            known.pop(uid(update.document), None)
+            documents.pop(uid(update.document), None)
         else:
-            known[uid(update.document)] = update.document
+            documents[uid(update.document)] = update.document
         if len(self._listed) == 2:
             self._changed.set()
 
     @asynccontextmanager
-    async def kept_up(self) -> AsyncGenerator[None]:
+    async def keep_current(self) -> AsyncGenerator[None]:
         """Read the jobs and pods once; to follow the log, also watch them until the block ends."""
         (selector,) = by_items([self.name])
         if not self.follow:
@@ -217,13 +219,13 @@ class _Scene:
         self._watching = asyncio.create_task(work, name="kinetic log: jobs and pods")
         self._watching.add_done_callback(lambda _: self._changed.set())
         try:
-            await self.change()
+            await self.wait_for_change()
             yield
         finally:
             self._watching.cancel()
             await asyncio.wait({self._watching})
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until something changes.
 
         Raises:
@@ -234,40 +236,44 @@ class _Scene:
         if self._watching.done():
             self._watching.result()
 
-    def check(self) -> None:
+    def check_exists(self) -> None:
         """Check that the attempt exists, or will.
 
         Raises:
             NotFound: There is no such attempt, and none will start.
         """
-        own, jobs = self._of(None), self._jobs.values()
-        exists = (bool(own) and bool(jobs)) or any(not Pod(pod).ended for pod in own)
-        if not exists and not any(self.name == name_of(job) or not _is_over(job) for job in jobs):
-            raise self._absent()
+        pods, jobs = self._pods_of(None), self._jobs.values()
+        exists = (bool(pods) and bool(jobs)) or any(not Pod(pod).ended for pod in pods)
+        if not exists and not any(self.name == name_of(job) or not _has_ended(job) for job in jobs):
+            raise self._not_found()
 
-    def _absent(self) -> NotFound:
+    def _not_found(self) -> NotFound:
         return NotFound(
             f"there is no job {self.name!r} in namespace {self._paths.namespace} of "
             f"{self._api.cluster}, or it was deleted"
         )
 
     @property
-    def _over(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether no further pod will come."""
-        pods = self._of(None)
+        pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # their pods are made one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
         numbered = any(ATTEMPT in part(part(pod, "metadata"), "labels") for pod in pods)
-        return numbered or all(_is_over(job) for job in self._jobs.values())
+        return numbered or all(_has_ended(job) for job in self._jobs.values())
 
     @property
     def hosts(self) -> int:
         """How many pods of the attempt run at once."""
-        known = [part(part(one, "metadata"), "annotations") for one in self._jobs.values()]
-        known += [part(part(one, "metadata"), "annotations") for one in self._of(None)]
-        return max((int(one.get(HOSTS) or 1) for one in known), default=1)
+        all_annotations = [
+            part(part(job, "metadata"), "annotations") for job in self._jobs.values()
+        ]
+        all_annotations += [
+            part(part(pod, "metadata"), "annotations") for pod in self._pods_of(None)
+        ]
+        return max((int(annotations.get(HOSTS) or 1) for annotations in all_annotations), default=1)
 
-    def _of(self, index: int | None) -> list[Document]:
+    def _pods_of(self, index: int | None) -> list[Document]:
         """Return the attempt's pods with this *index*, or all its pods for None, oldest first."""
         pods = [
             pod
@@ -284,32 +290,32 @@ class _Scene:
         With ``follow``, also yield the log of each pod that replaces this pod.
         """
         if not self.follow:
-            for last in [pod for pod in self._of(index) if _begun(pod)][-1:]:
+            for last in [pod for pod in self._pods_of(index) if _has_started(pod)][-1:]:
                 yield container_log(self._source(last), follow=False, tail=tail)
             return
-        read = {uid(pod) for pod in self._of(index)[:-1]}
+        read = {uid(pod) for pod in self._pods_of(index)[:-1]}
         while True:
-            further = [pod for pod in self._of(index) if uid(pod) not in read]
-            pod = further[0] if further else None
-            if pod is None and self._over:
+            unread = [pod for pod in self._pods_of(index) if uid(pod) not in read]
+            pod = unread[0] if unread else None
+            if pod is None and self._is_complete:
                 if not (read or any(self.name == name_of(job) for job in self._jobs.values())):
-                    raise self._absent()  # the replacement pod was never created
+                    raise self._not_found()  # the replacement pod was never created
                 return
-            if pod is None or not (_begun(pod) or Pod(pod).ended):
-                await self.change()
+            if pod is None or not (_has_started(pod) or Pod(pod).ended):
+                await self.wait_for_change()
                 continue
             read.add(uid(pod))
-            if _begun(pod):
+            if _has_started(pod):
                 yield container_log(self._source(pod), follow=True, tail=tail)
                 tail = None
 
     def _source(self, pod: Document) -> Source:
-        key, name = uid(pod), part(pod, "metadata").get("name")
-        names = [one.name for one in Pod(pod).programs]
+        pod_uid, name = uid(pod), part(pod, "metadata").get("name")
+        names = [program.name for program in Pod(pod).programs]
 
         def ended() -> bool:
-            now = self._pods.get(key)
-            return now is None or Pod(now).ended
+            current = self._pods.get(pod_uid)
+            return current is None or Pod(current).ended
 
         return Source(
             api=self._api,
@@ -320,14 +326,16 @@ class _Scene:
         )
 
 
-def _is_over(job: Document) -> bool:
-    return any(condition(job, one) is not None for one in ("Complete", "Completed", "Failed"))
+def _has_ended(job: Document) -> bool:
+    return any(condition(job, kind) is not None for kind in ("Complete", "Completed", "Failed"))
 
 
-def _begun(pod: Document) -> bool:
+def _has_started(pod: Document) -> bool:
     """Return whether the pod's program has started, so that the pod has a log."""
     programs = Pod(pod).programs
-    return any(one.state("running") is not None or one.ended is not None for one in programs)
+    return any(
+        program.state("running") is not None or program.ended is not None for program in programs
+    )
 
 
 async def job_log(
@@ -348,25 +356,25 @@ async def job_log(
     Raises:
         NotFound: The job doesn't exist, or its log no longer exists.
     """
-    scene = _Scene(api, await find_paths(), name, rhythm, follow=follow)
-    async with scene.kept_up():
-        scene.check()
-        if (count := scene.hosts) > 1:
-            streams = [_marked(scene, index, tail) for index in range(count)]
+    view = _AttemptView(api, await find_paths(), name, rhythm, follow=follow)
+    async with view.keep_current():
+        view.check_exists()
+        if (count := view.hosts) > 1:
+            streams = [_prefixed_lines(view, index, tail) for index in range(count)]
             async with aclosing(merged(streams)) as lines:
                 async for line in lines:
                     yield line
             return
-        async with aclosing(scene.logs(None, tail)) as logs:
+        async with aclosing(view.logs(None, tail)) as logs:
             async for log in logs:
                 async with aclosing(log):
                     async for line in log:
                         yield line
 
 
-async def _marked(scene: _Scene, index: int, tail: int | None) -> AsyncGenerator[str]:
+async def _prefixed_lines(view: _AttemptView, index: int, tail: int | None) -> AsyncGenerator[str]:
     """Yield the lines of the pods of one index, each after that index in brackets."""
-    async with aclosing(scene.logs(index, tail)) as logs:
+    async with aclosing(view.logs(index, tail)) as logs:
         async for log in logs:
             async with aclosing(log):
                 async for line in log:

@@ -41,7 +41,7 @@ class _End:
 
     host: int
     pod: str
-    moment: str
+    ended_at: str
     ran: bool
     state: State
 
@@ -54,9 +54,9 @@ def host_of(pod: Document) -> int | None:
 
 def observation_of(seen: Seen, verdict: Diagnosis) -> Observation:
     """Return the observation of the attempt that the set in *seen* runs."""
-    none: Document = {}
-    about = seen.any_job or next(iter((*seen.pods, *seen.gone)), none)
-    (observation,) = observations(Seen(job=about, name=seen.job_name), verdict)
+    no_document: Document = {}
+    job = seen.any_job or next(iter((*seen.pods, *seen.gone)), no_document)
+    (observation,) = observations(Seen(job=job, name=seen.job_name), verdict)
     return observation
 
 
@@ -65,10 +65,10 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
     The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
     """
-    ended = {end.pod for end in _ends(seen) if end.ran}
+    uids = {end.pod for end in _ends(seen) if end.ran}
     if seen.going and seen.alive:
-        ended.add(uid(seen.any_job) or seen.job_name)
-    return frozenset(ended - {verdict.executor})
+        uids.add(uid(seen.any_job) or seen.job_name)
+    return frozenset(uids - {verdict.executor})
 
 
 def judge_group(seen: Seen) -> Diagnosis:
@@ -78,33 +78,36 @@ def judge_group(seen: Seen) -> Diagnosis:
 
 def _state(seen: Seen) -> State:
     alive, ends = seen.alive, _ends(seen)
-    ran = any(Pod(one).ran for one in seen.every_pod)
+    ran = any(Pod(pod).ran for pod in seen.every_pod)
     if (end := End.of(seen.any_job)) is not None and not ran:
-        why = Cause(what=end.message, reason=end.reason, advice="")  # the message has the advice
-        return waiting(why) if alive else ended(why)
-    leaders = [pod for pod in seen.every_pod if host_of(pod) == 0 and not _vanished(pod)]
-    first = min(leaders, key=age, default=None)
-    own = next((one for one in ends if one.pod == uid(first)), None)
-    cause = _cause(seen, ends)
-    if own is not None:
-        state = own.state
+        # The message has the advice.
+        end_cause = Cause(what=end.message, reason=end.reason, advice="")
+        return waiting(end_cause) if alive else ended(end_cause)
+    leaders = [
+        pod for pod in seen.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
+    ]
+    leader = min(leaders, key=age, default=None)
+    leader_end = next((end for end in ends if end.pod == uid(leader)), None)
+    cause = _first_failure(seen, ends)
+    if leader_end is not None:
+        state = leader_end.state
         if cause is not None and state.status is JobStatus.FAILED:
-            state = replace(cause, executor=own.pod)
-        over = seen.job is None and not alive
-        return replace(state, phase=Phase.GONE) if over else state
+            state = replace(cause, executor=leader_end.pod)
+        is_gone = seen.job is None and not alive
+        return replace(state, phase=Phase.GONE) if is_gone else state
     if alive:
-        return _going_on(seen, alive, first, cause)
+        return _unfinished_state(seen, alive, leader, cause)
     if seen.job is None:
-        gone = Cause(what="the set of its pods was deleted")
-        state = cause or ended(gone, status=JobStatus.NOT_FOUND)
+        deleted = Cause(what="the set of its pods was deleted")
+        state = cause or ended(deleted, status=JobStatus.NOT_FOUND)
         return replace(state, phase=Phase.GONE)
-    if (target := condition(seen.job, "Failed")) is not None:
-        message = str(target.get("message") or "the set failed")
+    if (failed_condition := condition(seen.job, "Failed")) is not None:
+        message = str(failed_condition.get("message") or "the set failed")
         return cause or ended(Cause(what=message, reason=Reason.LOST))
     return waiting(why_no_pod(seen))
 
 
-def _vanished(pod: Document) -> bool:
+def _was_deleted_unstarted(pod: Document) -> bool:
     """Return whether *pod* was deleted before it ran: the set says why, or creates another pod.
 
     Sets and pods come by different watches, either of which may be late.
@@ -116,7 +119,7 @@ def _ends(seen: Seen) -> list[_End]:
     """Return the first end of each pod's program that has ended, the earliest first."""
     found: list[_End] = []
     for document in sorted(seen.every_pod, key=age):
-        restarted = _before_restart(document)
+        restarted = _pod_at_first_end(document)
         pod = Pod(restarted or document, seen)
         if restarted is None and not (pod.ended or pod.gone):
             continue
@@ -124,55 +127,55 @@ def _ends(seen: Seen) -> list[_End]:
             _End(
                 host=host_of(document) or 0,
                 pod=pod.uid,
-                moment=_moment(pod.document),
+                ended_at=_end_time(pod.document),
                 ran=pod.ran,
                 state=pod_state(pod),
             )
         )
-    return sorted(found, key=lambda one: one.moment or "~")  # those of unknown time come last
+    return sorted(found, key=lambda end: end.ended_at or "~")  # those of unknown time come last
 
 
-def _before_restart(pod: Document) -> Document | None:
+def _pod_at_first_end(pod: Document) -> Document | None:
     """If a container was restarted, return the pod at the time of the container's first end."""
     statuses = parts(part(pod, "status"), "containerStatuses")
-    if not any(one.get("restartCount") for one in statuses):
+    if not any(status.get("restartCount") for status in statuses):
         return None
     ends: list[dict[str, Any]] = [
-        {**one, "state": one.get("lastState") or one.get("state")} for one in statuses
+        {**status, "state": status.get("lastState") or status.get("state")} for status in statuses
     ]
-    codes = [part(part(one, "state"), "terminated").get("exitCode") for one in ends]
+    codes = [part(part(end, "state"), "terminated").get("exitCode") for end in ends]
     phase = "Failed" if any(codes) else "Succeeded"
     return {**pod, "status": {**pod["status"], "phase": phase, "containerStatuses": ends}}
 
 
-def _moment(pod: Document) -> str:
+def _end_time(pod: Document) -> str:
     statuses = parts(part(pod, "status"), "containerStatuses")
-    ends = (part(part(one, "state"), "terminated").get("finishedAt") for one in statuses)
-    return str(next((one for one in ends if one), ""))
+    times = (part(part(status, "state"), "terminated").get("finishedAt") for status in statuses)
+    return str(next((finished for finished in times if finished), ""))
 
 
-def _cause(seen: Seen, ends: Sequence[_End]) -> State | None:
+def _first_failure(seen: Seen, ends: Sequence[_End]) -> State | None:
     """Return the first failure that isn't a consequence of another one."""
-    failed = [one for one in ends if one.state.status is JobStatus.FAILED]
-    own = [one for one in failed if one.state.exit_code not in (None, *TERMINATED)]
-    own += [one for one in failed if _is_evidence(one.state) and one not in own]
-    if not own:
+    failed = [end for end in ends if end.state.status is JobStatus.FAILED]
+    primary = [end for end in failed if end.state.exit_code not in (None, *TERMINATED)]
+    primary += [end for end in failed if _is_informative(end.state) and end not in primary]
+    if not primary:
         return None
-    first = own[0]
+    first = primary[0]
     hosts = part(part(seen.any_job, "metadata"), "annotations").get(HOSTS)
     if hosts == "1":
         return first.state
-    where = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
-    return replace(first.state, lead=(where, *first.state.lead), host=first.host)
+    host = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
+    return replace(first.state, lead=(host, *first.state.lead), host=first.host)
 
 
-def _is_evidence(state: State) -> bool:
+def _is_informative(state: State) -> bool:
     """Return whether the reason of *state* says more than that the pod was deleted."""
     return state.cause.reason not in (None, Reason.LOST, Reason.USER_ERROR)
 
 
-def _going_on(
-    seen: Seen, alive: Sequence[Document], first: Document | None, cause: State | None
+def _unfinished_state(
+    seen: Seen, alive: Sequence[Document], leader: Document | None, cause: State | None
 ) -> State:
     """Return the state of a group that has not ended: the first host's state.
 
@@ -180,20 +183,22 @@ def _going_on(
     """
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
-        now = replace(pod_state(Pod(leaders[0], seen)), executor=uid(first))
+        state = replace(pod_state(Pod(leaders[0], seen)), executor=uid(leader))
     else:
-        started = any(Pod(one).ran for one in alive)
-        now = (running if started else waiting)(Cause(what="the first host's pod is not there"))
+        started = any(Pod(pod).ran for pod in alive)
+        state = (running if started else waiting)(Cause(what="the first host's pod is not there"))
     if seen.going:
-        return replace(now, lead=("is being stopped",), cause=Cause())
+        return replace(state, lead=("is being stopped",), cause=Cause())
     if cause is not None:
-        return replace(now, lead=cause.lead, cause=cause.cause, host=cause.host)
-    if now.cause.reason is None:
+        return replace(state, lead=cause.lead, cause=cause.cause, host=cause.host)
+    if state.cause.reason is None:
         for pod in alive:
-            held = pod_state(Pod(pod, seen))
-            if held.cause.reason is not None and held.phase is Phase.PENDING:
-                return replace(now, lead=(f"host {host_of(pod)}", *held.lead), cause=held.cause)
-    return now
+            host_state = pod_state(Pod(pod, seen))
+            if host_state.cause.reason is not None and host_state.phase is Phase.PENDING:
+                return replace(
+                    state, lead=(f"host {host_of(pod)}", *host_state.lead), cause=host_state.cause
+                )
+    return state
 
 
 class GroupTable(Table):
@@ -218,7 +223,7 @@ class GroupTable(Table):
         self._hints = hints
         self._hinted: dict[str, frozenset[str]] = {}
 
-    def _name(self, document: Document, *, pods: bool) -> str:
+    def _job_name(self, document: Document, *, pods: bool) -> str:
         metadata = part(document, "metadata")
         labels = part(metadata, "labels")
         if pods and self._label and self._label not in labels:
@@ -227,9 +232,12 @@ class GroupTable(Table):
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present set of this name made *pod*."""
-        of = entry.job or entry.seen.any_job
-        lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
-        return not of or lives[0] == lives[1]
+        current_set = entry.job or entry.seen.any_job
+        lives = [
+            part(part(document, "metadata"), "annotations").get(LIFE)
+            for document in (current_set, pod)
+        ]
+        return not current_set or lives[0] == lives[1]
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
@@ -237,19 +245,22 @@ class GroupTable(Table):
         if not self._is_known(entry):
             return
         entry.verdict = judge_group(entry.seen)
-        now = observation_of(entry.seen, entry.verdict)
+        observation = observation_of(entry.seen, entry.verdict)
         if self._hints:
-            ended = ended_processes(entry.seen, entry.verdict)
-            for who in sorted(ended - self._hinted.get(entry.name, frozenset())):
-                yield replace(now, phase=Phase.ENDED, executor=who)
-            self._hinted[entry.name] = ended
-        before, entry.reported[now.name] = entry.reported.get(now.name), now
-        self._note_waiting(entry, now)
-        if now.phase is Phase.GONE:
+            ended_uids = ended_processes(entry.seen, entry.verdict)
+            for executor in sorted(ended_uids - self._hinted.get(entry.name, frozenset())):
+                yield replace(observation, phase=Phase.ENDED, executor=executor)
+            self._hinted[entry.name] = ended_uids
+        previous, entry.reported[observation.name] = (
+            entry.reported.get(observation.name),
+            observation,
+        )
+        self._note_waiting(entry, observation)
+        if observation.phase is Phase.GONE:
             del self.entries[entry.name]
             self._hinted.pop(entry.name, None)
-        if before != now:
-            yield now
+        if previous != observation:
+            yield observation
 
     def _is_known(self, entry: Entry) -> bool:
         """Return whether the set was seen or no longer exists; its pods may be seen before it."""

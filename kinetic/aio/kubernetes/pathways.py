@@ -61,13 +61,13 @@ class PathwaysCluster(GkeCluster):
         rhythm: Rhythm | None = None,
     ) -> None:
         super().__init__(api, at, patience=patience, rhythm=rhythm)
-        every = {
-            name: _Sets(api, one, self._at.namespace, patience or Patience())
-            for name, one in KINDS.items()
+        sets_by_name = {
+            name: _Sets(api, set_kind, self._placement.namespace, patience or Patience())
+            for name, set_kind in KINDS.items()
         }
-        self._own = every.pop(kind)
-        self._candidates = [*every.values()]
-        self._others: Sequence[_Sets] | None = None
+        self._own_sets = sets_by_name.pop(kind)
+        self._candidates = [*sets_by_name.values()]
+        self._other_sets: Sequence[_Sets] | None = None
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; see `GkeCluster.launch`.
@@ -75,17 +75,20 @@ class PathwaysCluster(GkeCluster):
         Raises:
             LaunchError: The API server refuses it, or the cluster lacks this kind of sets.
         """
-        own = {**self._at.annotations, LIFE: secrets.token_hex(8)}
-        at = replace(self._at, secret=submission_secret(job), annotations=own)
-        manifest = self._own.kind.manifest(job, at)
+        annotations = {**self._placement.annotations, LIFE: secrets.token_hex(8)}
+        placement = replace(self._placement, secret=submission_secret(job), annotations=annotations)
+        manifest = self._own_sets.kind.manifest(job, placement)
         try:
-            await create_job(self._api, self._own.paths, self._secrets, job, manifest)
+            await create_job(self._api, self._own_sets.paths, self._secrets, job, manifest)
         except NotFound as exc:
-            kind, where = self._own.kind, f"namespace {self._at.namespace} of {self._api.cluster}"
+            kind, location = (
+                self._own_sets.kind,
+                f"namespace {self._placement.namespace} of {self._api.cluster}",
+            )
             raise LaunchError(
-                f"{job.name} was refused, there are no {kind.collection} in {where}: {exc}; have "
-                f"{kind.name} installed in the cluster ({kind.home}), or set KINETIC_MULTIHOST to "
-                f"another kind of sets ({' or '.join(KINDS)})",
+                f"{job.name} was refused, there are no {kind.collection} in {location}: {exc}; "
+                f"have {kind.name} installed in the cluster ({kind.home}), or set "
+                f"KINETIC_MULTIHOST to another kind of sets ({' or '.join(KINDS)})",
                 reason="refused",
             ) from exc
 
@@ -111,11 +114,11 @@ class PathwaysCluster(GkeCluster):
 
     async def _kinds(self) -> Sequence[_Sets]:
         """Return this backend's kind of set, and the other kinds that it may read."""
-        if self._others is None:
-            self._others = [one for one in self._candidates if await self._has(one)]
-        return [self._own, *self._others]
+        if self._other_sets is None:
+            self._other_sets = [sets for sets in self._candidates if await self._is_supported(sets)]
+        return [self._own_sets, *self._other_sets]
 
-    async def _has(self, sets: _Sets) -> bool:
+    async def _is_supported(self, sets: _Sets) -> bool:
         try:
             await self._api.call("GET", sets.paths.jobs, query={"limit": "1"})
         except NotFound:
@@ -135,9 +138,12 @@ class PathwaysCluster(GkeCluster):
         """Read jobs, one kind of set after another; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
-            empty, inquiry = partial(sets.table, hints=False), sets.inquiry if explained else None
+            make_table, inquiry = (
+                partial(sets.table, hints=False),
+                sets.inquiry if explained else None,
+            )
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
-                found += await sought(self._api, sets.paths, names, labels, empty, inquiry)
+                found += await sought(self._api, sets.paths, names, labels, make_table, inquiry)
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
@@ -150,15 +156,15 @@ class PathwaysCluster(GkeCluster):
             BackendError: You may not read the sets, or the cluster supports no kind of set.
         """
         selector = by_labels(labels)
-        own, *others = await self._kinds()
-        kinds = [own, *others] if not others or await self._has(own) else others
+        own_sets, *others = await self._kinds()
+        kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
         streams = [
             observed(self._api, sets.paths, selector, sets.inquiry, self._rhythm, sets.table)
             for sets in kinds
         ]
-        async with aclosing(merged(streams)) as news:
-            async for seen in news:
-                yield seen
+        async with aclosing(merged(streams)) as observations:
+            async for observation in observations:
+                yield observation
 
     async def _paths_of(self, name: str) -> Paths:
         """Return the API paths for the kind of set that runs the attempt *name*."""
@@ -167,4 +173,4 @@ class PathwaysCluster(GkeCluster):
             with suppress(NotFound):
                 await self._api.call("GET", sets.path(name))
                 return sets.paths
-        return self._own.paths
+        return self._own_sets.paths

@@ -89,7 +89,7 @@ class Diagnostics:
         self._paths = paths
         self._nodes: list[Document] | None = None
         self._nodes_until = 0.0
-        self._closed_until: dict[str, float] = {}
+        self._unavailable_until: dict[str, float] = {}
         self._reported: dict[str, None] = {}
 
     def report(self, name: str, verdict: Diagnosis) -> None:
@@ -109,12 +109,12 @@ class Diagnostics:
         alive = entry.seen.alive
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
-        wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
+        needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
         events = await self._events(entry, alive)
         return Seen(
             events=events,
             absent=await self._absent_drivers(events),
-            nodes=await self._all_nodes() if wanted else None,
+            nodes=await self._all_nodes() if needs_nodes else None,
             workload=await self._workload(entry.job, alive),
         )
 
@@ -138,7 +138,7 @@ class Diagnostics:
         events: list[Document] = []
         for selector in selectors:
             query = {"fieldSelector": selector, "limit": str(EVENTS)}
-            events += parts(await self._allowed("events", self._paths.events, query), "items")
+            events += parts(await self._try_get("events", self._paths.events, query), "items")
         return events
 
     async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
@@ -146,8 +146,10 @@ class Diagnostics:
 
         A new node lacks a driver until the driver's pod has started on it.
         """
-        messages = (str(one.get("message")) for one in events)
-        lacking = dict.fromkeys(name for one in messages for name in LACKS_DRIVER.findall(one))
+        messages = (str(event.get("message")) for event in events)
+        lacking = dict.fromkeys(
+            name for message in messages for name in LACKS_DRIVER.findall(message)
+        )
         return [name for name in lacking if await self._is_absent(name)]
 
     async def _is_absent(self, driver: str) -> bool:
@@ -162,9 +164,11 @@ class Diagnostics:
     async def _all_nodes(self) -> list[Document] | None:
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
-            found = await self._allowed("nodes", self._paths.nodes, {"limit": str(NODES)})
-            whole = found is not None and not part(found, "metadata").get("continue")
-            self._nodes = [_slim(one) for one in parts(found, "items")] if whole else None
+            found = await self._try_get("nodes", self._paths.nodes, {"limit": str(NODES)})
+            is_complete = found is not None and not part(found, "metadata").get("continue")
+            self._nodes = (
+                [_reduce_node(node) for node in parts(found, "items")] if is_complete else None
+            )
             self._nodes_until = now + NODES_S
         return self._nodes
 
@@ -182,34 +186,34 @@ class Diagnostics:
             query = {"fieldSelector": f"metadata.name={group}"}
         for version in KUEUE_VERSIONS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
-            found = await self._allowed(path, path, query)
+            found = await self._try_get(path, path, query)
             if found is not None:
                 return next(iter(parts(found, "items")), None)
         return None
 
-    async def _allowed(self, what: str, path: str, query: dict[str, str]) -> Document | None:
+    async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
         """Send a GET and return the answer; None after a failure.
 
         Without the answer, the explanation is less precise.
         """
         now = asyncio.get_running_loop().time()
-        if now < self._closed_until.get(what, 0.0):
+        if now < self._unavailable_until.get(collection, 0.0):
             return None
         try:
             return await self._api.call("GET", path, query=query)
         except NotFound:
-            if path == what:  # the cluster has no such collection
-                self._closed_until[what] = math.inf
+            if path == collection:  # the cluster has no such collection
+                self._unavailable_until[collection] = math.inf
         except AuthError as exc:
-            if what not in self._closed_until:
-                logging.info("jobs that do not start are explained without %s: %s", what, exc)
-            self._closed_until[what] = now + self.patience.rights_s
+            if collection not in self._unavailable_until:
+                logging.info("jobs that do not start are explained without %s: %s", collection, exc)
+            self._unavailable_until[collection] = now + self.patience.rights_s
         except BackendError as exc:
             logging.info("can't explain now why jobs do not start: %s", exc)
         return None
 
 
-def _slim(node: Document) -> Document:
+def _reduce_node(node: Document) -> Document:
     kept = {
         "metadata": ("name", "labels"),
         "spec": ("taints", "unschedulable"),
@@ -240,15 +244,15 @@ class PendingMonitor:
         self._changed = changed
         self._due: deque[tuple[Entry, End | None]] = deque()
         self._ended: set[str] = set()
-        self._awake = asyncio.Event()
+        self._has_work = asyncio.Event()
 
     def look(self, now: float) -> None:
         """Decide what to do about jobs that wait; *now* is the loop's time."""
         self._due.clear()
         waiting = [*self._table.waiting.values()]
-        asked = Counter(one.waiting.asked_as for one in waiting if one.waiting.asked)
+        asked = Counter(entry.waiting.asked_as for entry in waiting if entry.waiting.asked)
         # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
-        final = {one.waiting.asked_as for one in waiting if one.waiting.hopeless is not None}
+        final = {entry.waiting.asked_as for entry in waiting if entry.waiting.hopeless is not None}
         for entry in waiting:
             verdict, wait = entry.verdict, entry.waiting
             if verdict is None or entry.job is None or End.of(entry.job) is not None:
@@ -261,12 +265,12 @@ class PendingMonitor:
             patience, waited = self._inquiry.patience, now - wait.since
             if verdict.reason is not None and (wait.asked or waited >= patience.report_s):
                 self._inquiry.report(entry.current or entry.name, verdict)
-            end = _end_of(entry, verdict, now, patience)
+            end = _decide_end(entry, verdict, now, patience)
             if end is not None and uid(entry.job) not in self._ended:
                 self._due.append((entry, end))
                 continue
-            hindered = verdict.reason is not None or not entry.pods
-            first = patience.asked_s if hindered else patience.slow_s
+            has_obstacle = verdict.reason is not None or not entry.pods
+            first = patience.asked_s if has_obstacle else patience.slow_s
             if waited < first * GROWTH**wait.asked:
                 continue
             if wait.asked == 0:
@@ -276,7 +280,7 @@ class PendingMonitor:
                 asked[wait.asked_as] += 1
             self._due.append((entry, None))
         if self._due:
-            self._awake.set()
+            self._has_work.set()
 
     async def work(self) -> None:
         """Send the due requests, one after the other, until cancelled."""
@@ -287,8 +291,8 @@ class PendingMonitor:
                     await (self._ask(entry) if end is None else self._end(entry, end))
                     self._changed()
                 await asyncio.sleep(self._inquiry.patience.pause_s)
-            self._awake.clear()
-            await self._awake.wait()
+            self._has_work.clear()
+            await self._has_work.wait()
 
     async def _ask(self, entry: Entry) -> None:
         entry.waiting.asked += 1
@@ -304,7 +308,7 @@ class PendingMonitor:
             logging.warning("%s can't start, and can't be ended: %s", entry.current, exc)
 
 
-def _end_of(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
+def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
     """Return why to end a job that waits; None while it may keep waiting. No I/O."""
     wait = entry.waiting
     waited = 0.0 if wait.since is None else now - wait.since

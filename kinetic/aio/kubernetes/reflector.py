@@ -110,7 +110,7 @@ async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Liste
     """
     for _ in range(TRIES):
         try:
-            return await _pages(api, path, selector, page)
+            return await _read_pages(api, path, selector, page)
         except Expired:
             continue
     raise Unavailable(
@@ -119,16 +119,16 @@ async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Liste
     )
 
 
-async def _pages(api: Api, path: str, selector: str, page: int) -> Listed:
+async def _read_pages(api: Api, path: str, selector: str, page: int) -> Listed:
     items: list[Document] = []
     query = {"labelSelector": selector, "limit": str(page)}
     while True:
         answer = await api.call("GET", path, query=query)
-        items += (trimmed(one) for one in answer.get("items") or ())
+        items += (trimmed(item) for item in answer.get("items") or ())
         metadata = part(answer, "metadata")
-        if not (more := str(metadata.get("continue") or "")):
-            return Listed(items=items, version=_version(answer))
-        query["continue"] = more
+        if not (continue_token := str(metadata.get("continue") or "")):
+            return Listed(items=items, version=_resource_version(answer))
+        query["continue"] = continue_token
 
 
 async def reflect(
@@ -146,29 +146,29 @@ async def reflect(
     version, due = "", 0.0
     failures, pauses = 0, rhythm.pauses()
     while True:
-        begun, progress, wait_s, why = clock(), False, 0.0, "the server ended it at once"
+        started, progressed, wait_s, problem = clock(), False, 0.0, "the server ended it at once"
         try:
-            if not version or begun >= due:
+            if not version or started >= due:
                 found = await listing(api, path, selector, rhythm.page)
-                begun = clock()
-                version, due = found.version, begun + rhythm.relist_s
+                started = clock()
+                version, due = found.version, started + rhythm.relist_s
                 yield found
             async with aclosing(_events(api, path, selector, version, rhythm)) as events:
                 async for event in events:
                     document: dict[str, Any] = event.get("object") or {}
-                    version, progress = _version(document) or version, True
+                    version, progressed = _resource_version(document) or version, True
                     if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # else a bookmark
                         deleted = event["type"] == "DELETED"
                         yield Changed(document=trimmed(document), deleted=deleted)
         except Expired as exc:
-            version, why = "", str(exc)
+            version, problem = "", str(exc)
         except (Unavailable, Throttled) as exc:
-            why, wait_s = str(exc), min(exc.retry_after or 0.0, rhythm.longest_retry_after_s)
-        if progress or clock() - begun >= rhythm.brief_s:
+            problem, wait_s = str(exc), min(exc.retry_after or 0.0, rhythm.longest_retry_after_s)
+        if progressed or clock() - started >= rhythm.brief_s:
             failures, pauses = 0, rhythm.pauses()
         failures += 1
         if failures == WARN_AFTER:
-            logging.warning("watching %s was interrupted: %s; retrying", path, why)
+            logging.warning("watching %s was interrupted: %s; retrying", path, problem)
         await asyncio.sleep(max(wait_s, next(pauses)))
 
 
@@ -202,5 +202,5 @@ async def _events(
             yield event
 
 
-def _version(document: Document) -> str:
+def _resource_version(document: Document) -> str:
     return str(part(document, "metadata").get("resourceVersion") or "")

@@ -38,18 +38,18 @@ class Request:
     @property
     def right(self) -> Right:
         """Return the permission that the request needs: a verb on the resource of its path."""
-        watches = self.query.get("watch") in ("1", "true")
-        return _right(self.method.upper(), self.path, watches)
+        is_watch = self.query.get("watch") in ("1", "true")
+        return _required_right(self.method.upper(), self.path, is_watch)
 
     def __str__(self) -> str:
         right = self.right
         name = f" {right.name!r}" if right.name else ""
-        where = f" in namespace {right.namespace!r}" if right.namespace else ""
-        return f"{right.verb} {right.resource}{name}{where}"
+        in_namespace = f" in namespace {right.namespace!r}" if right.namespace else ""
+        return f"{right.verb} {right.resource}{name}{in_namespace}"
 
 
 @lru_cache(256)
-def _right(method: str, path: str, watches: bool) -> Right:
+def _required_right(method: str, path: str, is_watch: bool) -> Right:
     parts = [part for part in path.split("/") if part]
     group = ""
     if parts[:1] == ["apis"]:
@@ -59,9 +59,9 @@ def _right(method: str, path: str, watches: bool) -> Right:
     namespace = ""
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         namespace, parts = parts[1], parts[2:]
-    resource, name, below = "".join(parts[:1]), "".join(parts[1:2]), "/".join(parts[2:])
+    resource, name, subresource = "".join(parts[:1]), "".join(parts[1:2]), "/".join(parts[2:])
     if method == "GET":
-        verb = "watch" if watches else "get" if name else "list"
+        verb = "watch" if is_watch else "get" if name else "list"
     elif method == "DELETE":
         verb = "delete" if name else "deletecollection"
     else:
@@ -69,7 +69,7 @@ def _right(method: str, path: str, watches: bool) -> Right:
     return Right(
         verb=verb,
         group=group,
-        resource=f"{resource}/{below}" if below else resource,
+        resource=f"{resource}/{subresource}" if subresource else resource,
         namespace=namespace,
         name=name,
     )
@@ -79,47 +79,48 @@ class Forbidden(AuthError):
     """The credentials lack a permission."""
 
 
-def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
+def explained(answer: HttpError, request: Request, cluster: str) -> BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next."""
-    what = f"cannot {ask} of {cluster}"
+    operation = f"cannot {request} of {cluster}"
     message = answer.message
     match answer.status:
         case 401:
             return AuthError(
-                f"{what}: the API server does not accept the credentials ({message}); log in "
+                f"{operation}: the API server does not accept the credentials ({message}); log in "
                 "again, and check that they belong to this cluster"
             )
         case 403 if "cannot" in message or not answer.body:  # an exceeded quota is also a 403
-            return Forbidden(f"{what}: {message}\n{how_to_grant(ask.right, message)}")
+            return Forbidden(f"{operation}: {message}\n{how_to_grant(request.right, message)}")
         case 403:
-            return Refused(f"{what}: {message}", answer=answer.body)
+            return Refused(f"{operation}: {message}", answer=answer.body)
         case 404:
-            return NotFound(f"{what}: {message}; check whether it exists or was removed")
+            return NotFound(f"{operation}: {message}; check whether it exists or was removed")
         case 409 if answer.body.get("reason") == "AlreadyExists":
-            return AlreadyThere(f"{what}: {message}; choose another name, or remove it")
+            return AlreadyThere(f"{operation}: {message}; choose another name, or remove it")
         case 409:
-            return Conflict(f"{what}: {message}; read it again and repeat the change")
+            return Conflict(f"{operation}: {message}; read it again and repeat the change")
         case 410:
-            return Expired(f"{what}: {message}; list again")
+            return Expired(f"{operation}: {message}; list again")
         case 429:
             return Throttled(
-                f"{what}: the API server accepts no more requests now ({message}); try again later",
+                f"{operation}: the API server accepts no more requests now ({message}); "
+                "try again later",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status if status in MALFORMED:
-            return Refused(f"{what}: {message}", answer=answer.body)
+            return Refused(f"{operation}: {message}", answer=answer.body)
         case status if answer.retryable:
             return Unavailable(
-                f"{what}: the API server answered {status} ({message}); try again "
+                f"{operation}: the API server answered {status} ({message}); try again "
                 "later, or check the cluster's control plane",
                 retryable=True,
                 retry_after=_retry_after_s(answer),
             )
         case status:
             return BackendError(
-                f"{what}: the answer {status} ({message}) isn't one of a Kubernetes API server; "
-                "check the server's address, and whether a proxy answers for it"
+                f"{operation}: the answer {status} ({message}) isn't one of a Kubernetes API "
+                "server; check the server's address, and whether a proxy answers for it"
             )
 
 

@@ -35,7 +35,7 @@ HOST = "host"
 """The name of a JobSet's one replicated job; the name of the Job contains it."""
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_SINGLE_ONLY = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
+_SINGLE_HOST_VARIABLES = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
 _NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 
@@ -63,7 +63,7 @@ class Kind:
     stop: Mapping[str, Any]
     makers: Callable[[str], Sequence[tuple[str, str]]]
 
-    def manifest(self, spec: JobSpec, at: Placement) -> dict[str, Any]:
+    def manifest(self, spec: JobSpec, placement: Placement) -> dict[str, Any]:
         """Return the manifest of the set that runs *spec*; its pods are like those of a Job.
 
         Raises:
@@ -71,14 +71,20 @@ class Kind:
         """
         accelerator, name = spec.resources.accelerator, group_name(spec.name)
         hosts = str(accelerator.hosts)
-        job = job_manifest(spec, replace(at, annotations={**at.annotations, HOSTS: hosts}))
+        job = job_manifest(
+            spec, replace(placement, annotations={**placement.annotations, HOSTS: hosts})
+        )
         pod: dict[str, Any] = job["spec"]["template"]
         metadata: dict[str, Any] = {**job["metadata"], "name": name}
-        for one in (metadata, pod["metadata"]):
-            one["labels"] = {**one["labels"], JOB: name}
+        for section in (metadata, pod["metadata"]):
+            section["labels"] = {**section["labels"], JOB: name}
         (container,) = pod["spec"]["containers"]
         container["env"] = [
-            *(one for one in container["env"] if one["name"] not in _SINGLE_ONLY),
+            *(
+                variable
+                for variable in container["env"]
+                if variable["name"] not in _SINGLE_HOST_VARIABLES
+            ),
             {"name": "KINETIC_HOSTS", "value": hosts},
             {"name": "KINETIC_HOST", "valueFrom": {"fieldRef": {"fieldPath": self.host}}},
             {"name": "KINETIC_COORDINATOR", "value": f"{self.coordinator(name)}:{PORT}"},
@@ -93,7 +99,7 @@ class Kind:
             "apiVersion": self.api,
             "kind": self.name,
             "metadata": metadata,
-            "spec": self.body(name, accelerator.hosts, pod, at),
+            "spec": self.body(name, accelerator.hosts, pod, placement),
         }
 
 
@@ -102,7 +108,9 @@ def group_name(name: str) -> str:
     return object_name(name, longest=NAME_LENGTH)
 
 
-def _job_set(name: str, hosts: int, pod: dict[str, Any], at: Placement) -> dict[str, Any]:
+def _job_set_spec(
+    name: str, hosts: int, pod: dict[str, Any], placement: Placement
+) -> dict[str, Any]:
     job = {
         "completionMode": "Indexed",
         "completions": hosts,
@@ -122,13 +130,15 @@ def _job_set(name: str, hosts: int, pod: dict[str, Any], at: Placement) -> dict[
         },
         "successPolicy": {"operator": "All"},
         "failurePolicy": {"maxRestarts": 0},
-        "ttlSecondsAfterFinished": at.ttl_s,
-        **({"suspend": True} if at.queue else {}),
+        "ttlSecondsAfterFinished": placement.ttl_s,
+        **({"suspend": True} if placement.queue else {}),
     }
 
 
-def _leader_worker_set(name: str, hosts: int, pod: dict[str, Any], at: Placement) -> dict[str, Any]:
-    spec = {key: one for key, one in pod["spec"].items() if key not in _NOT_IN_STATEFUL_SETS}
+def _leader_worker_set_spec(
+    name: str, hosts: int, pod: dict[str, Any], placement: Placement
+) -> dict[str, Any]:
+    spec = {key: value for key, value in pod["spec"].items() if key not in _NOT_IN_STATEFUL_SETS}
     return {
         "replicas": 1,
         "startupPolicy": "LeaderCreated",
@@ -153,7 +163,7 @@ KINDS: Mapping[str, Kind] = {
         exclusive=f"{LWS}/exclusive-topology",
         host=f"metadata.labels['{WORKER_INDEX}']",
         coordinator=lambda name: "$(LWS_LEADER_ADDRESS)",
-        body=_leader_worker_set,
+        body=_leader_worker_set_spec,
         stop={"replicas": 0},
         makers=lambda name: (
             ("LeaderWorkerSet", name),
@@ -170,7 +180,7 @@ KINDS: Mapping[str, Kind] = {
         exclusive="alpha.jobset.sigs.k8s.io/exclusive-topology",
         host=f"metadata.annotations['{_INDEX}']",
         coordinator=lambda name: f"{name}-{HOST}-0-0.{name}",
-        body=_job_set,
+        body=_job_set_spec,
         stop={"suspend": True},
         makers=lambda name: (("JobSet", name), ("Job", f"{name}-{HOST}-0")),
     ),

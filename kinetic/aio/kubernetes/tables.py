@@ -79,11 +79,12 @@ class Entry:
     def judge(self, *, orphans: bool) -> Diagnosis | None:
         """Decide the job's state; return None if this must wait until its Job has been seen."""
         pods = [*self.pods.values()]
-        whose = uid(self.job) if self.job is not None else uid(self.seen.any_job)
-        if whose:
-            pods = [pod for pod in pods if owner(pod) in (whose, "")]
+        job_uid = uid(self.job) if self.job is not None else uid(self.seen.any_job)
+        if job_uid:
+            pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
             if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
-                pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes the pods a moment later
+                # Kubernetes deletes the pods a moment later.
+                pods = [_mark_terminating(pod) for pod in pods]
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
         self.see(sorted(pods, key=age))
@@ -112,17 +113,17 @@ class Entry:
         before, self.job = self.job, job
         return before is None or not same(before, job)
 
-    def put_pod(self, pod: Document, *, deleted: bool, own: bool) -> bool:
+    def put_pod(self, pod: Document, *, deleted: bool, is_own: bool) -> bool:
         """Store a pod, or its deletion; return whether observations may have changed.
 
-        *own* says whether the present Job made the pod.
+        *is_own* says whether the present Job made the pod.
         """
         if self.over and self.over == owner(pod):
             return False
         before = self.pods.get(uid(pod))
         if deleted:
-            if self.pods.pop(uid(pod), None) is not None and own:
-                others = [one for one in self.seen.pods if uid(one) != uid(pod)]
+            if self.pods.pop(uid(pod), None) is not None and is_own:
+                others = [other for other in self.seen.pods if uid(other) != uid(pod)]
                 self.seen = replace(self.seen, pods=[*others, pod])
             return True
         self.pods[uid(pod)] = pod
@@ -147,11 +148,11 @@ def _finalizers(job: Document) -> Sequence[str]:
     return parts(part(job, "metadata"), "finalizers")
 
 
-def _leaving(pod: Document) -> Document:
+def _mark_terminating(pod: Document) -> Document:
     """Return *pod* marked as being deleted, because Kubernetes deletes it after its Job."""
     metadata = part(pod, "metadata")
-    moment = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
-    return {**pod, "metadata": {**metadata, "deletionTimestamp": moment}}
+    deletion_time = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
+    return {**pod, "metadata": {**metadata, "deletionTimestamp": deletion_time}}
 
 
 def is_process(pod: Document) -> bool:
@@ -183,22 +184,22 @@ class Table:
         if isinstance(update, Changed):
             self._put(update.document, deleted=update.deleted, pods=pods)
             return
-        present = {uid(one) for one in update.items}
+        present = {uid(document) for document in update.items}
         for entry in [*self.entries.values()]:
             known = [*entry.pods.values()] if pods else [entry.job] if entry.job else []
-            for one in known:
-                if uid(one) not in present:
-                    self._put(one, deleted=True, pods=pods)
-        for one in update.items:
-            self._put(one, deleted=False, pods=pods)
+            for document in known:
+                if uid(document) not in present:
+                    self._put(document, deleted=True, pods=pods)
+        for document in update.items:
+            self._put(document, deleted=False, pods=pods)
         self._listed.add(pods)
 
     @property
     def strays(self) -> bool:
         """Whether there is a running pod whose Job isn't known."""
         return any(
-            one.job is None and any(is_process(pod) for pod in one.pods.values())
-            for one in self.entries.values()
+            entry.job is None and any(is_process(pod) for pod in entry.pods.values())
+            for entry in self.entries.values()
         )
 
     def learn(self, name: str, facts: Seen) -> None:
@@ -208,19 +209,19 @@ class Table:
             self._dirty[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
-        name = self._name(document, pods=pods)
+        name = self._job_name(document, pods=pods)
         if not name or (deleted and name not in self.entries):
             return
         entry = self.entries.setdefault(name, Entry(name))
         if pods:
-            own = self._is_own(entry, document)
-            news = entry.put_pod(document, deleted=deleted, own=own)
+            is_own = self._is_own(entry, document)
+            news = entry.put_pod(document, deleted=deleted, is_own=is_own)
         else:
             news = entry.put_job(document, deleted=deleted)
         if news:
             self._dirty[name] = None
 
-    def _name(self, document: Document, *, pods: bool) -> str:
+    def _job_name(self, document: Document, *, pods: bool) -> str:
         """Return the name of the Job *document*, or of the Job of the pod *document*.
 
         Return "" for other objects, and for jobs on several hosts.
@@ -237,14 +238,14 @@ class Table:
         """Return whether the present Job of this name made *pod*."""
         return owner(pod) == uid(entry.job)
 
-    def news(self, most: int = 10**9) -> Iterator[Observation]:
-        """Yield what changed of at most *most* jobs; `dirty` says whether there are more.
+    def news(self, limit: int = 10**9) -> Iterator[Observation]:
+        """Yield what changed of at most *limit* jobs; `dirty` says whether there are more.
 
         Yields nothing until jobs and pods have both been listed.
         """
         if len(self._listed) < 2:
             return
-        for _ in range(min(most, len(self._dirty))):
+        for _ in range(min(limit, len(self._dirty))):
             name = next(iter(self._dirty))
             del self._dirty[name]
             if (entry := self.entries.get(name)) is not None:
@@ -255,12 +256,12 @@ class Table:
     def _changes(self, entry: Entry) -> Iterator[Observation]:
         if entry.over:
             if entry.job is None:
-                yield from self._gone(entry)
+                yield from self._report_gone(entry)
             return
         verdict = entry.judge(orphans=self.orphans)
         if verdict is None:
             if entry.reported:  # no process of the Job runs any more
-                yield from self._gone(entry)
+                yield from self._report_gone(entry)
             elif not entry.pods:
                 del self.entries[entry.name]
             return
@@ -270,31 +271,36 @@ class Table:
         current = observations(entry.seen, verdict)
         if gone:
             entry.reported.update(
-                (now.name, now) for now in current[-1:] if now.name in entry.reported
+                (observation.name, observation)
+                for observation in current[-1:]
+                if observation.name in entry.reported
             )
-            yield from self._gone(entry)
+            yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
         over = settled(entry.seen, verdict)
-        for now in (*current, *(never_ran(entry.reported, current, verdict) if over else ())):
-            before = entry.reported.get(now.name)
+        for observation in (
+            *current,
+            *(never_ran(entry.reported, current, verdict) if over else ()),
+        ):
+            previous = entry.reported.get(observation.name)
             # Drop the receipt to save memory: it may contain the function's whole result.
-            entry.reported[now.name] = replace(now, receipt=None)
-            if is_news(before, now):
-                yield now
+            entry.reported[observation.name] = replace(observation, receipt=None)
+            if is_news(previous, observation):
+                yield observation
         if over:
             entry.finish()
 
-    def _gone(self, entry: Entry) -> Iterator[Observation]:
+    def _report_gone(self, entry: Entry) -> Iterator[Observation]:
         del self.entries[entry.name]
-        for now in entry.reported.values():
-            yield replace(now, phase=Phase.GONE, last=True)
+        for observation in entry.reported.values():
+            yield replace(observation, phase=Phase.GONE, last=True)
 
-    def _note_waiting(self, entry: Entry, now: Observation) -> None:
-        before, entry.current = entry.current, now.name
-        if now.phase is Phase.PENDING:
+    def _note_waiting(self, entry: Entry, observation: Observation) -> None:
+        previous, entry.current = entry.current, observation.name
+        if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry
-            if before == now.name:
+            if previous == observation.name:
                 return
         else:
             self.waiting.pop(entry.name, None)

@@ -48,20 +48,20 @@ def trimmed(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
     spec = part(document, "spec")
     if "containers" in spec:
-        kept = _only(_POD, spec)
+        kept = _select(_POD, spec)
         for field in ("initContainers", "containers"):
             if field in spec:
-                kept[field] = [_only(_CONTAINER, one) for one in spec[field]]
+                kept[field] = [_select(_CONTAINER, container) for container in spec[field]]
     else:
         kept = {key: value for key, value in spec.items() if key != "template"}
     return {
-        "metadata": _shared(_only(_METADATA, part(document, "metadata"))),
-        "spec": _shared(kept),
-        "status": _shared(_with_receipts(part(document, "status"))),
+        "metadata": _deduplicate(_select(_METADATA, part(document, "metadata"))),
+        "spec": _deduplicate(kept),
+        "status": _deduplicate(_with_receipts(part(document, "status"))),
     }
 
 
-def _only(names: Iterable[str], document: Document) -> dict[str, Any]:
+def _select(names: Iterable[str], document: Document) -> dict[str, Any]:
     return {name: document[name] for name in names if name in document}
 
 
@@ -71,7 +71,7 @@ MEMO = 2048
 _memo: dict[Any, Any] = {}
 
 
-def _shared(value: Any) -> Any:
+def _deduplicate(value: Any) -> Any:
     """Return *value*, with parts of recent documents in place of parts that equal them.
 
     Documents of a batch differ little, so this saves most of their memory.
@@ -79,40 +79,42 @@ def _shared(value: Any) -> Any:
     key: Any
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
-        value = {sys.intern(name): _shared(one) for name, one in pairs}
-        key = (dict, *value, *map(_known, value.values()))
+        value = {sys.intern(name): _deduplicate(child) for name, child in pairs}
+        key = (dict, *value, *map(_memo_key, value.values()))
     elif isinstance(value, list):
-        value = [*map(_shared, cast("Iterable[Any]", value))]
-        key = (list, *map(_known, value))
+        value = [*map(_deduplicate, cast("Iterable[Any]", value))]
+        key = (list, *map(_memo_key, value))
     else:
-        key = _known(value)
+        key = _memo_key(value)
     if len(_memo) >= MEMO:
         _memo.clear()
     return _memo.setdefault(key, value)
 
 
-def _known(one: Any) -> Any:
+def _memo_key(value: Any) -> Any:
     """Return a key for a shared part; an id is safe, because `_memo` keeps its object alive."""
-    return (type(one), one) if isinstance(one, (str, int, float)) else id(one)
+    return (type(value), value) if isinstance(value, (str, int, float)) else id(value)
 
 
 def same(before: Document, now: Document) -> bool:
     """Return whether *now*, a trimmed document, has nothing new; this is true of half of them."""
-    if _only(_IDENTITY, part(before, "metadata")) != _only(_IDENTITY, part(now, "metadata")):
+    if _select(_IDENTITY, part(before, "metadata")) != _select(_IDENTITY, part(now, "metadata")):
         return False
     if before["spec"] != now["spec"]:
         return False
     if "containers" in now["spec"] or now["spec"].get("completions") != 1:
         return bool(before["status"] == now["status"])
-    return _only(_JOB_STATUS, before["status"]) == _only(_JOB_STATUS, now["status"])
+    return _select(_JOB_STATUS, before["status"]) == _select(_JOB_STATUS, now["status"])
 
 
 def _with_receipts(status: Document) -> Document:
     """Move receipts from termination messages to a field, because they aren't program output."""
     statuses = parts(status, "containerStatuses")
-    if not any(part(part(one, "state"), "terminated").get("message") for one in statuses):
+    if not any(
+        part(part(container, "state"), "terminated").get("message") for container in statuses
+    ):
         return status
-    return {**status, "containerStatuses": [_with_receipt(one) for one in statuses]}
+    return {**status, "containerStatuses": [_with_receipt(container) for container in statuses]}
 
 
 def _with_receipt(container: Document) -> Document:
@@ -128,5 +130,5 @@ def _with_receipt(container: Document) -> Document:
 
 def receipt_of(pod: Document | None) -> wire.Receipt | None:
     """Return the receipt in a trimmed pod, if it has one."""
-    ends = (one.state("terminated") or {} for one in Pod(pod or {}).programs)
+    ends = (program.state("terminated") or {} for program in Pod(pod or {}).programs)
     return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)
