@@ -9,7 +9,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quoted
 from kinetic.aio.kubernetes.diagnosis.quantities import number
 from kinetic.job_status import Reason
 
-_WHAT = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')
+_FORBIDDEN_PREFIX = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')
 _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limited: (?P<limit>.*)")
 
 
@@ -18,21 +18,23 @@ def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
 
     *unknown* is the outlook for a message that no rule matches.
     """
-    message = _WHAT.sub("", text)
+    message = _FORBIDDEN_PREFIX.sub("", text)
     if (quota := _QUOTA.search(message)) is not None:
-        return _exceeded(quota[0], quota["asked"], quota["limit"])
-    what = "the API server refuses it"
-    return quoted(what, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
+        return _quota_cause(quota[0], quota["asked"], quota["limit"])
+    summary = "the API server refuses it"
+    return quoted(summary, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
 
-def _exceeded(message: str, asked: str, limit: str) -> Cause:
-    most = dict(_amounts(limit))
+def _quota_cause(message: str, requested: str, limit: str) -> Cause:
+    limits = dict(_amounts(limit))
     advice = "wait for other work to end, or have the quota raised"
-    if "count/jobs.batch" in asked:
+    if "count/jobs.batch" in requested:
         advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
-    if any(number(amount) > number(most.get(name, "inf")) for name, amount in _amounts(asked)):
-        what = f"it can never fit: {message}"
-        return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
+    if any(
+        number(amount) > number(limits.get(name, "inf")) for name, amount in _amounts(requested)
+    ):
+        summary = f"it can never fit: {message}"
+        return Cause(what=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     return Cause(what=message, advice=advice, reason=Reason.QUOTA)
 
 

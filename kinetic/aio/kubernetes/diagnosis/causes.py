@@ -65,7 +65,7 @@ class Cause:
     @property
     def clauses(self) -> list[str]:
         """All clauses in order."""
-        return [one for one in (self.what, *self.more) if one]
+        return [clause for clause in (self.what, *self.more) if clause]
 
     @property
     def next_step(self) -> str:
@@ -146,15 +146,15 @@ def ended(
     status: JobStatus = JobStatus.FAILED,
 ) -> State:
     """Return the state of a job that *cause* ended."""
-    found = waiting(cause, *lead, executor=executor)
-    return replace(found, status=status, phase=Phase.ENDED, exit_code=exit_code)
+    state = waiting(cause, *lead, executor=executor)
+    return replace(state, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
 
 def describe(state: State) -> Diagnosis:
     """Turn *state* into the sentences of a `Diagnosis`."""
     cause, before = state.cause, state.before
-    first, *more = [*cause.clauses, ""]
-    clauses = [": ".join(one for one in (*state.lead, first) if one), *more]
+    first_clause, *more = [*cause.clauses, ""]
+    clauses = [": ".join(clause for clause in (*state.lead, first_clause) if clause), *more]
     if before is not None:
         clauses.append(f"before that: {'; '.join(before.clauses)}")
     earlier = before.reason if before is not None and not state.over else None
@@ -164,23 +164,23 @@ def describe(state: State) -> Diagnosis:
         reason=cause.reason or earlier,
         exit_code=state.exit_code,
         executor=state.executor,
-        message="; ".join(dict.fromkeys(one for one in clauses if one)),
-        advice=_step(state),
+        message="; ".join(dict.fromkeys(clause for clause in clauses if clause)),
+        advice=_complete_advice(state),
         outlook=Outlook.FINAL if state.over else cause.outlook,
         secret=cause.secret,
         host=state.host,
     )
 
 
-def _step(state: State) -> str:
+def _complete_advice(state: State) -> str:
     """Return the advice for the user, and what to do or expect after following the advice."""
-    step, outlook = state.cause.next_step, state.cause.outlook
-    if not step or outlook is Outlook.OPEN:
-        return step
+    advice, outlook = state.cause.next_step, state.cause.outlook
+    if not advice or outlook is Outlook.OPEN:
+        return advice
     if state.over:
-        return f"{step}, then submit it again"
+        return f"{advice}, then submit it again"
     by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
-    return f"{step}; then it starts automatically" if by_itself else step
+    return f"{advice}; then it starts automatically" if by_itself else advice
 
 
 # --- messages of Kubernetes -----------------------------------------------------------------
@@ -203,26 +203,27 @@ class Rule:
 
 
 def known(
-    rules: Iterable[Rule], what: str, text: str, quote: str = "", **facts: str
+    rules: Iterable[Rule], summary: str, text: str, quote: str = "", **facts: str
 ) -> Cause | None:
     """Return the cause by the first of *rules* that matches *text*, or None.
 
-    The cause says *what* happened, and quotes *quote*: by default, the informative part of *text*.
+    The first clause of the cause is *summary* with *quote*, which is by default the informative
+    part of *text*.
     """
     for rule in rules:
-        if (found := re.search(rule.pattern, text, _FLAGS)) is not None:
+        if (match := re.search(rule.pattern, text, _FLAGS)) is not None:
             return Cause(
-                what=f"{what}: {quote or gist(text)}",
+                what=f"{summary}: {quote or gist(text)}",
                 advice=None if rule.advice is None else rule.advice.format(**facts),
                 reason=rule.reason,
                 outlook=rule.outlook,
-                secret=found.groupdict().get("secret") or "",
+                secret=match.groupdict().get("secret") or "",
             )
     return None
 
 
 def quoted(
-    what: str,
+    summary: str,
     text: str,
     rules: Iterable[Rule] = (),
     *,
@@ -230,10 +231,10 @@ def quoted(
     outlook: Outlook = Outlook.BLOCKED,
 ) -> Cause:
     """Return the cause that `known` finds; else quote *text*, with the advice for *reason*."""
-    if (found := known(rules, what, text)) is not None:
+    if (found := known(rules, summary, text)) is not None:
         return found
     quote = gist(text)
-    return Cause(what=f"{what}: {quote}" if quote else what, reason=reason, outlook=outlook)
+    return Cause(what=f"{summary}: {quote}" if quote else summary, reason=reason, outlook=outlook)
 
 
 # Prefixes that components add when they pass on an error: the informative part comes last.

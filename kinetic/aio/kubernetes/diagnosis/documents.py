@@ -27,8 +27,8 @@ def conditions(document: Document | None) -> Sequence[Document]:
 
 def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
     """Return the object's condition of this *kind* if it has this *status*; None: any status."""
-    found = (one for one in conditions(document) if one.get("type") == kind)
-    return next((one for one in found if status in (None, one.get("status"))), None)
+    matching = (entry for entry in conditions(document) if entry.get("type") == kind)
+    return next((entry for entry in matching if status in (None, entry.get("status"))), None)
 
 
 def age(document: Document) -> tuple[str, str]:

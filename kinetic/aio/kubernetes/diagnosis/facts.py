@@ -75,14 +75,14 @@ class Seen:
         events of a maker from before the set was created, belong to earlier objects of this name.
         """
         metadata: Document = part(document if document is not None else self.any_job, "metadata")
-        born = str(metadata.get("creationTimestamp") or "")[:19]
+        created = str(metadata.get("creationTimestamp") or "")[:19]
         makers = self.makers if document is None else ()
         found: list[Document] = []
         for event in self.events:
             target = part(event, "involvedObject")
             if makers:  # only their names are known
                 own = (target.get("kind"), target.get("name")) in makers
-                own = own and _moment(event)[:19] >= born
+                own = own and _moment(event)[:19] >= created
             else:
                 same = target.get("uid", metadata.get("uid")) == metadata.get("uid")
                 own = same and target.get("name") == metadata.get("name")
@@ -108,30 +108,30 @@ def _moment(event: Document) -> str:
 def merged(before: Seen, now: Seen) -> Seen:
     """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
-    left = {uid(pod): pod for pod in before.every_pod}
+    previous = {uid(pod): pod for pod in before.every_pod}
     known = {_identity(event) for event in now.events}
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
     return replace(
         now,
-        pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
-        events=(*(one for one in before.events if _identity(one) not in known), *now.events),
+        pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
+        events=(*(event for event in before.events if _identity(event) not in known), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         name=now.name or before.name,
-        gone=tuple(pod for key, pod in left.items() if key not in present) if same else (),
+        gone=tuple(pod for key, pod in previous.items() if key not in present) if same else (),
         earlier=(before.job or before.earlier) if same else None,
     )
 
 
-def _as_first_asked(before: Document | None, now: Document) -> Document:
+def _with_first_deletion_time(before: Document | None, now: Document) -> Document:
     """Return the pod *now* with its first deletion time.
 
     The node requests deletion again when the pod has ended, which changes this time.
     """
-    first, asked = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
+    first, fields = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
-    kept = {key: first[key] for key in asked if key in first}
+    kept = {key: first[key] for key in fields if key in first}
     return {**now, "metadata": {**part(now, "metadata"), **kept}}
 
 
@@ -197,8 +197,8 @@ class Pod:
     @property
     def index(self) -> int | None:
         """The pod's index in its Job; None if it has no index."""
-        given = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
-        text = str(given.get(_INDEX))
+        values = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
+        text = str(values.get(_INDEX))
         return int(text) if text.isdecimal() else None
 
     @cached_property
@@ -207,23 +207,23 @@ class Pod:
         found: list[Container] = []
         for init, kind in ((True, "initContainers"), (False, "containers")):
             reported = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
-            statuses = {one.get("name"): one for one in reported}
-            named = {one.get("name"): one for one in parts(self.spec, kind)}
+            statuses = {status.get("name"): status for status in reported}
+            specs = {spec.get("name"): spec for spec in parts(self.spec, kind)}
             found += [
                 Container(
                     name=str(name),
-                    spec=named.get(name) or {},
+                    spec=specs.get(name) or {},
                     status=statuses.get(name) or {},
                     init=init,
                 )
-                for name in {**named, **statuses}
+                for name in {**specs, **statuses}
             ]
         return found
 
     @cached_property
     def programs(self) -> Sequence[Container]:
         """The containers that aren't init containers; the first of them decides the pod's state."""
-        return [one for one in self.containers if not one.init]
+        return [container for container in self.containers if not container.init]
 
     @property
     def ended(self) -> bool:
@@ -233,27 +233,27 @@ class Pod:
         if not self.status.get("containerStatuses"):
             return False  # the case of most pods, and this runs often
         never = self.spec.get("restartPolicy") == "Never"
-        return never and all(one.state("terminated") is not None for one in self.programs)
+        return never and all(program.state("terminated") is not None for program in self.programs)
 
     @property
     def gone(self) -> bool:
         """Whether the pod no longer exists."""
-        return any(self.uid == uid(one) for one in self.seen.gone)
+        return any(self.uid == uid(pod) for pod in self.seen.gone)
 
     @property
     def ran(self) -> bool:
         """Whether a program of the pod ever started."""
         return any(
-            one.state("running") is not None
-            or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
-            for one in self.programs
-            if not one.never_started
+            program.state("running") is not None
+            or (program.ended or {}).get("reason") not in (None, *START_ERRORS)
+            for program in self.programs
+            if not program.never_started
         )
 
     @property
     def runs(self) -> bool:
         """Whether a program of the pod runs now."""
-        return any(one.state("running") is not None for one in self.programs)
+        return any(program.state("running") is not None for program in self.programs)
 
     @property
     def terminating(self) -> bool:
@@ -268,27 +268,32 @@ class Pod:
     @property
     def failed_container(self) -> Container | None:
         """The program that failed, or an init container that failed before the program started."""
-        return next((one for one in reversed(self.containers) if self._failed(one)), None)
+        return next(
+            (container for container in reversed(self.containers) if self._has_failed(container)),
+            None,
+        )
 
-    def _failed(self, one: Container) -> bool:
-        return bool((one.ended or {}).get("exitCode")) and not (one.init and self.ran)
+    def _has_failed(self, container: Container) -> bool:
+        return bool((container.ended or {}).get("exitCode")) and not (container.init and self.ran)
 
     @property
     def end(self) -> Document:
         """The end of the container that failed, else of the first program; empty if none ended."""
-        one = self.failed_container or next(iter(self.programs), None)
-        return (one.ended if one is not None else None) or {}
+        container = self.failed_container or next(iter(self.programs), None)
+        return (container.ended if container is not None else None) or {}
 
     @property
     def ended_on_request(self) -> bool:
         """Whether the program ended after the pod's deletion was requested, as if in response."""
         try:
-            until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
-            asked = until - timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
-            since = datetime.fromisoformat(self.end["finishedAt"]) >= asked
+            deletion_time = datetime.fromisoformat(self.metadata["deletionTimestamp"])
+            requested_at = deletion_time - timedelta(
+                seconds=int(self.metadata["deletionGracePeriodSeconds"])
+            )
+            ended_after = datetime.fromisoformat(self.end["finishedAt"]) >= requested_at
         except (KeyError, ValueError, TypeError):  # a pod may lack any of these
             return False
-        return since and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
+        return ended_after and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
 
     @property
     def may_be_stopped(self) -> bool:
@@ -307,15 +312,17 @@ class Pod:
     def node(self) -> Document | None:
         """The pod's node, if the node is known."""
         name = self.spec.get("nodeName")
-        found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
+        found = (
+            node for node in self.seen.nodes or () if part(node, "metadata").get("name") == name
+        )
         return next(found, None)
 
     @property
     def node_removed(self) -> bool:
         """Whether the pod's node no longer exists."""
         name = self.spec.get("nodeName")
-        there = {part(one, "metadata").get("name") for one in self.seen.nodes or ()}
-        return bool(name and there) and name not in there
+        existing = {part(node, "metadata").get("name") for node in self.seen.nodes or ()}
+        return bool(name and existing) and name not in existing
 
     @property
     def node_silent(self) -> bool:
@@ -343,7 +350,7 @@ class Pod:
     def node_ending(self) -> bool:
         """Whether the cloud has announced the end of the pod's node (GKE, "Spot VMs")."""
         notice = "cloud.google.com/impending-node-termination"
-        return any(one.get("key") == notice for one in self.taints)
+        return any(taint.get("key") == notice for taint in self.taints)
 
     def events(self, *reasons: str) -> list[Document]:
         """Return the events about the pod with one of *reasons*, the oldest first."""

@@ -56,20 +56,23 @@ _CAUSES = (
 """Advice by patterns of "REASON: message", where quoted text and the image's name are removed."""
 
 
-def pull_failure(pod: Pod, one: Container, reason: str, message: str) -> Cause:
-    """Return why container *one* has no image, by its state's *reason* and *message*.
+def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> Cause:
+    """Return why *container* has no image, by its state's *reason* and *message*.
 
     If *message* only says that the node waits, the message of an earlier event replaces it.
     """
-    image = str(one.spec.get("image") or one.status.get("image") or "")
+    image = str(container.spec.get("image") or container.status.get("image") or "")
     if not message or (message.startswith("Back-off") and ": " not in message):
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
         message = next((text for text in reversed(earlier) if image in text), message or reason)
-    chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
-    arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
-    what = f"the image {image} cannot be pulled"
-    bare = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    found = known(_CAUSES, what, f"{reason}: {bare}", gist(message), arch=arch)
-    found = found or quoted(what, message, reason=Reason.IMAGE_PULL)
-    lacks = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
-    return replace(found, more=[lacks])
+    selector, node_labels = (
+        part(pod.spec, "nodeSelector"),
+        part(part(pod.node, "metadata"), "labels"),
+    )
+    arch = str({**node_labels, **selector}.get("kubernetes.io/arch") or "amd64")
+    summary = f"the image {image} cannot be pulled"
+    unquoted = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
+    cause = known(_CAUSES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
+    cause = cause or quoted(summary, message, reason=Reason.IMAGE_PULL)
+    secret_problem = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
+    return replace(cause, more=[secret_problem])

@@ -40,8 +40,10 @@ def judge(seen: Seen) -> Diagnosis:
     late. Pass the result of `merged`, which also has deleted pods.
     """
     state = _job_state(seen)
-    if held := _held(seen):
-        state = replace(state, cause=replace(state.cause, more=[*state.cause.more, held]))
+    if finalizer_clause := _finalizer_clause(seen):
+        state = replace(
+            state, cause=replace(state.cause, more=[*state.cause.more, finalizer_clause])
+        )
     verdict = describe(state)
     return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
 
@@ -63,11 +65,11 @@ def refused_request(answer: Document) -> Diagnosis:
     return replace(verdict, phase=Phase.GONE)
 
 
-def _held(seen: Seen) -> str:
+def _finalizer_clause(seen: Seen) -> str:
     """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
     idle = [pod for pod in seen.pods if not Pod(pod).runs]
-    for one in [seen.job, *idle]:
-        metadata = part(one, "metadata")
+    for document in [seen.job, *idle]:
+        metadata = part(document, "metadata")
         names = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if names and metadata.get("deletionTimestamp"):
             name = metadata.get("name")
@@ -106,9 +108,11 @@ def _ended_pod(pod: Pod) -> State:
     state = ended(cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if pod.ran or cause.reason is not Reason.DEADLINE:
         return state
-    held = obstacle(pod)
+    hindrance = obstacle(pod)
     lead = f"{cause.what} before the program started"
-    return replace(state, cause=replace(held, reason=held.reason or Reason.DEADLINE), lead=(lead,))
+    return replace(
+        state, cause=replace(hindrance, reason=hindrance.reason or Reason.DEADLINE), lead=(lead,)
+    )
 
 
 def _threat(pod: Pod) -> Cause:
@@ -121,12 +125,14 @@ def _threat(pod: Pod) -> Cause:
         )
     if pod.node_ending:  # GKE, "Spot VMs" and "Manage disruption in GPU nodes"
         spot = "takes its spot machine back within 30 s"
-        what = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
+        threat = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
         advice = f"{NOT_THE_PROGRAM}: let it save its state"
-        return Cause(what=f"the cloud {what}", advice=advice, reason=Reason.PREEMPTED)
-    found = (container_obstacle(pod, one) for one in pod.containers)
-    beside = next((one for one in found if one is not None), None) or sidecar_memory(pod)
-    return replace(beside, outlook=Outlook.OPEN) if beside is not None else Cause()
+        return Cause(what=f"the cloud {threat}", advice=advice, reason=Reason.PREEMPTED)
+    causes = (container_obstacle(pod, container) for container in pod.containers)
+    cause = next(
+        (hindrance for hindrance in causes if hindrance is not None), None
+    ) or sidecar_memory(pod)
+    return replace(cause, outlook=Outlook.OPEN) if cause is not None else Cause()
 
 
 # --- all pods of a Job --------------------------------------------------------------------
@@ -155,7 +161,7 @@ class _Pods:
     """
 
     def __init__(self, seen: Seen) -> None:
-        found = [Pod(one, seen) for one in sorted(seen.every_pod, key=age)]
+        found = [Pod(document, seen) for document in sorted(seen.every_pod, key=age)]
         alive = [pod for pod in found if not (pod.gone or pod.ended)]
         self.latest = found[-1] if found else None
         self.alive = alive[-1] if alive else None
@@ -170,12 +176,12 @@ class _Pods:
     @property
     def succeeded(self) -> list[tuple[Pod, State]]:
         """The pods that succeeded, each with its state."""
-        return [one for one in self.over if one[1].status is JobStatus.SUCCEEDED]
+        return [ended_pod for ended_pod in self.over if ended_pod[1].status is JobStatus.SUCCEEDED]
 
     @property
     def failed(self) -> list[tuple[Pod, State]]:
         """The pods that failed, each with its state."""
-        return [one for one in self.over if one[1].status is JobStatus.FAILED]
+        return [ended_pod for ended_pod in self.over if ended_pod[1].status is JobStatus.FAILED]
 
     def before(self) -> Cause | None:
         """Return why the last failed pod failed; None if the Job or a user stopped it."""
@@ -192,8 +198,8 @@ def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
     if state.status is JobStatus.SUCCEEDED:
         return False
     rules = parts(part(seen.spec, "podFailurePolicy"), "rules")
-    ignored = any(one.get("action") == "Ignore" for one in rules)
-    final = [code for one in rules for code in parts(part(one, "onExitCodes"), "values")]
+    ignored = any(rule.get("action") == "Ignore" for rule in rules)
+    final = [code for rule in rules for code in parts(part(rule, "onExitCodes"), "values")]
     if pod.end.get("exitCode") in final:
         return False
     limits = (seen.spec.get("backoffLimitPerIndex"), seen.spec.get("backoffLimit"))
@@ -240,23 +246,23 @@ def _succeeded(pods: _Pods) -> State:
 
 def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
     """Return the state of a Job that has failed, as its condition *target* says."""
-    why, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
-    late, pod = why == "DeadlineExceeded", pods.latest
-    last = [one for one in pods.failed if not one[0].deleted]
-    if not late and (last or pods.failed):
+    reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
+    deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
+    last = [ended_pod for ended_pod in pods.failed if not ended_pod[0].deleted]
+    if not deadline_passed and (last or pods.failed):
         last = last or pods.failed
         state = last.pop()[1]
-    elif pod is not None and not late and (cause := removal(pod)) is not None:
+    elif pod is not None and not deadline_passed and (cause := removal(pod)) is not None:
         # When the pod was deleted, its program returned 0, which the Job counts as a failure.
         state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
-        reason = Reason.DEADLINE if late else Reason.LOST
-        state = ended(Cause(what=f"the Job failed ({why})", more=[message], reason=reason))
+        reason = Reason.DEADLINE if deadline_passed else Reason.LOST
+        state = ended(Cause(what=f"the Job failed ({reason_text})", more=[message], reason=reason))
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if last and last[-1][1].cause.what != state.cause.what:
         state = replace(state, before=last[-1][1].cause)
-    return state if pods.alive is None else _while_alive(seen, pods.alive, state)
+    return state if pods.alive is None else _state_while_alive(seen, pods.alive, state)
 
 
 def _deleted(seen: Seen, pods: _Pods) -> State:
@@ -271,7 +277,7 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
         elif alive.node_silent:
             more = [f"node {alive.spec.get('nodeName')!r} does not answer, and keeps its pod"]
             cause = replace(cause, more=more, advice="restore or delete that node")
-        return _while_alive(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
+        return _state_while_alive(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
     cause = Cause(what=f"the Job was deleted {when}", reason=Reason.CANCELLED)
     state = ended(cause, status=JobStatus.NOT_FOUND)
@@ -284,14 +290,14 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
     return state if pod.deleted else replace(state, before=end.cause)
 
 
-def _while_alive(seen: Seen, alive: Pod, state: State) -> State:
+def _state_while_alive(seen: Seen, alive: Pod, state: State) -> State:
     """Return the state of a Job that will end with *state*, while its pod *alive* may still run."""
     lead = [_STOPPING] if alive.terminating or seen.job is not None else []
-    make = running if alive.ran else waiting
-    at = make(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
+    build = running if alive.ran else waiting
+    alive_state = build(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
     return replace(
-        at,
-        status=at.status if seen.job is not None else JobStatus.NOT_FOUND,
+        alive_state,
+        status=alive_state.status if seen.job is not None else JobStatus.NOT_FOUND,
         before=state.before,
         executor=state.executor or alive.uid,
     )

@@ -40,7 +40,7 @@ def refusals(spec: Document, node: Document) -> list[Refusal]:
 
     Labels are not considered; see `matches`.
     """
-    return [*_sizes(requests(spec), node), *_closures(spec, node)]
+    return [*_resource_refusals(requests(spec), node), *_taint_refusals(spec, node)]
 
 
 def takes(spec: Document, node: Document) -> bool:
@@ -48,32 +48,36 @@ def takes(spec: Document, node: Document) -> bool:
     return matches(spec, node) and not refusals(spec, node)
 
 
-def _sizes(asked: Mapping[str, float], node: Document) -> list[Refusal]:
+def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[Refusal]:
     found: list[Refusal] = []
-    for name in asked:
-        there = allocatable(node, name)
-        if asked[name] <= there:
+    for name in requested:
+        available = allocatable(node, name)
+        if requested[name] <= available:
             continue
         # GKE, "Troubleshoot GPUs": a node whose driver isn't installed has no nvidia.com/gpu.
-        if name == "nvidia.com/gpu" and not there and (kind := labels(node).get(_GPU_TYPE)):
+        if name == "nvidia.com/gpu" and not available and (kind := labels(node).get(_GPU_TYPE)):
             advice = (
                 "wait until the driver is installed; if that takes longer than 10 min, create the "
                 "node pool with gpu-driver-version=default"
             )
             found.append(Refusal(f"no usable {kind} yet: its driver isn't ready", advice, True))
             continue
-        has = f"only {shown(name, there)}" if there else f"no {shown(name, 0).split(' ', 1)[-1]}"
-        found.append(Refusal(has, "request less, or add a larger machine type"))
+        text = (
+            f"only {shown(name, available)}"
+            if available
+            else f"no {shown(name, 0).split(' ', 1)[-1]}"
+        )
+        found.append(Refusal(text, "request less, or add a larger machine type"))
     return found
 
 
-def _closures(spec: Document, node: Document) -> list[Refusal]:
-    taints = _taints(spec, node)
-    stays = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
+def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
+    taints = _untolerated_taints(spec, node)
+    permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
     cordoned = part(node, "spec").get("unschedulable")
     found: list[Refusal] = []
-    if stays:
-        text = f"taint {', '.join(sorted(stays))}, which the pod doesn't tolerate"
+    if permanent:
+        text = f"taint {', '.join(sorted(permanent))}, which the pod doesn't tolerate"
         found.append(
             Refusal(
                 text, "add a node pool whose taints the pod tolerates, or have the taint removed"
@@ -90,12 +94,14 @@ def _closures(spec: Document, node: Document) -> list[Refusal]:
     return found
 
 
-def _taints(spec: Document, node: Document) -> dict[str, str]:
+def _untolerated_taints(spec: Document, node: Document) -> dict[str, str]:
     """Return the node's taints that a pod of this *spec* doesn't tolerate, by key."""
     found: dict[str, str] = {}
     for taint in parts(part(node, "spec"), "taints"):
         hard = taint.get("effect") in ("NoSchedule", "NoExecute")
-        if hard and not any(_tolerates(one, taint) for one in parts(spec, "tolerations")):
+        if hard and not any(
+            _tolerates(toleration, taint) for toleration in parts(spec, "tolerations")
+        ):
             key, value = str(taint.get("key", "")), taint.get("value")
             found[key] = f"{key}={value}" if value else key
     return found
@@ -103,11 +109,11 @@ def _taints(spec: Document, node: Document) -> dict[str, str]:
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     key, value = toleration.get("key"), toleration.get("value") or ""
-    every = toleration.get("operator") == "Exists"
+    any_value = toleration.get("operator") == "Exists"
     return (
         (toleration.get("effect") or taint.get("effect")) == taint.get("effect")
-        and (key == taint.get("key") if key else every)
-        and (every or value == (taint.get("value") or ""))
+        and (key == taint.get("key") if key else any_value)
+        and (any_value or value == (taint.get("value") or ""))
     )
 
 
@@ -125,8 +131,8 @@ def allocatable(node: Document, resource: str) -> float:
 
 def matches(spec: Document, node: Document) -> bool:
     """Return whether *node* has the labels that a pod of this *spec* selects."""
-    given = labels(node)
-    return all(given.get(key) in values for key, values in selected(spec).items())
+    node_labels = labels(node)
+    return all(node_labels.get(key) in values for key, values in selected(spec).items())
 
 
 def selected(spec: Document) -> dict[str, Sequence[str]]:
@@ -134,9 +140,9 @@ def selected(spec: Document) -> dict[str, Sequence[str]]:
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     accepted = {
-        str(one.get("key")): parts(one, "values")
+        str(expression.get("key")): parts(expression, "values")
         for term in parts(required, "nodeSelectorTerms")[:1]
-        for one in parts(term, "matchExpressions")
-        if one.get("operator") == "In"
+        for expression in parts(term, "matchExpressions")
+        if expression.get("operator") == "In"
     }
     return accepted | {key: (value,) for key, value in part(spec, "nodeSelector").items()}

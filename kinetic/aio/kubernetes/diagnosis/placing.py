@@ -26,169 +26,179 @@ _NAMED = 5
 _WAIT = "wait; this isn't an error"
 
 
-def _unplaced(what: str, advice: str | None = None, outlook: Outlook = Outlook.BLOCKED) -> Cause:
-    return Cause(what=what, advice=advice, reason=Reason.UNSCHEDULABLE, outlook=outlook)
+def _unschedulable(
+    summary: str, advice: str | None = None, outlook: Outlook = Outlook.BLOCKED
+) -> Cause:
+    return Cause(what=summary, advice=advice, reason=Reason.UNSCHEDULABLE, outlook=outlook)
 
 
 def placing(pod: Pod) -> Cause:
     """Return why *pod* has no node."""
     if is_gated(pod.document):
         return queued(pod.seen)
-    last: Document = condition(pod.document, "PodScheduled", None) or {}
-    refused = last.get("status") == "False"
-    message = str(last.get("message") or "") or pod.last_message("FailedScheduling")
-    if not (refused or message):
+    scheduled: Document = condition(pod.document, "PodScheduled", None) or {}
+    is_refused = scheduled.get("status") == "False"
+    message = str(scheduled.get("message") or "") or pod.last_message("FailedScheduling")
+    if not (is_refused or message):
         return Cause(what="no scheduler has looked at the pod yet")
-    if refused and last.get("reason") != "Unschedulable":
-        what = "the scheduler cannot place the pod"
-        return quoted(what, message, reason=Reason.UNSCHEDULABLE)
+    if is_refused and scheduled.get("reason") != "Unschedulable":
+        summary = "the scheduler cannot place the pod"
+        return quoted(summary, message, reason=Reason.UNSCHEDULABLE)
     nodes = pod.seen.nodes
-    lack = _quoted(pod.spec, message) if nodes is None else _compared(pod.spec, nodes, message)
-    return _scaled(pod, lack)
+    cause = (
+        _cause_from_message(pod.spec, message)
+        if nodes is None
+        else _cause_from_nodes(pod.spec, nodes, message)
+    )
+    return _with_autoscaler(pod, cause)
 
 
-def _quoted(spec: Document, message: str) -> Cause:
+def _cause_from_message(spec: Document, message: str) -> Cause:
     """Return a cause that quotes the scheduler, for the case that the nodes aren't known."""
     message, _, preemption = message.partition(" preemption: ")
     if message.startswith("no nodes available"):
         return _NO_NODE
     # The scheduler considers preemption only if stopping other pods would help.
     if "No preemption victims" in preemption or ("Insufficient" in message and not preemption):
-        what = f"all nodes that fit are in use{_asks(spec)}: {gist(message)}"
-        return _unplaced(what, _WAIT, Outlook.OPEN)
+        summary = f"all nodes that fit are in use{_request_text(spec)}: {gist(message)}"
+        return _unschedulable(summary, _WAIT, Outlook.OPEN)
     advice = "compare its requests and tolerations with the cluster's node pools"
-    return _unplaced(f"no node takes the pod{_asks(spec)}: {gist(message)}", advice)
+    return _unschedulable(f"no node takes the pod{_request_text(spec)}: {gist(message)}", advice)
 
 
-def _asks(spec: Document) -> str:
-    asked = [shown(name, amount) for name, amount in sorted(requests(spec).items())]
-    asked += [_label(key, values) for key, values in selected(spec).items()]
-    return f" (it requests {', '.join(asked)})" if asked else ""
+def _request_text(spec: Document) -> str:
+    requested = [shown(name, amount) for name, amount in sorted(requests(spec).items())]
+    requested += [_label_text(key, values) for key, values in selected(spec).items()]
+    return f" (it requests {', '.join(requested)})" if requested else ""
 
 
-def _label(key: str, values: Collection[str]) -> str:
+def _label_text(key: str, values: Collection[str]) -> str:
     return f"{key.removeprefix('cloud.google.com/')}={' or '.join(values)}"
 
 
-_NO_NODE = _unplaced(
+_NO_NODE = _unschedulable(
     "the cluster has no node", "add a node, or a node pool that scales up from zero"
 )
 
 
-def _compared(spec: Document, nodes: Sequence[Document], message: str) -> Cause:
+def _cause_from_nodes(spec: Document, nodes: Sequence[Document], message: str) -> Cause:
     """Return why none of *nodes* takes a pod of this *spec*; *message* is from the scheduler."""
     if not nodes:
         return _NO_NODE
     matching = [node for node in nodes if matches(spec, node)]
     if not matching:
-        return _no_label(spec, nodes)
-    found = [(_name(node), refusals(spec, node)) for node in matching]
-    free = [name for name, refused in found if not refused]
+        return _label_cause(spec, nodes)
+    refusals_by_node = [(_node_name(node), refusals(spec, node)) for node in matching]
+    free = [name for name, refused in refusals_by_node if not refused]
     if not free:
-        return _refused(spec, found)
+        return _refusal_cause(spec, refusals_by_node)
     lacking = [name for name in requests(spec) if f"Insufficient {name}" in message]
     if lacking:
         needed = ", ".join(shown(name, requests(spec)[name]) for name in lacking)
-        what = f"it requests {needed}, in use by other pods on {_listed(free)}"
-        return _unplaced(what, _WAIT, Outlook.OPEN)
-    what = f"{_listed(free)} can hold it; the scheduler last said: {gist(message)}"
-    return _unplaced(what, _WAIT, Outlook.OPEN)
+        summary = f"it requests {needed}, in use by other pods on {_join_names(free)}"
+        return _unschedulable(summary, _WAIT, Outlook.OPEN)
+    summary = f"{_join_names(free)} can hold it; the scheduler last said: {gist(message)}"
+    return _unschedulable(summary, _WAIT, Outlook.OPEN)
 
 
-def _name(node: Document) -> str:
+def _node_name(node: Document) -> str:
     return str(part(node, "metadata").get("name") or "?")
 
 
-def _no_label(spec: Document, nodes: Sequence[Document]) -> Cause:
+def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:
     """Return which label no node has, and its values on the nodes."""
-    carried = [labels(node) for node in nodes]
+    node_labels = [labels(node) for node in nodes]
     wanted = selected(spec)
-    nowhere = {
+    missing = {
         key: values
         for key, values in wanted.items()
-        if not any(one.get(key) in values for one in carried)
+        if not any(present.get(key) in values for present in node_labels)
     }
     phrases: list[str] = []
-    for key, values in (nowhere or wanted).items():
-        there = {one[key] for one in carried if key in one}
-        have = f" (nodes have {_listed(there)})" if there and nowhere else ""
-        phrases.append(f"{_label(key, values)}{have}")
-    return _unplaced(f"no node has {' together with '.join(phrases)}")
+    for key, values in (missing or wanted).items():
+        existing = {present[key] for present in node_labels if key in present}
+        on_nodes = f" (nodes have {_join_names(existing)})" if existing and missing else ""
+        phrases.append(f"{_label_text(key, values)}{on_nodes}")
+    return _unschedulable(f"no node has {' together with '.join(phrases)}")
 
 
-def _refused(spec: Document, found: Sequence[tuple[str, Sequence[Refusal]]]) -> Cause:
+def _refusal_cause(
+    spec: Document, refusals_by_node: Sequence[tuple[str, Sequence[Refusal]]]
+) -> Cause:
     """Return why the nodes that fit the pod best still refuse it."""
-    least = min(_distance(refused) for _, refused in found)
+    smallest = min(_distance(refused) for _, refused in refusals_by_node)
     names: defaultdict[tuple[Refusal, ...], list[str]] = defaultdict(list)
-    for name, refused in found:
-        if _distance(refused) == least:
+    for name, refused in refusals_by_node:
+        if _distance(refused) == smallest:
             names[tuple(refused)].append(name)
     clauses = [
-        f"{_listed(nodes)} {'has' if len(nodes) == 1 else 'have'} "
-        + " and ".join(one.text for one in refused)
+        f"{_join_names(nodes)} {'has' if len(nodes) == 1 else 'have'} "
+        + " and ".join(refusal.text for refusal in refused)
         for refused, nodes in names.items()
     ]
     # If some node becomes usable by waiting, advise only to wait, not to change other nodes.
-    soon = [refused for refused in names if all(one.temporary for one in refused)]
-    advice = dict.fromkeys(one.advice for refused in soon or names for one in refused)
-    return _unplaced(
-        f"no node takes the pod{_asks(spec)}: {'; '.join(clauses)}",
+    temporary = [refused for refused in names if all(refusal.temporary for refusal in refused)]
+    advice = dict.fromkeys(refusal.advice for refused in temporary or names for refusal in refused)
+    return _unschedulable(
+        f"no node takes the pod{_request_text(spec)}: {'; '.join(clauses)}",
         "; or ".join(advice),
-        Outlook.OPEN if soon else Outlook.BLOCKED,
+        Outlook.OPEN if temporary else Outlook.BLOCKED,
     )
 
 
 def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
     """Return how poorly a node fits a pod; a node with none of a requested resource fits worst."""
-    without = sum(one.text.startswith("no ") and not one.temporary for one in refused)
-    return without, len(refused)
+    absent = sum(refusal.text.startswith("no ") and not refusal.temporary for refusal in refused)
+    return absent, len(refused)
 
 
-def _listed(several: Collection[str]) -> str:
-    names = sorted(several)
-    if len(names) > _NAMED:
-        names[_NAMED:] = [f"{len(names) - _NAMED} others"]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+def _join_names(names: Collection[str]) -> str:
+    shown_names = sorted(names)
+    if len(shown_names) > _NAMED:
+        shown_names[_NAMED:] = [f"{len(shown_names) - _NAMED} others"]
+    return " and ".join(
+        [", ".join(shown_names[:-1]), shown_names[-1]] if shown_names[1:] else shown_names
+    )
 
 
 # --- the autoscaler -------------------------------------------------------------------------
 
-_PASSES = re.compile(
+_TEMPORARY_PROBLEM = re.compile(
     r"max (node group size|cluster \w+|limit)|reached|in backoff|failed scale-up|quota", re.I
 )
 
 
-def _scaled(pod: Pod, lack: Cause) -> Cause:
-    """Return why *pod* has no node: *lack*, and what the autoscaler does about it."""
+def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
+    """Return why *pod* has no node: *cause*, and what the autoscaler does about it."""
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
-        return lack
+        return cause
     last, message = str(events[-1].get("reason")), str(events[-1].get("message") or "")
     if last == "TriggeredScaleUp":
         groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", message)
-        which = f" ({', '.join(groups[:3])})" if groups else ""
-        what = f"a node is being added for this pod, which takes minutes{which}"
-        return _unplaced(what, "", Outlook.OPEN)
+        groups_text = f" ({', '.join(groups[:3])})" if groups else ""
+        summary = f"a node is being added for this pod, which takes minutes{groups_text}"
+        return _unschedulable(summary, "", Outlook.OPEN)
     failure = pod.last_message("FailedScaleUp")
     if last == "FailedScaleUp" or (failure and "backoff" in message):
-        return _not_added(pod.spec, failure)
+        return _scale_up_failure(pod.spec, failure)
     text = both_ends(message.partition(": ")[2] or message, 400)
-    if _PASSES.search(text):
+    if _TEMPORARY_PROBLEM.search(text):
         advice = "wait for other work to end, or let the node pool grow"
-        lack = replace(lack, advice=advice, outlook=Outlook.OPEN)
-    elif lack.outlook is not Outlook.OPEN:
+        cause = replace(cause, advice=advice, outlook=Outlook.OPEN)
+    elif cause.outlook is not Outlook.OPEN:
         never = "no node pool could hold this pod, so it can never start as requested"
-        return replace(lack, more=[*lack.more, never], outlook=Outlook.FINAL)
-    return replace(lack, more=[*lack.more, f"the autoscaler adds no node now ({text})"])
+        return replace(cause, more=[*cause.more, never], outlook=Outlook.FINAL)
+    return replace(cause, more=[*cause.more, f"the autoscaler adds no node now ({text})"])
 
 
-def _not_added(spec: Document, message: str) -> Cause:
+def _scale_up_failure(spec: Document, message: str) -> Cause:
     text = both_ends(message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400)
     zones = re.search(r"zones? ([\w, -]+?) associated", message)
-    where = f" in {zones[1]}" if zones else ""
-    what = f"no node was added{where}{_asks(spec)}: {text}"
+    in_zones = f" in {zones[1]}" if zones else ""
+    summary = f"no node was added{in_zones}{_request_text(spec)}: {text}"
     advice = "use another zone or another type, or wait"
     if "quota" in text.lower():
         advice = f"have the quota of the cloud project raised, {advice}"
-        return Cause(what=what, advice=advice, reason=Reason.QUOTA)
-    return _unplaced(what, advice, Outlook.OPEN)
+        return Cause(what=summary, advice=advice, reason=Reason.QUOTA)
+    return _unschedulable(summary, advice, Outlook.OPEN)

@@ -28,8 +28,8 @@ NAMES = {
 
 def number(quantity: object) -> float:
     """Return *quantity* in its resource's unit (cores, bytes, pieces); 0 if it isn't a quantity."""
-    found = _QUANTITY.fullmatch(str(quantity).strip())
-    return float(found[1]) * _UNITS.get(found[2], 0.0) if found else 0.0
+    match = _QUANTITY.fullmatch(str(quantity).strip())
+    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
 def is_bytes(resource: str) -> bool:
@@ -42,8 +42,8 @@ def shown(resource: str, amount: float) -> str:
     name = NAMES.get(resource, resource)
     if is_bytes(resource):
         return f"{readable(amount)} {name}"
-    one = amount == 1 and resource in NAMES
-    return f"{amount:g} {name.removesuffix('s') if one else name}"
+    is_single = amount == 1 and resource in NAMES
+    return f"{amount:g} {name.removesuffix('s') if is_single else name}"
 
 
 def readable(quantity: str | float) -> str:
@@ -62,13 +62,15 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
     A limit counts as the request of a resource for which there is no request.
     """
     sidecars = (
-        one for one in parts(spec, "initContainers") if one.get("restartPolicy") == "Always"
+        container
+        for container in parts(spec, "initContainers")
+        if container.get("restartPolicy") == "Always"
     )
     total: defaultdict[str, float] = defaultdict(float)
-    for one in (*parts(spec, "containers"), *sidecars):
-        resources: Mapping[str, Any] = part(one, "resources")
-        asked = {**part(resources, "limits"), **part(resources, "requests")}
-        for name, quantity in asked.items():
+    for container in (*parts(spec, "containers"), *sidecars):
+        resources: Mapping[str, Any] = part(container, "resources")
+        requested = {**part(resources, "limits"), **part(resources, "requests")}
+        for name, quantity in requested.items():
             total[name] += number(quantity)
     for name, quantity in part(spec, "overhead").items():
         total[name] += number(quantity)

@@ -17,30 +17,30 @@ REPLACED = "wait: Kubernetes replaces the pod if the node does not come back"
 def why_not_started(pod: Pod) -> Cause | None:
     """Return why a pod that has a node does not run."""
     if pod.node_silent:
-        what = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
-        return Cause(what=what, reason=Reason.NODE_LOST, advice=REPLACED)
-    found = (container_obstacle(pod, one) for one in pod.containers)
-    return next((one for one in found if one is not None), None) or _unprepared(pod)
+        summary = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
+        return Cause(what=summary, reason=Reason.NODE_LOST, advice=REPLACED)
+    causes = (container_obstacle(pod, container) for container in pod.containers)
+    return next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
 
 
-_OF_IMAGES = re.compile("Image|Registry|Signature")
+_IMAGE_REASONS = re.compile("Image|Registry|Signature")
 """The words in a container's reasons that are about its image."""
 
 _SLOW = re.compile(r"failed to sync \w+ cache|context deadline exceeded|is reserved for")
 
 
-def container_obstacle(pod: Pod, one: Container) -> Cause | None:
-    """Return what keeps container *one* from starting, as its state says."""
-    waits = one.state("waiting") or {}
-    reason, message = str(waits.get("reason") or ""), str(waits.get("message") or "")
+def container_obstacle(pod: Pod, container: Container) -> Cause | None:
+    """Return what keeps *container* from starting, as its state says."""
+    waiting = container.state("waiting") or {}
+    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return None
-    if _OF_IMAGES.search(reason):
-        return pull_failure(pod, one, reason, message)
+    if _IMAGE_REASONS.search(reason):
+        return pull_failure(pod, container, reason, message)
     if reason.startswith("CreateContainer") and _SLOW.search(message):
-        what = f"the node has not created container {one.name!r} yet: {one_line(message)}"
-        return Cause(what=what, advice="wait; tell the cluster's administrator if this persists")
-    return start_failure(one, message or reason)
+        summary = f"the node has not created container {container.name!r} yet: {one_line(message)}"
+        return Cause(what=summary, advice="wait; tell the cluster's administrator if this persists")
+    return start_failure(container, message or reason)
 
 
 # --- before there are containers ------------------------------------------------------------
@@ -48,29 +48,35 @@ def container_obstacle(pod: Pod, one: Container) -> Cause | None:
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
 """Events after which earlier failures are over: volumes and the sandbox precede these events."""
 
-_OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
-def _unprepared(pod: Pod) -> Cause | None:
+def _preparation_cause(pod: Pod) -> Cause | None:
     """Find in the pod's events what keeps the node from creating its containers."""
-    left: list[tuple[str, str]] = []
+    unresolved: list[tuple[str, str]] = []
     for event in pod.events():
-        left = [] if event.get("reason") in _PROGRESS else left
-        left.append((str(event.get("reason")), str(event.get("message") or "")))
-    if volumes := [message for reason, message in left if reason in _OF_VOLUMES]:
-        return _unmounted(pod, volumes)
-    for reason, message in reversed(left):
+        unresolved = [] if event.get("reason") in _PROGRESS else unresolved
+        unresolved.append((str(event.get("reason")), str(event.get("message") or "")))
+    if volumes := [message for reason, message in unresolved if reason in _VOLUME_EVENTS]:
+        return _mount_cause(pod, volumes)
+    for reason, message in reversed(unresolved):
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync", "NetworkNot")):
-            return quoted(f"the node cannot prepare the pod ({reason})", message, _SURROUNDINGS)
-        found = known(_CONFIGURATION, "its container cannot be created", message)
-        if reason == "Failed" and found is not None:
-            return found
-    return _pulling(pod, left)
+            return quoted(
+                f"the node cannot prepare the pod ({reason})", message, _PREPARATION_RULES
+            )
+        cause = known(_CONFIGURATION_RULES, "its container cannot be created", message)
+        if reason == "Failed" and cause is not None:
+            return cause
+    return _pull_cause(pod, unresolved)
 
 
-def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Cause | None:
+def _pull_cause(pod: Pod, events: Sequence[tuple[str, str]]) -> Cause | None:
     """Return the cause if an image is being pulled; the container's state may not show this yet."""
-    pulls = [one for one in left if one[0] in ("Pulling", "Failed") and "pull" in one[1].lower()]
+    pulls = [
+        event
+        for event in events
+        if event[0] in ("Pulling", "Failed") and "pull" in event[1].lower()
+    ]
     images = re.findall(
         r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(message for _, message in pulls)
     )
@@ -78,7 +84,10 @@ def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Cause | None:
         return None
     if pulls[-1][0] == "Pulling":
         return Cause(what=f"pulling the image {images[-1]}")
-    failing = next((one for one in pod.containers if one.spec.get("image") == images[-1]), None)
+    failing = next(
+        (container for container in pod.containers if container.spec.get("image") == images[-1]),
+        None,
+    )
     return pull_failure(pod, failing, "ErrImagePull", "") if failing is not None else None
 
 
@@ -87,7 +96,7 @@ LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
 
 _ENABLE = "enable the Cloud Storage FUSE CSI driver on the cluster, which also adds the sidecar"
 
-_SURROUNDINGS = (
+_PREPARATION_RULES = (
     NO_SECRET,
     Rule(f"{LACKS_DRIVER.pattern}|sidecar container", _ENABLE),
     Rule(
@@ -112,23 +121,25 @@ _SURROUNDINGS = (
 )
 
 
-def _unmounted(pod: Pod, messages: Sequence[str]) -> Cause:
+def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
     """Return why volumes aren't mounted; not every event in *messages* names the cause."""
     messages = [message for message in messages if "unmounted volumes=" not in message] or messages
-    absent = [name for message in messages for name in LACKS_DRIVER.findall(message)]
-    if any(name in pod.seen.absent for name in absent):
-        what = f"a volume cannot be mounted: the cluster has no storage driver {absent[0]}"
+    lacking = [name for message in messages for name in LACKS_DRIVER.findall(message)]
+    if any(name in pod.seen.absent for name in lacking):
+        summary = f"a volume cannot be mounted: the cluster has no storage driver {lacking[0]}"
         advice = f"{_ENABLE}, or omit fuse=True"
-        return Cause(what=what, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
-    causes = [quoted("a volume cannot be mounted", message, _SURROUNDINGS) for message in messages]
-    return next((one for one in causes if one.secret), causes[-1])
+        return Cause(what=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
+    causes = [
+        quoted("a volume cannot be mounted", message, _PREPARATION_RULES) for message in messages
+    ]
+    return next((cause for cause in causes if cause.secret), causes[-1])
 
 
 # --- the first process ----------------------------------------------------------------------
 
 FORMAT = re.compile(r"exec \S+: exec format error")
 
-_CONFIGURATION = (
+_CONFIGURATION_RULES = (
     NO_SECRET,
     Rule(
         "breaks non-root policy|runAsNonRoot",
@@ -137,8 +148,8 @@ _CONFIGURATION = (
     ),
 )
 
-_STARTS = (
-    *_CONFIGURATION,
+_START_RULES = (
+    *_CONFIGURATION_RULES,
     Rule(  # the limit is below the memory that the runtime itself needs
         "OOM-killed|/memory.max",
         "it ran out of memory before the program began: raise memory=",
@@ -150,6 +161,6 @@ _STARTS = (
 )
 
 
-def start_failure(one: Container, text: str) -> Cause:
-    """Return why container *one* wasn't created, or why its process wasn't started."""
-    return quoted(f"container {one.name!r} could not be started", text, _STARTS)
+def start_failure(container: Container, text: str) -> Cause:
+    """Return why *container* wasn't created, or why its process wasn't started."""
+    return quoted(f"container {container.name!r} could not be started", text, _START_RULES)
