@@ -15,7 +15,7 @@ GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
 KNOWN_S = 60.0
-"""Seconds for which an answer is reused. Then a class that you added or removed has an effect."""
+"""Seconds for which an answer is reused. A class that was added or removed takes effect later."""
 
 
 def class_name(accelerator: Accelerator) -> str:

@@ -1,6 +1,6 @@
 """Credentials from a program that the ``exec`` section of a kubeconfig names.
 
-The client library runs such programs without a timeout, leaves them behind when
+The client library runs such programs without a timeout, leaves them running when
 the caller is cancelled, and doesn't tell them about the cluster.
 """
 

@@ -127,8 +127,8 @@ async def container_log(
     while True:
         # Before reading: the log has everything that a container wrote before it ended.
         ended = source.ended()
-        last, received, failure = ended or not follow, False, None
-        query = _query(source, memory, started, tail, follow=not last)
+        is_last, received, failure = ended or not follow, False, None
+        query = _query(source, memory, started, tail, follow=not is_last)
         memory.reconnect()
         try:
             pieces = LogPieces()
@@ -142,12 +142,12 @@ async def container_log(
                 yield text
             if memory.removed and not memory.since:
                 raise NotFound("its node has removed the log")
-            if last:
+            if is_last:
                 return
         except NotFound:
             if not follow:
                 raise
-            if last:
+            if is_last:
                 return
         except (Unavailable, Throttled) as exc:
             failure = exc
@@ -155,7 +155,7 @@ async def container_log(
             if ended:
                 raise NotFound(f"the log no longer exists: {exc}") from exc
         empty_reads = 0 if received else empty_reads + 1
-        if failure is not None and empty_reads >= TRIES and last:
+        if failure is not None and empty_reads >= TRIES and is_last:
             raise failure
         if received:
             pauses = source.rhythm.pauses()
@@ -172,7 +172,7 @@ def _query(
         query["sinceTime"] = since
     elif tail is not None:
         waited = asyncio.get_running_loop().time() - started
-        if tail == 0 and waited > 1:  # what was written since then is new
+        if tail == 0 and waited > 1:  # lines written since then are new
             query["sinceSeconds"] = str(int(waited) + 1)
         else:
             query["tailLines"] = str(tail)

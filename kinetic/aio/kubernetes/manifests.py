@@ -33,7 +33,7 @@ from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
 
 JOB_NAME = 52
-"""The most characters of a Job's name: its pods append an index and five characters, within 63."""
+"""The longest name of a Job: pod names append an index and five characters, at most 63 in all."""
 
 LABEL = 63
 """The most characters of a label's value, and of most names."""

@@ -73,10 +73,10 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Decide the attempt's state. Pass the result of `merged`, which also has deleted pods."""
-    return describe(_state(seen))
+    return describe(_group_state(seen))
 
 
-def _state(seen: Seen) -> State:
+def _group_state(seen: Seen) -> State:
     alive, ends = seen.alive, _ends(seen)
     ran = any(Pod(pod).ran for pod in seen.every_pod)
     if (end := End.of(seen.any_job)) is not None and not ran:
@@ -132,7 +132,7 @@ def _ends(seen: Seen) -> list[_End]:
                 state=pod_state(pod),
             )
         )
-    return sorted(found, key=lambda end: end.ended_at or "~")  # those of unknown time come last
+    return sorted(found, key=lambda end: end.ended_at or "~")  # unknown times sort last
 
 
 def _pod_at_first_end(pod: Document) -> Document | None:

@@ -115,10 +115,10 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     labels = _labels(metadata)
     name = str(part(metadata, "annotations").get(NAME) or seen.job_name)
     first = _parse_number(labels.get(ATTEMPT))
-    last = _is_last(seen, verdict)
+    is_final = _is_last(seen, verdict)
     if first is None:
         pod = next(reversed(seen.every_pod), None)
-        return [_observation(metadata, labels, name, verdict, pod, last=last)]
+        return [_observation(metadata, labels, name, verdict, pod, last=is_final)]
     pods = {first + _failures_before(pod): pod for pod in seen.every_pod}
     current = _current_attempt(seen, verdict, pods, first)
     found: list[Observation] = []
@@ -127,7 +127,7 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
         attempt_verdict = verdict if number == current or pod is None else judge_pod(Pod(pod, seen))
         attempt_name = other_attempt_name(name, first, number)
         attempt_labels = {**labels, ATTEMPT: str(number)}
-        is_last = last and number == current
+        is_last = is_final and number == current
         found.append(
             _observation(metadata, attempt_labels, attempt_name, attempt_verdict, pod, last=is_last)
         )

@@ -250,7 +250,7 @@ class PendingMonitor:
         """Decide what to do about jobs that wait; *now* is the loop's time."""
         self._due.clear()
         waiting = [*self._table.waiting.values()]
-        asked = Counter(entry.waiting.asked_as for entry in waiting if entry.waiting.asked)
+        inquiries = Counter(entry.waiting.asked_as for entry in waiting if entry.waiting.asked)
         # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
         final = {entry.waiting.asked_as for entry in waiting if entry.waiting.hopeless is not None}
         for entry in waiting:
@@ -270,14 +270,14 @@ class PendingMonitor:
                 self._due.append((entry, end))
                 continue
             has_obstacle = verdict.reason is not None or not entry.pods
-            first = patience.asked_s if has_obstacle else patience.slow_s
-            if waited < first * GROWTH**wait.asked:
+            first_delay = patience.asked_s if has_obstacle else patience.slow_s
+            if waited < first_delay * GROWTH**wait.asked:
                 continue
             if wait.asked == 0:
                 wait.asked_as = verdict.text
-                if asked[wait.asked_as] >= SAMPLE and wait.asked_as not in final:
+                if inquiries[wait.asked_as] >= SAMPLE and wait.asked_as not in final:
                     continue
-                asked[wait.asked_as] += 1
+                inquiries[wait.asked_as] += 1
             self._due.append((entry, None))
         if self._due:
             self._has_work.set()

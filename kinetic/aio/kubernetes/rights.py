@@ -29,11 +29,11 @@ NEEDED_BY = {
     "events": "explaining why a job does not start",
     "nodes": "explaining why a job does not start",
 }
-"""The resources that not every job needs, and what needs them."""
+"""Resources that only some jobs need, and the feature that needs them."""
 
 
 MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
-"""What a namespace needs; its Role has all that kinetic does there."""
+"""The objects that a namespace needs. Its Role allows everything that kinetic does in it."""
 
 _CLUSTER_RULES = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
 """The resources outside a namespace that explain why a job does not start."""

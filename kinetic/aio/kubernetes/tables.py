@@ -278,17 +278,17 @@ class Table:
             yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
-        over = settled(entry.seen, verdict)
+        is_settled = settled(entry.seen, verdict)
         for observation in (
             *current,
-            *(never_ran(entry.reported, current, verdict) if over else ()),
+            *(never_ran(entry.reported, current, verdict) if is_settled else ()),
         ):
             previous = entry.reported.get(observation.name)
             # Drop the receipt to save memory: it may contain the function's whole result.
             entry.reported[observation.name] = replace(observation, receipt=None)
             if is_news(previous, observation):
                 yield observation
-        if over:
+        if is_settled:
             entry.finish()
 
     def _report_gone(self, entry: Entry) -> Iterator[Observation]:

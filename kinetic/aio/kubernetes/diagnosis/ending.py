@@ -184,12 +184,12 @@ def exit_cause(container: Container) -> Cause:
         # containerd says Unknown of a container that ended while containerd was stopped.
         summary = "the node, or its container runtime, restarted while the program ran; exit code "
         return _platform_cause(Reason.NODE_LOST, f"{summary}{code} is a guess")
-    last = both_ends(message, 400)
+    output = both_ends(message, 400)
     subject = f"container {container.name!r}" if container.init else "the program"
     summary = f"{subject} ended with exit code {code}"
-    email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", last)
+    email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
     account = email[0] if email else "the service account of the pod"
-    if (cause := known(_OUTPUT_RULES, summary, last, who=account)) is not None:
+    if (cause := known(_OUTPUT_RULES, summary, output, who=account)) is not None:
         return cause
     reason, advice = Reason.SETUP if container.init else Reason.USER_ERROR, "see its log"
     if code == 137:
@@ -202,7 +202,7 @@ def exit_cause(container: Container) -> Cause:
     elif 129 <= code <= 192:
         reason = Reason.LOST
         summary = f"signal {_describe_signal(code - 128)} ended the program"
-    return Cause(what=f"{summary}: {last}" if last else summary, advice=advice, reason=reason)
+    return Cause(what=f"{summary}: {output}" if output else summary, advice=advice, reason=reason)
 
 
 def _describe_signal(number: int) -> str:

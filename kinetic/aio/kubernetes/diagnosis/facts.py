@@ -81,19 +81,19 @@ class Seen:
         for event in self.events:
             target = part(event, "involvedObject")
             if makers:  # only their names are known
-                own = (target.get("kind"), target.get("name")) in makers
-                own = own and _moment(event)[:19] >= created
+                is_match = (target.get("kind"), target.get("name")) in makers
+                is_match = is_match and _last_seen_time(event)[:19] >= created
             else:
-                same = target.get("uid", metadata.get("uid")) == metadata.get("uid")
-                own = same and target.get("name") == metadata.get("name")
-            if own and (not reasons or event.get("reason") in reasons):
+                same_uid = target.get("uid", metadata.get("uid")) == metadata.get("uid")
+                is_match = same_uid and target.get("name") == metadata.get("name")
+            if is_match and (not reasons or event.get("reason") in reasons):
                 message = str(event.get("message") or "")
                 message = message.removeprefix("(combined from similar events): ")
                 found.append({**event, "message": message})
-        return sorted(found, key=_moment)  # stable: without times the order stays
+        return sorted(found, key=_last_seen_time)  # stable: without times the order stays
 
 
-def _moment(event: Document) -> str:
+def _last_seen_time(event: Document) -> str:
     """Return when the event was last seen, as ISO 8601 text, or an empty text."""
     found = (
         part(event, "series").get("lastObservedTime")
@@ -136,8 +136,8 @@ def _with_first_deletion_time(before: Document | None, now: Document) -> Documen
 
 
 def _identity(event: Document) -> tuple[object, ...]:
-    if own := part(event, "metadata").get("uid"):
-        return (own,)
+    if event_uid := part(event, "metadata").get("uid"):
+        return (event_uid,)
     target = part(event, "involvedObject")
     return (target.get("kind"), target.get("name"), event.get("reason"), event.get("message"))
 
@@ -312,10 +312,10 @@ class Pod:
     def node(self) -> Document | None:
         """The pod's node, if the node is known."""
         name = self.spec.get("nodeName")
-        found = (
+        matching = (
             node for node in self.seen.nodes or () if part(node, "metadata").get("name") == name
         )
-        return next(found, None)
+        return next(matching, None)
 
     @property
     def node_removed(self) -> bool:

@@ -83,7 +83,7 @@ def _finalizer_clause(seen: Seen) -> str:
 def pod_state(pod: Pod) -> State:
     """Return the state of *pod*."""
     if pod.ended or pod.gone:
-        return _ended_pod(pod)
+        return _ended_pod_state(pod)
     if pod.terminating:
         cause = removal(pod) or Cause()
         return (running if pod.ran else waiting)(cause, _STOPPING, executor=pod.uid)
@@ -100,7 +100,7 @@ def obstacle(pod: Pod) -> Cause:
     return why_not_started(pod) or Cause(what="its container is being created")
 
 
-def _ended_pod(pod: Pod) -> State:
+def _ended_pod_state(pod: Pod) -> State:
     cause = failure(pod)
     if cause is None:
         succeeded = JobStatus.SUCCEEDED
@@ -142,22 +142,22 @@ def _job_state(seen: Seen) -> State:
     """Return the state of the Job."""
     job, pods = seen.any_job, _Pods(seen)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
-        return _succeeded(pods)
+        return _succeeded_state(pods)
     if (target := condition(job, "Failed") or condition(job, "FailureTarget")) is not None:
-        return _failed(seen, pods, target)
+        return _failed_state(seen, pods, target)
     if seen.going:
-        return _deleted(seen, pods)
+        return _deleted_state(seen, pods)
     if seen.suspended:
-        return _suspended(seen, pods)
-    if pods.alive is None and pods.over and not _is_replaced(seen, *pods.over[-1]):
-        return _settled(seen, pods)
-    return _active(seen, pods)
+        return _suspended_state(seen, pods)
+    if pods.alive is None and pods.ended and not _is_replaced(seen, *pods.ended[-1]):
+        return _settled_state(seen, pods)
+    return _active_state(seen, pods)
 
 
 class _Pods:
     """The pods of a Job, of which at most one is ``alive``.
 
-    ``over`` has the pods that ended or no longer exist, oldest first, each with its state.
+    ``ended`` has the pods that ended or no longer exist, oldest first, each with its state.
     """
 
     def __init__(self, seen: Seen) -> None:
@@ -167,8 +167,8 @@ class _Pods:
         self.alive = alive[-1] if alive else None
         self.ran = any(pod.ran for pod in found)
         suspended = condition(seen.any_job, "Suspended", "False") is not None
-        self.over = [
-            (pod, _ended_pod(pod))
+        self.ended = [
+            (pod, _ended_pod_state(pod))
             for pod in found
             if pod not in alive and not (suspended and pod.deleted)  # the queue evicted the pod
         ]
@@ -176,14 +176,14 @@ class _Pods:
     @property
     def succeeded(self) -> list[tuple[Pod, State]]:
         """The pods that succeeded, each with its state."""
-        return [ended_pod for ended_pod in self.over if ended_pod[1].status is JobStatus.SUCCEEDED]
+        return [ended_pod for ended_pod in self.ended if ended_pod[1].status is JobStatus.SUCCEEDED]
 
     @property
     def failed(self) -> list[tuple[Pod, State]]:
         """The pods that failed, each with its state."""
-        return [ended_pod for ended_pod in self.over if ended_pod[1].status is JobStatus.FAILED]
+        return [ended_pod for ended_pod in self.ended if ended_pod[1].status is JobStatus.FAILED]
 
-    def before(self) -> Cause | None:
+    def last_failure(self) -> Cause | None:
         """Return why the last failed pod failed; None if the Job or a user stopped it."""
         found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
@@ -206,19 +206,19 @@ def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
     return (pod.disruption is not None and ignored) or 0 not in limits
 
 
-def _settled(seen: Seen, pods: _Pods) -> State:
+def _settled_state(seen: Seen, pods: _Pods) -> State:
     """Return the state of a Job whose last pod ended; the Job's status follows a moment later."""
-    pod, _ = (pods.succeeded or pods.over)[-1]
-    state = _succeeded(pods) if pods.succeeded else _failed(seen, pods, {})
+    pod, _ = (pods.succeeded or pods.ended)[-1]
+    state = _succeeded_state(pods) if pods.succeeded else _failed_state(seen, pods, {})
     if not pod.deleted or (pod.ran and not (pods.succeeded and pod.ended_on_request)):
         return state
     # The Job may have deleted the pod. Then only the Job's next status has the reason.
     return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
 
 
-def _active(seen: Seen, pods: _Pods) -> State:
+def _active_state(seen: Seen, pods: _Pods) -> State:
     """Return the state of a Job that isn't over: its pod's state, and why an earlier pod ended."""
-    before = pods.before()
+    before = pods.last_failure()
     if pods.alive is not None:
         return replace(pod_state(pods.alive), before=before)
     state = replace(waiting(why_no_pod(seen)), before=before)
@@ -228,30 +228,30 @@ def _active(seen: Seen, pods: _Pods) -> State:
     return replace(state, executor=last.executor, exit_code=last.exit_code)
 
 
-def _suspended(seen: Seen, pods: _Pods) -> State:
+def _suspended_state(seen: Seen, pods: _Pods) -> State:
     """Return the state of a suspended Job, whose pod, if any, is being stopped."""
     state, alive = waiting(why_no_pod(seen)), pods.alive
     if alive is not None and alive.ran:
         state = running(why_no_pod(seen), _STOPPING, executor=alive.uid)
-    return replace(state, before=pods.before())
+    return replace(state, before=pods.last_failure())
 
 
-def _succeeded(pods: _Pods) -> State:
+def _succeeded_state(pods: _Pods) -> State:
     """Return the state of a Job that succeeded; its pod's end may not have been seen yet."""
     if pods.succeeded:
-        return replace(pods.succeeded[-1][1], before=pods.before())
+        return replace(pods.succeeded[-1][1], before=pods.last_failure())
     executor = pods.latest.uid if pods.latest is not None and not pods.latest.ended else ""
     return ended(Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED)
 
 
-def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
+def _failed_state(seen: Seen, pods: _Pods, target: Document) -> State:
     """Return the state of a Job that has failed, as its condition *target* says."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
-    last = [ended_pod for ended_pod in pods.failed if not ended_pod[0].deleted]
-    if not deadline_passed and (last or pods.failed):
-        last = last or pods.failed
-        state = last.pop()[1]
+    failures = [ended_pod for ended_pod in pods.failed if not ended_pod[0].deleted]
+    if not deadline_passed and (failures or pods.failed):
+        failures = failures or pods.failed
+        state = failures.pop()[1]
     elif pod is not None and not deadline_passed and (cause := removal(pod)) is not None:
         # When the pod was deleted, its program returned 0, which the Job counts as a failure.
         state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
@@ -260,16 +260,16 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
         state = ended(Cause(what=f"the Job failed ({reason_text})", more=[message], reason=reason))
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
-    if last and last[-1][1].cause.what != state.cause.what:
-        state = replace(state, before=last[-1][1].cause)
+    if failures and failures[-1][1].cause.what != state.cause.what:
+        state = replace(state, before=failures[-1][1].cause)
     return state if pods.alive is None else _state_while_alive(seen, pods.alive, state)
 
 
-def _deleted(seen: Seen, pods: _Pods) -> State:
+def _deleted_state(seen: Seen, pods: _Pods) -> State:
     """Return the state of a Job that never existed, or that is or was deleted before its end."""
     if not seen.any_job and pods.latest is None:
         return ended(Cause(what=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND)
-    alive, last = pods.alive, pods.over[-1] if pods.over else None
+    alive, last_ended = pods.alive, pods.ended[-1] if pods.ended else None
     if alive is not None:
         cause = Cause(what="the Job was deleted", reason=Reason.CANCELLED)
         if seen.job is None and not alive.terminating:
@@ -281,9 +281,9 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
     when = "while it ran" if pods.ran else "before it ran"
     cause = Cause(what=f"the Job was deleted {when}", reason=Reason.CANCELLED)
     state = ended(cause, status=JobStatus.NOT_FOUND)
-    if last is None:
+    if last_ended is None:
         return state
-    pod, end = last
+    pod, end = last_ended
     if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
