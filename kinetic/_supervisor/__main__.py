@@ -26,19 +26,19 @@ from kinetic._supervisor import jobs, parents, supervisor
 from kinetic._supervisor.jobs import KEPT_S, Table
 from kinetic._supervisor.journal import Journal, read, supervisor_line
 from kinetic._supervisor.protocol import Places
-from kinetic._supervisor.supervisor import Supervisor, say, seconds
+from kinetic._supervisor.supervisor import Supervisor, seconds, write_log
 
-WAITING_CLIENTS = 512
-OWN_LOG_BYTES = 1 << 20
+LISTEN_BACKLOG = 512
+MAX_LOG_BYTES = 1 << 20
 """Above this size, a new supervisor empties the log of earlier ones."""
 
 
-def found(
-    home: Path, environ: Mapping[str, str], tell: Callable[[Mapping[str, object]], None]
+def become_supervisor(
+    home: Path, environ: Mapping[str, str], report: Callable[[Mapping[str, object]], None]
 ) -> Supervisor | None:
     """Return the supervisor of *home*, listening; None if another one runs.
 
-    Call *tell* when clients can connect to this supervisor, or to the other one.
+    Call *report* when clients can connect to this supervisor, or to the other one.
 
     Raises:
         OSError: The state folder cannot be used.
@@ -54,30 +54,30 @@ def found(
     ):
         private.make_folder(folder)
     for folder in (home, places.state):
-        if words := private.objection(folder):
-            raise OSError(errno.EPERM, words, str(folder))
+        if objection := private.objection(folder):
+            raise OSError(errno.EPERM, objection, str(folder))
     os.chdir(places.state)  # a socket's path is short, a home's may not be
-    starting = supervisor.acquire(places.starting, wait=True)
-    assert starting is not None
-    with open(starting, "rb"):
+    starting_fd = supervisor.acquire(places.starting, wait=True)
+    assert starting_fd is not None
+    with open(starting_fd, "rb"):
         if supervisor.acquire(places.lock, wait=False) is None:
-            tell({"pid": None})
+            report({"pid": None})
             return None
         processes.become_subreaper()
-        left = parents.end_processes_of(str(places.state))
-        if left:
-            say(f"processes of an earlier supervisor can't be killed: {left}")
-        machine = jobs.Slots(cpus_here(environ), gpus_here(environ))
-        table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
-        journal = _go_on(table, places)
-        _clear(places)
+        survivors = parents.kill_processes_of(str(places.state))
+        if survivors:
+            write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
+        slots = jobs.Slots(cpus_here(environ), gpus_here(environ))
+        table = Table(slots, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
+        journal = _restore_jobs(table, places)
+        _clear_leftovers(places)
         listener = _listen(places)
-        tell({"pid": os.getpid()})
-    say(f"{machine.cpus} slots, GPUs {', '.join(machine.gpus) or 'none'}")
-    return Supervisor(places, listener, table, machine, journal, environ)
+        report({"pid": os.getpid()})
+    write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")
+    return Supervisor(places, listener, table, slots, journal, environ)
 
 
-def _go_on(table: Table, places: Places) -> Journal:
+def _restore_jobs(table: Table, places: Places) -> Journal:
     """Restore the table of jobs from the journal; the processes of these jobs no longer run."""
     deleted = table.restore(read(places.journal), time.time())
     journal = Journal(places.journal)
@@ -87,10 +87,10 @@ def _go_on(table: Table, places: Places) -> Journal:
     return journal
 
 
-def _clear(places: Places) -> None:
+def _clear_leftovers(places: Places) -> None:
     """Move the folders of earlier jobs to the trash, and empty a long log."""
     with contextlib.suppress(OSError):
-        if places.own_log.stat().st_size > OWN_LOG_BYTES:
+        if places.own_log.stat().st_size > MAX_LOG_BYTES:
             os.truncate(places.own_log, 0)
     for folder in (places.work, places.spares):
         for entry in os.scandir(folder):
@@ -103,39 +103,39 @@ def _listen(places: Places) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(places.socket.name)  # relative: see the chdir above
     os.chmod(places.socket, 0o600)
-    listener.listen(WAITING_CLIENTS)
+    listener.listen(LISTEN_BACKLOG)
     return listener
 
 
-def main(home: Path, ready: int) -> None:
+def main(home: Path, ready_fd: int) -> None:
     """Become the supervisor of *home*, unless another one runs."""
     if os.fork():
         os._exit(0)  # init reaps the supervisor, not the client that started it
-    sent: list[Mapping[str, object]] = []
+    reported: list[Mapping[str, object]] = []
 
-    def tell(words: Mapping[str, object]) -> None:
-        sent.append(words)
+    def report(result: Mapping[str, object]) -> None:
+        reported.append(result)
         try:
-            os.write(ready, json.dumps(words).encode() + b"\n")
-            os.close(ready)
+            os.write(ready_fd, json.dumps(result).encode() + b"\n")
+            os.close(ready_fd)
         except OSError:
             return  # the client that started it has ended; others may come
 
     try:
-        _begin(home, tell)
+        _begin(home, report)
     except OSError as exc:
-        if sent:
+        if reported:
             raise
-        tell({"error": exc.strerror or str(exc), "file": str(exc.filename or home)})
+        report({"error": exc.strerror or str(exc), "file": str(exc.filename or home)})
         raise SystemExit(1) from exc
 
 
-def _begin(home: Path, tell: Callable[[Mapping[str, object]], None]) -> None:
+def _begin(home: Path, report: Callable[[Mapping[str, object]], None]) -> None:
 
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    supervisor = found(home, os.environ, tell)
-    if supervisor is not None:
-        supervisor.run()
+    new_supervisor = become_supervisor(home, os.environ, report)
+    if new_supervisor is not None:
+        new_supervisor.run()
 
 
 def _main() -> NoReturn:

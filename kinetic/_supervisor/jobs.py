@@ -29,7 +29,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The CPUs and GPUs that a job has taken; pass the same value to `Slots.give` to free them."""
+    """The CPUs and GPUs that a job has taken; `Slots.release` frees them."""
 
     cpus: int
     gpus: tuple[str, ...]
@@ -57,23 +57,23 @@ class Slots:
         gpus, self._free_gpus = self._free_gpus[: need.gpus], self._free_gpus[need.gpus :]
         return Grant(need.cpus, tuple(gpus))
 
-    def give(self, grant: Grant) -> None:
+    def release(self, grant: Grant) -> None:
         """Free the slots of a grant."""
         self._free_cpus += grant.cpus
         self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
 
-    def taken(self, need: Need) -> str:
+    def describe_wait(self, need: Need) -> str:
         """Return a sentence with how many of the slots that *need* requests are busy."""
         if need.gpus > len(self._free_gpus):
-            what, free, there = "GPU", len(self._free_gpus), len(self.gpus)
-            wanted = need.gpus
+            unit, free_count, total = "GPU", len(self._free_gpus), len(self.gpus)
+            requested = need.gpus
         else:
-            what, free, there = "slot", self._free_cpus, self.cpus
-            wanted = need.cpus
-        wanted_slots = f"a {what}" if wanted == 1 else f"{wanted} {what}s"
-        return f"waiting for {wanted_slots}: {there - free} of {there} busy"
+            unit, free_count, total = "slot", self._free_cpus, self.cpus
+            requested = need.cpus
+        requested_slots = f"a {unit}" if requested == 1 else f"{requested} {unit}s"
+        return f"waiting for {requested_slots}: {total - free_count} of {total} busy"
 
-    def has_gpus(self, need: Need) -> bool:
+    def has_free_gpus(self, need: Need) -> bool:
         """Return whether the GPUs that *need* asks for are free."""
         return need.gpus <= len(self._free_gpus)
 
@@ -92,7 +92,7 @@ claim of the first.
 QUEUED_S = 3.0
 """How many seconds a job is queued before the supervisor reports what it waits for."""
 
-NAMED = 3
+MAX_NAMES = 3
 REPORTED_AT_ONCE = 100
 """For how many queued jobs to report what they wait for; the others wait for the same slots."""
 
@@ -114,7 +114,7 @@ class Stop(enum.Enum):
     SHUTDOWN = "shutdown"
 
 
-class Due(enum.Enum):
+class TimerKind(enum.Enum):
     """The kinds of timers of a job."""
 
     START = "start"
@@ -161,7 +161,7 @@ class Job:
             "created": self.created,
         }
 
-    def carries(self, labels: Mapping[str, str]) -> bool:
+    def has_labels(self, labels: Mapping[str, str]) -> bool:
         """Return whether the job has all of *labels*."""
         return labels.items() <= self.labels.items()
 
@@ -182,24 +182,24 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendSignal:
     """Signal the job's main process."""
 
     job: Job
-    number: int
+    signal_number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """Call `Table.due` after ``delay`` seconds."""
+class SetTimer:
+    """Call `Table.handle_timer` after ``delay`` seconds."""
 
     delay: float
-    what: Due
+    kind: TimerKind
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notify:
     """Notify watching clients that the job has changed."""
 
     job: Job
@@ -212,7 +212,7 @@ class Discard:
     name: str
 
 
-Action = Record | Start | Send | Arm | Tell | Discard
+Action = Record | Start | SendSignal | SetTimer | Notify | Discard
 
 
 class Table:
@@ -252,9 +252,9 @@ class Table:
         self._waiting[need.gpus > 0].append(job)
         self._queued += 1
         line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
-        actions: list[Action] = [Record(line, vital=True), Tell(job)]
+        actions: list[Action] = [Record(line, vital=True), Notify(job)]
         if header.start_timeout is not None:
-            actions.append(Arm(header.start_timeout, Due.START, job))
+            actions.append(SetTimer(header.start_timeout, TimerKind.START, job))
         return actions
 
     def forget_unwritten(self, job: Job) -> None:
@@ -279,28 +279,32 @@ class Table:
                 queue.popleft()
                 job.grant = grant
                 return job
-            if with_gpus and self._slots.has_gpus(job.need):
+            if with_gpus and self._slots.has_free_gpus(job.need):
                 return None
         return None
 
-    def coming(self, count: int) -> Iterator[Job]:
+    def first_queued(self, count: int) -> Iterator[Job]:
         """Yield the first *count* jobs of each queue."""
         for queue in self._waiting.values():
             for job in itertools.islice(queue, count):
                 if job.state is State.QUEUED:
                     yield job
 
-    def held_up(self, now: float) -> Iterator[Action]:
+    def report_waiting(self, now: float) -> Iterator[Action]:
         """Report what the first queued jobs wait for, after `QUEUED_S` seconds."""
-        for job in self.coming(REPORTED_AT_ONCE):
+        for job in self.first_queued(REPORTED_AT_ONCE):
             if now - job.created < QUEUED_S:
                 continue
-            names = [*dict.fromkeys(_submission(one) for one in self._running.values())]
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            words = f"{self._slots.taken(job.need)} with {', '.join(names[:NAMED])}{more}"
-            if names and job.message != words:
-                job.message = words
-                yield Tell(job)
+            holders = [
+                *dict.fromkeys(_submission(running_job) for running_job in self._running.values())
+            ]
+            more = f" and {len(holders) - MAX_NAMES} more" if len(holders) > MAX_NAMES else ""
+            message = (
+                f"{self._slots.describe_wait(job.need)} with {', '.join(holders[:MAX_NAMES])}{more}"
+            )
+            if holders and job.message != message:
+                job.message = message
+                yield Notify(job)
 
     def start(self, job: Job, executor: str, now: float) -> list[Action]:
         """Start *job*, which has its slots, as the process *executor*."""
@@ -308,38 +312,38 @@ class Table:
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
         line = {"was": "started", "name": job.name, "executor": executor, "at": now}
-        actions: list[Action] = [Record(line, vital=True), Start(job), Tell(job)]
+        actions: list[Action] = [Record(line, vital=True), Start(job), Notify(job)]
         if job.header is not None and job.header.timeout is not None:
-            actions.append(Arm(job.header.timeout, Due.DEADLINE, job))
+            actions.append(SetTimer(job.header.timeout, TimerKind.DEADLINE, job))
         return actions
 
-    def leaving(self, executor: str) -> Job | None:
+    def mark_leaving(self, executor: str) -> Job | None:
         """Note that process *executor* has stored its outcome; return its job, None if unknown."""
         job = self._running.get(executor)
         if job is not None:
             job.leaving = True
         return job
 
-    def may_wait(self, job: Job) -> bool:
+    def may_requeue(self, job: Job) -> bool:
         """Return whether *job*, which cannot start now, may return to the queue.
 
         It does if it is an item of a batch that has started another item.
         """
         submission = _submission(job)
         return job.stopping is None and any(
-            one is not job and one.executor and _submission(one) == submission
-            for one in self.jobs.values()
+            other is not job and other.executor and _submission(other) == submission
+            for other in self.jobs.values()
         )
 
-    def postpone(self, job: Job, why: str) -> list[Action]:
+    def requeue(self, job: Job, message: str) -> list[Action]:
         """Put *job*, which has no process, back at the head of its queue."""
         self._queued += job.state is State.RUNNING
         self._release(job)
-        job.state, job.executor, job.message = State.QUEUED, "", why
+        job.state, job.executor, job.message = State.QUEUED, "", message
         self._waiting[job.need.gpus > 0].appendleft(job)
-        return [Tell(job)]
+        return [Notify(job)]
 
-    def ended(
+    def record_exit(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
     ) -> list[Action]:
         """End *job*, whose process has left with exit code *status* (negative: a signal).
@@ -347,14 +351,14 @@ class Table:
         *meaning* explains an exit code of the runner.
         """
         job.exit_code = status
-        reason, message = _verdict(job, status, out_of_memory=out_of_memory)
+        reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)
         more = f": {meaning}" if meaning and not reason else ""
         return self._end(job, now, reason, message + more)
 
-    def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
+    def fail(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
         if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # the job was being stopped anyway
-            return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
+            return self._end(job, now, *_explain_exit(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
@@ -362,42 +366,42 @@ class Table:
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
-            already = job.stopping is not None
+            already_stopping = job.stopping is not None
             job.stopping = Stop.DELETED
             actions: list[Action] = [Record({"was": "deleted", "name": job.name})]
-            return actions if already else actions + self._ask(job)
+            return actions if already_stopping else actions + self._ask_to_end(job)
         if job.state is State.QUEUED:
             job.reason, job.message = Reason.CANCELLED, "deleted before it started"
-        return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+        return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
 
-    def shut_down(self, now: float, grace: float, why: str) -> list[Action]:
+    def shut_down(self, now: float, grace: float, cause: str) -> list[Action]:
         """End all jobs; a running one gets *grace* seconds."""
         actions: list[Action] = []
         for job in [*self.jobs.values()]:
             if job.state is State.QUEUED:
-                actions += self._end(job, now, Reason.LOST, f"{why}; it never started")
+                actions += self._end(job, now, Reason.LOST, f"{cause}; it never started")
             elif job.state is State.RUNNING:
                 job.stopping = job.stopping or Stop.SHUTDOWN
-                actions.append(Send(job, signal.SIGTERM))
-                actions.append(Arm(grace, Due.KILL, job))
+                actions.append(SendSignal(job, signal.SIGTERM))
+                actions.append(SetTimer(grace, TimerKind.KILL, job))
         return actions
 
-    def due(self, what: Due, job: Job, now: float) -> list[Action]:
-        """Handle a timer that an `Arm` has set; ignore it if the job's state has changed since."""
-        match what:
-            case Due.START if job.state is State.QUEUED and job.header is not None:
+    def handle_timer(self, kind: TimerKind, job: Job, now: float) -> list[Action]:
+        """Handle a timer of a `SetTimer`; ignore it if the job's state has changed since."""
+        match kind:
+            case TimerKind.START if job.state is State.QUEUED and job.header is not None:
                 limit = job.header.start_timeout or 0.0
-                words = f"no slot was free for {limit:g} s (start_timeout); it never started"
-                return self._end(job, now, Reason.UNSCHEDULABLE, words)
-            case Due.DEADLINE if job.state is State.RUNNING and job.stopping is None:
+                message = f"no slot was free for {limit:g} s (start_timeout); it never started"
+                return self._end(job, now, Reason.UNSCHEDULABLE, message)
+            case TimerKind.DEADLINE if job.state is State.RUNNING and job.stopping is None:
                 job.stopping = Stop.DEADLINE
-                return self._ask(job, signal.SIGXCPU)
-            case Due.KILL if job.state is State.RUNNING:
-                return [Send(job, signal.SIGKILL)]
+                return self._ask_to_end(job, signal.SIGXCPU)
+            case TimerKind.KILL if job.state is State.RUNNING:
+                return [SendSignal(job, signal.SIGKILL)]
             case _:
                 return []
 
-    def expired(self, now: float) -> list[Action]:
+    def forget_expired(self, now: float) -> list[Action]:
         """Forget jobs that ended long ago."""
         actions: list[Action] = []
         for job in [*self._ended.values()]:
@@ -405,10 +409,10 @@ class Table:
                 actions += self._forget(job)
         return actions
 
-    def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
+    def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
         """Ask the job to end; SIGXCPU says that its timeout is over."""
         grace = job.header.grace if job.header is not None else 0.0
-        return [Send(job, number), Arm(grace, Due.KILL, job)]
+        return [SendSignal(job, signal_number), SetTimer(grace, TimerKind.KILL, job)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
         if job.state is State.QUEUED:
@@ -417,9 +421,9 @@ class Table:
         job.state, job.ended = State.ENDED, now
         job.reason, job.message, job.body, job.header = reason, message, b"", None
         if job.stopping is Stop.DELETED:
-            return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+            return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
         self._ended[job.name] = job
-        actions: list[Action] = [Record(ended_line(job)), Tell(job)]
+        actions: list[Action] = [Record(ended_line(job)), Notify(job)]
         if len(self._ended) > ENDED_JOBS_KEPT:
             actions += self._forget(next(iter(self._ended.values())))
         return actions
@@ -428,15 +432,15 @@ class Table:
         """Forget an ended job; its log stays."""
         job.state = State.GONE
         del self.jobs[job.name], self._ended[job.name]
-        return [Record({"was": "forgotten", "name": job.name}), Tell(job)]
+        return [Record({"was": "forgotten", "name": job.name}), Notify(job)]
 
-    def _gone(self, job: Job) -> list[Action]:
+    def _remove(self, job: Job) -> list[Action]:
         if job.state is State.QUEUED:
             self._leave_queue(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
         self._ended.pop(job.name, None)
-        return [Tell(job), Discard(job.name)]
+        return [Notify(job), Discard(job.name)]
 
     def _leave_queue(self, job: Job) -> None:
         self._queued -= 1
@@ -444,7 +448,7 @@ class Table:
 
     def _release(self, job: Job) -> None:
         if job.grant is not None:
-            self._slots.give(job.grant)
+            self._slots.release(job.grant)
             job.grant = None
         self._running.pop(job.executor, None)
 
@@ -458,16 +462,16 @@ class Table:
         unfinished: set[str] = set()
         deleted: set[str] = set()
         dropped: list[str] = []
-        died = "its supervisor"
+        subject = "its supervisor"
         for line in lines:
             name = str(line.get("name", ""))
             match line.get("was"):
                 case "supervisor":
-                    died = f"its supervisor (process {line.get('pid')})"
+                    subject = f"its supervisor (process {line.get('pid')})"
                 case "created":
                     created = float(line.get("at", now))
                     self.jobs[name] = Job(
-                        name=name, labels=line.get("labels", {}), created=created, message=died
+                        name=name, labels=line.get("labels", {}), created=created, message=subject
                     )
                     unfinished.add(name)
                     deleted.discard(name)
@@ -489,10 +493,10 @@ class Table:
                     continue
         for name in unfinished:
             job = self.jobs[name]
-            what = "while the job was running" if job.executor else "while the job was queued"
-            then = "the job was ended with it" if job.executor else "it never started"
+            moment = "while the job was running" if job.executor else "while the job was queued"
+            consequence = "the job was ended with it" if job.executor else "it never started"
             job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
-            job.message = f"{job.message} died {what}; {then}"
+            job.message = f"{job.message} died {moment}; {consequence}"
         for job in sorted(self.jobs.values(), key=lambda job: job.ended):
             if job.name in deleted & unfinished:
                 del self.jobs[job.name]
@@ -539,7 +543,7 @@ def _read_end(job: Job, line: Mapping[str, Any]) -> None:
     job.ended = float(line.get("at", 0.0))
 
 
-def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
+def _explain_exit(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
     """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
@@ -560,8 +564,8 @@ def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
     if status == -signal.SIGKILL:
         sender = "by the kernel when memory ran out, or by a user"
         return Reason.LOST, f"killed by SIGKILL ({sender})"
-    known = -status in signal.valid_signals()
+    is_known = -status in signal.valid_signals()
     return (
         Reason.LOST,
-        f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}",
+        f"killed by {signal.Signals(-status).name if is_known else f'signal {-status}'}",
     )

@@ -79,9 +79,9 @@ class Journal:
             self._append(b"".join(self._kept), len(self._kept))
             self._kept.clear()
 
-    def crowded(self, records: int) -> bool:
-        """Return whether most lines are about forgotten jobs, with *records* jobs in the table."""
-        return self._lines > SPARE_LINES and self._lines > 8 * records
+    def needs_rewrite(self, job_count: int) -> bool:
+        """Return whether most lines are about forgotten jobs; the table has *job_count* jobs."""
+        return self._lines > SPARE_LINES and self._lines > 8 * job_count
 
     def close(self) -> None:
         """Close the file."""

@@ -28,7 +28,7 @@ from kinetic._supervisor.protocol import JobHeader, Places
 PATIENCE_S = 5.0
 """How long a job's end waits for killed processes, which may hang in the kernel."""
 
-SHORT_S = 0.05
+MIN_CHECK_PAUSE_S = 0.05
 """Minimum pause between two checks whether a job's function has been called."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -84,16 +84,16 @@ class Parent:
         self.ready = False
         self.status: int | None = None
         self.used = time.monotonic()
-        self.gone_at = 0.0
-        self.log_at = 0
+        self.dismissed_at = 0.0
+        self.log_offset = 0
         self._sock = sock
         self._directory = directory
         self._out = bytearray()
         self._in = bytearray()
-        self._made = 0
+        self._last_serial = 0
         self._jobs: dict[int, Job] = {}
-        self._serials: dict[Job, int] = {}
-        self._mains: dict[int, int] = {}
+        self._serial_by_job: dict[Job, int] = {}
+        self._serial_by_pid: dict[int, int] = {}
         self._ending: dict[int, _Ending] = {}
         self._orphans: dict[int, frozenset[str]] = {}
 
@@ -103,11 +103,11 @@ class Parent:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs of this parent that `hear` and `settle` haven't reported as `Ended`."""
+        """The jobs of this parent that `receive` and `finish_ended_jobs` haven't reported."""
         return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
 
     @property
-    def settling(self) -> bool:
+    def has_ending_jobs(self) -> bool:
         """Whether processes of an ended job still run."""
         return bool(self._ending)
 
@@ -116,21 +116,25 @@ class Parent:
         """How many bytes wait for the parent to read."""
         return len(self._out)
 
-    def start(self, job: Job, local: Mapping[str, Any]) -> None:
-        """Fork a process for *job*; *local* is the supervisor's line of the job's message."""
-        self._made += 1
+    def start(self, job: Job, fields: Mapping[str, Any]) -> None:
+        """Fork a process for *job*; *fields* are the supervisor's part of the job's message."""
+        self._last_serial += 1
         self.used = time.monotonic()
-        self._jobs[self._made] = job
-        self._serials[job] = self._made
-        message = _dumps(local).encode() + b"\n" + job.body
-        self._out += fork_server.COMMAND.pack(fork_server.FORK, self._made, len(message)) + message
+        self._jobs[self._last_serial] = job
+        self._serial_by_job[job] = self._last_serial
+        message = _dumps(fields).encode() + b"\n" + job.body
+        self._out += (
+            fork_server.COMMAND.pack(fork_server.FORK, self._last_serial, len(message)) + message
+        )
 
-    def signal(self, job: Job, number: int) -> None:
+    def signal(self, job: Job, signal_number: int) -> None:
         """Signal the main process of *job*, if it has not ended."""
-        if (serial := self._serials.get(job)) in self._jobs:
-            self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, number)
-            unwanted = all(one.stopping is not None for one in self._jobs.values())
-            if number == signal.SIGKILL and not self.ready and unwanted:
+        if (serial := self._serial_by_job.get(job)) in self._jobs:
+            self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, signal_number)
+            all_stopping = all(
+                running_job.stopping is not None for running_job in self._jobs.values()
+            )
+            if signal_number == signal.SIGKILL and not self.ready and all_stopping:
                 self.kill()  # the parent hangs and reads no commands
 
     def flush(self) -> None:
@@ -146,7 +150,7 @@ class Parent:
                 return
             del self._out[:sent]
 
-    def hear(self) -> list[Ended | Refused] | None:
+    def receive(self) -> list[Ended | Refused] | None:
         """Return the changes of jobs; None if the parent has ended."""
         try:
             data = self._sock.recv(1 << 16)
@@ -157,36 +161,36 @@ class Parent:
         if not data:
             return None
         self._in += data
-        whole = len(self._in) - len(self._in) % fork_server.REPLY.size
+        complete = len(self._in) - len(self._in) % fork_server.REPLY.size
         changes: list[Ended | Refused] = []
-        for what, serial, pid, number in fork_server.REPLY.iter_unpack(bytes(self._in[:whole])):
-            if what == fork_server.EXITED:
-                self._exited(serial, pid, number)
-            elif what == fork_server.FORKED:
-                self._mains[pid] = serial
-            elif what == fork_server.REFUSED:
+        for kind, serial, pid, code in fork_server.REPLY.iter_unpack(bytes(self._in[:complete])):
+            if kind == fork_server.EXITED:
+                self._on_exit(serial, pid, code)
+            elif kind == fork_server.FORKED:
+                self._serial_by_pid[pid] = serial
+            elif kind == fork_server.REFUSED:
                 job = self._jobs.pop(serial)
-                del self._serials[job]
-                changes.append(Refused(job, OSError(number, os.strerror(number))))
+                del self._serial_by_job[job]
+                changes.append(Refused(job, OSError(code, os.strerror(code))))
             else:
                 self.ready = True
-        del self._in[:whole]
-        changes += self.settle()
+        del self._in[:complete]
+        changes += self.finish_ended_jobs()
         return changes
 
-    def settle(self) -> Iterator[Ended]:
+    def finish_ended_jobs(self) -> Iterator[Ended]:
         """Kill leftover processes of ended jobs; yield the jobs that have none left."""
         if not self._ending:
             return
-        left = self._slay_orphans()
+        unfinished = self._kill_orphans()
         for serial, ending in [*self._ending.items()]:
-            if ending.job.executor not in left or time.monotonic() > ending.until:
-                del self._ending[serial], self._serials[ending.job]
+            if ending.job.executor not in unfinished or time.monotonic() > ending.until:
+                del self._ending[serial], self._serial_by_job[ending.job]
                 yield Ended(ending.job, ending.status)
 
     def disconnect(self) -> None:
         """Close the connection: the parent ends its jobs and itself."""
-        self.gone_at = time.monotonic()
+        self.dismissed_at = time.monotonic()
         self._sock.close()
 
     def kill(self) -> None:
@@ -196,34 +200,34 @@ class Parent:
 
     def kill_jobs(self) -> None:
         """Kill the jobs of a parent that has died, where the kernel doesn't do so."""
-        for pid in self._mains:
+        for pid in self._serial_by_pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def _exited(self, serial: int, pid: int, status: int) -> None:
-        self._mains.pop(pid, None)
+    def _on_exit(self, serial: int, pid: int, status: int) -> None:
+        self._serial_by_pid.pop(pid, None)
         self._orphans.pop(pid, None)
         if (job := self._jobs.pop(serial, None)) is not None:
             self._ending[serial] = _Ending(job, pid, status, time.monotonic() + PATIENCE_S)
 
-    def _slay_orphans(self) -> set[str]:
+    def _kill_orphans(self) -> set[str]:
         """Kill processes of ended jobs; return the executors of these jobs."""
-        left: set[str] = set()
+        unfinished: set[str] = set()
         running: set[str] | None = None
         try:
             pids = children(self.pid)
         except OSError:  # no descriptor is free for the list: try again next time
             return {ending.job.executor for ending in self._ending.values()}
         for pid in pids:
-            if pid in self._mains or (owners := self._owners(pid)) is None:
+            if pid in self._serial_by_pid or (owners := self._owners(pid)) is None:
                 continue
             if running is None:
                 running = {job.executor for job in self._jobs.values()}
             if owners.isdisjoint(running):
-                left |= owners
+                unfinished |= owners
                 # The killed process's children become the parent's; the next call kills them.
                 self._out += fork_server.COMMAND.pack(fork_server.SLAY, pid, 0)
-        return left
+        return unfinished
 
     def _owners(self, pid: int) -> frozenset[str] | None:
         """Return the executors that a process may belong to.
@@ -243,8 +247,8 @@ class Parent:
             session = os.getsid(pid)
         except OSError:
             session = 0
-        if session in self._mains:
-            return frozenset({self._jobs[self._mains[session]].executor})
+        if session in self._serial_by_pid:
+            return frozenset({self._jobs[self._serial_by_pid[session]].executor})
         for ending in self._ending.values():
             if session == ending.pid:
                 return frozenset({ending.job.executor})
@@ -273,19 +277,19 @@ def processes_of(directory: str) -> list[int]:
     return found
 
 
-def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
+def kill_processes_of(directory: str, patience: float = 10.0) -> list[int]:
     """Kill the processes with the mark of *directory*; return those left after *patience* seconds.
 
     The caller holds the lock, so no other supervisor starts such processes meanwhile.
     """
-    until = time.monotonic() + patience
-    while (pids := processes_of(directory)) and time.monotonic() < until:
+    deadline = time.monotonic() + patience
+    while (pids := processes_of(directory)) and time.monotonic() < deadline:
         for pid in pids:
-            _kill(pid, directory, until)
+            _kill_marked(pid, directory, deadline)
     return pids
 
 
-def _kill(pid: int, directory: str, until: float) -> None:
+def _kill_marked(pid: int, directory: str, deadline: float) -> None:
     """Kill one process and wait for its end; don't kill another process that got its number."""
     try:
         fd = os.pidfd_open(pid)
@@ -296,7 +300,7 @@ def _kill(pid: int, directory: str, until: float) -> None:
         if mark_of(pid)[0] != directory:
             return
         signal.pidfd_send_signal(fd, signal.SIGKILL)
-        select.select([fd], [], [], max(0.0, until - time.monotonic()))
+        select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
     except OSError:
         return
     finally:
@@ -316,7 +320,7 @@ class _Spare:
     """A spare folder, and when it became one, by the monotonic clock."""
 
     path: str
-    at: float
+    since: float
 
 
 class Sweeper:
@@ -326,19 +330,25 @@ class Sweeper:
     folders in *trash*.
     """
 
-    def __init__(self, trash: Path, kept: Path) -> None:
+    def __init__(self, trash: Path, spares_folder: Path) -> None:
         self.helpers: set[int] = set()
-        self.keeps = spares.can_keep(str(kept))
-        self._sweeping = 0
+        self.keeps_spares = spares.can_keep(str(spares_folder))
+        self._sweeping_pid = 0
         self._trash = str(trash)
-        self._spares = str(kept)
-        self._kept: dict[str, list[_Spare]] = {}
-        self._waiting = [entry.path for entry in os.scandir(trash)]
+        self._spares_folder = str(spares_folder)
+        self._spares_by_project: dict[str, list[_Spare]] = {}
+        self._unremoved = [entry.path for entry in os.scandir(trash)]
 
     @property
-    def due(self) -> float:
+    def next_drop_at(self) -> float:
         """When to call `drop_spares`, by the monotonic clock."""
-        return min((kept[0].at for kept in self._kept.values()), default=math.inf) + SPARE_S
+        return (
+            min(
+                (project_spares[0].since for project_spares in self._spares_by_project.values()),
+                default=math.inf,
+            )
+            + SPARE_S
+        )
 
     def make_folder(self, folder: str, project: str) -> None:
         """Make the *folder* of a job, from a spare of *project* if there is one.
@@ -346,9 +356,9 @@ class Sweeper:
         Raises:
             OSError: The folder can't be made.
         """
-        while project in self._kept:
+        while project in self._spares_by_project:
             try:
-                os.rename(self._kept[project][-1].path, folder)
+                os.rename(self._spares_by_project[project][-1].path, folder)
             except FileNotFoundError:  # a user has removed the spare
                 self._forget(project)
                 continue
@@ -357,78 +367,88 @@ class Sweeper:
         os.mkdir(folder, 0o700)
 
     def _forget(self, project: str) -> None:
-        self._kept[project].pop()
-        if not self._kept[project]:
-            del self._kept[project]
+        self._spares_by_project[project].pop()
+        if not self._spares_by_project[project]:
+            del self._spares_by_project[project]
 
-    def clear(self, folder: str, executor: str) -> None:
+    def release_folder(self, folder: str, executor: str) -> None:
         """Keep the *folder* of an ended job as a spare for later jobs, or remove it."""
         try:
-            names = os.listdir(folder)
+            entries = os.listdir(folder)
         except OSError:  # the folder was never made, or is unreadable
-            self._put_aside(folder)
+            self._move_to_trash(folder)
             return
-        project = spares.project_of(names) if self.keeps else ""
+        project = spares.project_of(entries) if self.keeps_spares else ""
         if not project:
             self._remove(folder)
             return
-        spare = f"{self._spares}/{executor}"
+        spare = f"{self._spares_folder}/{executor}"
         try:
             os.rename(folder, spare)
         except OSError:
-            self._put_aside(folder)
+            self._move_to_trash(folder)
             return
-        for name in spares.foreign(names, project):
-            self._put_aside(f"{spare}/{name}")
-        self._kept.setdefault(project, []).append(_Spare(spare, time.monotonic()))
+        for entry in spares.foreign(entries, project):
+            self._move_to_trash(f"{spare}/{entry}")
+        self._spares_by_project.setdefault(project, []).append(_Spare(spare, time.monotonic()))
 
     def _remove(self, folder: str) -> None:
         """Remove a folder of few files now, which is cheaper than another process would be."""
         try:
-            gone = processes.remove_if_small(folder, REMOVED_AT_ONCE)
+            removed = processes.remove_if_small(folder, REMOVED_AT_ONCE)
         except OSError:
-            gone = False
-        if not gone:
-            self._put_aside(folder)
+            removed = False
+        if not removed:
+            self._move_to_trash(folder)
 
     def drop_spares(self, *, unused_s: float = SPARE_S) -> None:
         """Move the spares that no job has taken for *unused_s* seconds to the trash."""
-        before = time.monotonic() - unused_s
-        for project, kept in [*self._kept.items()]:
-            while kept and kept[0].at <= before:
-                self._put_aside(kept.pop(0).path)
-            if not kept:
-                del self._kept[project]
+        cutoff = time.monotonic() - unused_s
+        for project, project_spares in [*self._spares_by_project.items()]:
+            while project_spares and project_spares[0].since <= cutoff:
+                self._move_to_trash(project_spares.pop(0).path)
+            if not project_spares:
+                del self._spares_by_project[project]
 
-    def _put_aside(self, folder: str) -> None:
-        aside = f"{self._trash}/{os.urandom(8).hex()}"
+    def _move_to_trash(self, folder: str) -> None:
+        trashed = f"{self._trash}/{os.urandom(8).hex()}"
         with contextlib.suppress(OSError):
-            os.rename(folder, aside)
-            self._waiting.append(aside)
+            os.rename(folder, trashed)
+            self._unremoved.append(trashed)
 
     def sweep(self) -> None:
         """Start a helper that removes the waiting folders, unless one runs."""
-        if self._waiting and self._sweeping not in self.helpers:
+        if self._unremoved and self._sweeping_pid not in self.helpers:
             with contextlib.suppress(OSError):  # no process available: next time
-                self._sweeping = processes.remove_aside(self._waiting)
-                self.helpers.add(self._sweeping)
-                self._waiting = []
+                self._sweeping_pid = processes.remove_aside(self._unremoved)
+                self.helpers.add(self._sweeping_pid)
+                self._unremoved = []
 
-    def aside(self, work: Callable[[], object]) -> None:
+    def run_in_helper(self, work: Callable[[], object]) -> None:
         """Run *work* in a helper process."""
         with contextlib.suppress(OSError):  # no process available: next time
             self.helpers.add(processes.aside(work))
 
-    def helped(self, pid: int) -> None:
+    def forget_helper(self, pid: int) -> None:
         """Note that a child of the supervisor has ended, which may be a helper."""
         self.helpers.discard(pid)
 
 
-SPARE = 4
+SPARE_PARENTS = 4
 """How many parents without a job to keep warm."""
 
-LAST_WORDS = 2000
-_BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "KINETIC_HOME")
+MAX_STDERR_BYTES = 2000
+_PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "TMPDIR",
+    "TZ",
+    "KINETIC_HOME",
+)
 _SOCKET_FD = 3
 
 _OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
@@ -444,15 +464,15 @@ class Parents:
         self._environment = {
             name: value
             for name, value in environ.items()
-            if name in _BASE or name.startswith("LC_")
+            if name in _PASSED_VARIABLES or name.startswith("LC_")
         }
         self._directory = str(places.state)
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(places.logs), str(places.work)
         self._cache = str(places.cache)
         self._parents: dict[Key, Parent] = {}
-        self._homes: dict[Job, Parent] = {}
-        self._dead: list[Parent] = []
+        self._parent_by_job: dict[Job, Parent] = {}
+        self._dismissed: list[Parent] = []
         self._ended: dict[str, Job] = {}
         self._outputs: dict[Job, str] = {}
         self._writers: Counter[str] = Counter()
@@ -464,13 +484,13 @@ class Parents:
             OSError: The interpreter can't be started, or the job's folder can't be made.
         """
         if job.name in self._ended:  # a job of this name has just ended: remove its folder first
-            self.tidy()
+            self.clear_folders()
         key = Key.of(header, sys.executable)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
-        self._homes[job] = parent
-        work, runner = self.work(job), f"{header.runner}/remote_runner.py"
+        self._parent_by_job[job] = parent
+        work, runner = self.work_folder(job), f"{header.runner}/remote_runner.py"
         self._sweeper.make_folder(work, header.project)
         self._make_outputs(job, header.output_dir)
         local = {
@@ -481,13 +501,13 @@ class Parents:
             "cache": self._cache,
             "memory_bytes": header.memory_bytes,
             "mounts": LINUX,
-            "spares": self._sweeper.keeps,
+            "spares": self._sweeper.keeps_spares,
             "command": [*header.command, "-u", runner] if header.fresh else [],
         }
         parent.start(job, local)
         return parent
 
-    def work(self, job: Job) -> str:
+    def work_folder(self, job: Job) -> str:
         """Return the folder that *job* runs in."""
         return f"{self._work}/{job.name}"
 
@@ -495,29 +515,31 @@ class Parents:
         """Return the seconds that *job* may still run at *now*, by the monotonic clock."""
         if job.header is None:
             return 0.0
-        limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work(job))
+        limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work_folder(job))
         if called is not None:
             return called + limit - now
-        return max(limit, SHORT_S) if now < job.started + job.header.start_allowance else 0.0
+        return (
+            max(limit, MIN_CHECK_PAUSE_S) if now < job.started + job.header.start_allowance else 0.0
+        )
 
     def signal(self, job: Job, number: int) -> Parent | None:
         """Signal *job*'s main process; return the parent to flush, None if it has ended."""
-        parent = self._homes.get(job)
-        if parent is None or parent in self._dead:  # the kernel ends the job with its parent
+        parent = self._parent_by_job.get(job)
+        if parent is None or parent in self._dismissed:  # the kernel ends the job with its parent
             return None
         parent.signal(job, number)
         return parent
 
-    def ended(self, job: Job) -> None:
-        """Note that all processes of *job* have ended; the next `tidy` removes its folder."""
-        self._homes.pop(job, None)
+    def mark_ended(self, job: Job) -> None:
+        """Note that all processes of *job* have ended; `clear_folders` removes its folder."""
+        self._parent_by_job.pop(job, None)
         self._ended[job.name] = job
 
-    def tidy(self) -> None:
+    def clear_folders(self) -> None:
         """Clear the folders of ended jobs."""
         for job in self._ended.values():
-            self._sweeper.clear(self.work(job), job.executor)
-            time_limit.forget(self.work(job))
+            self._sweeper.release_folder(self.work_folder(job), job.executor)
+            time_limit.forget(self.work_folder(job))
             self._drop_outputs(job)
         self._ended.clear()
 
@@ -541,29 +563,29 @@ class Parents:
         if self._writers[folder]:  # the next attempt uses the folder
             return
         del self._writers[folder]
-        named = _OUTPUTS.fullmatch(folder)
+        matched = _OUTPUTS.fullmatch(folder)
         with contextlib.suppress(OSError):  # the folder isn't empty
             os.rmdir(folder)
-            if named is not None and named[2]:
-                os.rmdir(named[1])
+            if matched is not None and matched[2]:
+                os.rmdir(matched[1])
 
-    def settling(self) -> list[Parent]:
+    def with_ending_jobs(self) -> list[Parent]:
         """Return the parents with processes of ended jobs."""
-        return [one for one in self._parents.values() if one.settling]
+        return [parent for parent in self._parents.values() if parent.has_ending_jobs]
 
-    def spare(self) -> list[Parent]:
+    def surplus(self) -> list[Parent]:
         """Return the parents to dismiss: above `SPARE`, the least recently used without a job."""
-        if len(self._parents) <= SPARE:
+        if len(self._parents) <= SPARE_PARENTS:
             return []
-        free = [one for one in self._parents.values() if not one.jobs]
-        return sorted(free, key=lambda one: one.used)[:-SPARE]
+        free = [parent for parent in self._parents.values() if not parent.jobs]
+        return sorted(free, key=lambda parent: parent.used)[:-SPARE_PARENTS]
 
     def dismiss(self, parent: Parent) -> None:
         """Disconnect *parent*, which then ends its jobs and itself, if it hasn't ended."""
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
         parent.disconnect()
-        self._dead.append(parent)
+        self._dismissed.append(parent)
 
     def dismiss_all(self) -> None:
         """Dismiss all parents."""
@@ -571,13 +593,13 @@ class Parents:
             self.dismiss(parent)
 
     @property
-    def dying(self) -> bool:
+    def has_dismissed(self) -> bool:
         """Whether processes of dismissed parents may still run."""
-        return bool(self._dead)
+        return bool(self._dismissed)
 
     def kill_all(self) -> None:
         """Kill the dismissed parents that still run."""
-        for parent in self._dead:
+        for parent in self._dismissed:
             parent.kill()
 
     def reap(self) -> list[tuple[Parent, list[Job]]]:
@@ -586,10 +608,10 @@ class Parents:
         When a parent dies, this process inherits its jobs' processes. So any child that is
         neither a parent nor a helper must be killed.
         """
-        self._collect()
-        ours = {one.pid for one in self._living()} | self._sweeper.helpers
+        self._reap_children()
+        own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helpers
         try:
-            orphans = [pid for pid in children() if pid not in ours]
+            orphans = [pid for pid in children() if pid not in own_pids]
         except OSError:  # no descriptor is free for the list: try again next time
             return []
         for pid in orphans:
@@ -598,31 +620,35 @@ class Parents:
             except OSError:
                 continue  # this user may not kill a set-user-ID program
         finished: list[tuple[Parent, list[Job]]] = []
-        for parent in [*self._dead]:
-            late = time.monotonic() > parent.gone_at + PATIENCE_S
-            if late:
+        for parent in [*self._dismissed]:
+            is_late = time.monotonic() > parent.dismissed_at + PATIENCE_S
+            if is_late:
                 parent.kill()
-            if parent.status is not None and (not orphans or late):
+            if parent.status is not None and (not orphans or is_late):
                 if not LINUX:  # Linux has a parent-death signal
                     parent.kill_jobs()
-                self._dead.remove(parent)
+                self._dismissed.remove(parent)
                 finished.append((parent, parent.jobs))
         return finished
 
-    def last_words(self, parent: Parent) -> str:
+    def read_stderr_tail(self, parent: Parent) -> str:
         """Return the end of *parent*'s standard error."""
         try:
             with open(self._places.own_log, "rb") as file:
                 end = os.fstat(file.fileno()).st_size
-                file.seek(max(parent.log_at, end - LAST_WORDS))
+                file.seek(max(parent.log_offset, end - MAX_STDERR_BYTES))
                 return file.read().decode(errors="replace").strip()
         except OSError:
             return ""
 
-    def _living(self) -> list[Parent]:
-        return [one for one in [*self._parents.values(), *self._dead] if one.status is None]
+    def _running_parents(self) -> list[Parent]:
+        return [
+            parent
+            for parent in [*self._parents.values(), *self._dismissed]
+            if parent.status is None
+        ]
 
-    def _collect(self) -> None:
+    def _reap_children(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -630,36 +656,36 @@ class Parents:
                 return
             if pid == 0:
                 return
-            self._sweeper.helped(pid)
-            for parent in self._living():
+            self._sweeper.forget_helper(pid)
+            for parent in self._running_parents():
                 if parent.pid == pid:
                     parent.status = os.waitstatus_to_exitcode(status)
 
     def _spawn(self, key: Key) -> Parent:
-        mine, theirs = socket.socketpair()
-        warm = str(Path(key.runner) / "fork" / "warm.py")
-        argv = [*key.command, "-P", warm, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
+        own_end, child_end = socket.socketpair()
+        warm_script = str(Path(key.runner) / "fork" / "warm.py")
+        argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
         log = str(self._places.own_log)
-        opening = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
-            log_at = os.stat(log).st_size if os.path.exists(log) else 0
+            log_offset = os.stat(log).st_size if os.path.exists(log) else 0
             pid = os.posix_spawnp(
                 argv[0],
                 argv,
                 self._environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, log, opening, 0o600),
+                    (os.POSIX_SPAWN_OPEN, 1, log, open_flags, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD),
+                    (os.POSIX_SPAWN_DUP2, child_end.fileno(), _SOCKET_FD),
                 ],
                 setsigmask=[],
             )
         except OSError:
-            mine.close()
+            own_end.close()
             raise
         finally:
-            theirs.close()
-        parent = Parent(key, pid, mine, self._directory)
-        parent.log_at = log_at
+            child_end.close()
+        parent = Parent(key, pid, own_end, self._directory)
+        parent.log_offset = log_offset
         return parent

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD = struct.Struct("<II")
-LARGEST = 256 * 1024 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 RECEIVE_BYTES = 256 * 1024
 
 Message = tuple[dict[str, Any], bytes]
@@ -32,8 +32,8 @@ class ChannelError(ValueError):
 
 def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     """Return one message as bytes."""
-    head = _dumps(header).encode()
-    return HEAD.pack(len(head), len(body)) + head + body
+    encoded_header = _dumps(header).encode()
+    return HEAD.pack(len(encoded_header), len(body)) + encoded_header + body
 
 
 class Decoder:
@@ -53,18 +53,20 @@ class Decoder:
         messages: list[Message] = []
         start = 0
         while len(buffer) - start >= HEAD.size:
-            head, body = HEAD.unpack_from(buffer, start)
-            if head + body > LARGEST:
-                raise ChannelError(f"a message of {head + body} bytes is too large, or garbled")
-            middle = start + HEAD.size + head
-            if len(buffer) < middle + body:
+            header_size, body_size = HEAD.unpack_from(buffer, start)
+            if header_size + body_size > MAX_MESSAGE_BYTES:
+                raise ChannelError(
+                    f"a message of {header_size + body_size} bytes is too large, or garbled"
+                )
+            body_start = start + HEAD.size + header_size
+            if len(buffer) < body_start + body_size:
                 break
             try:
-                header = _header(str(buffer[start + HEAD.size : middle], "utf-8"))
+                header = _header(str(buffer[start + HEAD.size : body_start], "utf-8"))
             except (ValueError, RecursionError) as exc:
                 raise ChannelError(f"a garbled message: {exc}") from exc
-            start = middle + body
-            messages.append((header, bytes(buffer[middle:start])))
+            start = body_start + body_size
+            messages.append((header, bytes(buffer[body_start:start])))
         del buffer[:start]
         return messages
 
@@ -170,14 +172,16 @@ def check(header: Mapping[str, Any]) -> None:
         types = _TYPES.get(name)
         kind: Any = value.__class__
         content: Any = value
-        inside: Iterable[Any] = ()
+        elements: Iterable[Any] = ()
         if isinstance(value, dict):
-            inside = content.values()
+            elements = content.values()
         elif isinstance(value, list):
-            inside = content
-        element = int if name == "protocol" else str
-        wrong = types is not None and kind not in types
-        if wrong or (types is not None and any(type(one) is not element for one in inside)):
+            elements = content
+        element_type = int if name == "protocol" else str
+        is_wrong = types is not None and kind not in types
+        if is_wrong or (
+            types is not None and any(type(element) is not element_type for element in elements)
+        ):
             raise ChannelError(f"the request's {name} has a wrong type: {content!r:.100}")
 
 

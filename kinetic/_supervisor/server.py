@@ -51,15 +51,15 @@ def peer_process(sock: socket.socket) -> int:
     return int(struct.unpack("3i", packed)[0])  # also 0 for a client in another PID namespace
 
 
-AHEAD_BYTES = 1 << 18
+MAX_UNREAD_BYTES = 1 << 18
 """Above this many unread bytes, a slow client gets only the latest state of each job."""
 
-JOBS_A_MESSAGE = 200
+JOBS_PER_MESSAGE = 200
 PAUSE_S = 0.02
 """Minimum pause between two messages to a client that watches; one message has many changes."""
 
 
-class Ending(Exception):
+class ShuttingDown(Exception):
     """This supervisor is shutting down; the client has to ask the next supervisor."""
 
 
@@ -73,26 +73,26 @@ class Connection:
         self.changes: dict[Job, None] = {}
         self.synced = True
         self.closed = False
-        self.next_word = 0.0
+        self.next_send_at = 0.0
         """When to send the next changes, if a job is open."""
 
-    def pump(self, now: float, *, hurry: bool) -> bool:
+    def pump(self, now: float, *, immediately: bool) -> bool:
         """Send what the client reads now; return False if changes of jobs are kept for later.
 
         Raises:
             OSError: The client has disconnected.
         """
         self.channel.flush()
-        if self.changes and self.synced and not hurry and now < self.next_word:
+        if self.changes and self.synced and not immediately and now < self.next_send_at:
             return False
         if self.changes:
-            self.next_word = now + PAUSE_S
+            self.next_send_at = now + PAUSE_S
         # If changes are left, bytes are unsent too, so the selector reports when there is room.
-        while self.changes and self.channel.unsent < AHEAD_BYTES:
-            changed = [*itertools.islice(self.changes, JOBS_A_MESSAGE)]
-            for job in changed:
+        while self.changes and self.channel.unsent < MAX_UNREAD_BYTES:
+            changed_jobs = [*itertools.islice(self.changes, JOBS_PER_MESSAGE)]
+            for job in changed_jobs:
                 del self.changes[job]
-            self.channel.send({"jobs": [job.view() for job in changed]})
+            self.channel.send({"jobs": [job.view() for job in changed_jobs]})
             self.channel.flush()
         if not self.changes and not self.synced:
             self.synced = True
@@ -117,8 +117,8 @@ class Server:
         self._launch = launch
         self._delete = delete
         self._discard = discard
-        self._enders: dict[str, list[tuple[Connection, int]]] = {}
-        self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
+        self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
+        self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
     def handle(self, connection: Connection, message: Message) -> None:
         """Handle one message of a client.
@@ -127,24 +127,24 @@ class Server:
             ChannelError: The message is invalid; close the connection.
         """
         header, body = message
-        answer = self._requests.get(str(header.get("op")))
-        if answer is None:
+        handler = self._requests.get(str(header.get("op")))
+        if handler is None:
             raise ChannelError(f"an unknown request: {header.get('op')!r}")
         check(header)
         self.dirty.add(connection)
-        answer(self, connection, header, body)
+        handler(self, connection, header, body)
 
     def notify(self, job: Job) -> None:
         """Notify the clients that watch *job* that it has changed."""
         for connection in self.connections:
-            if connection.labels is not None and job.carries(connection.labels):
+            if connection.labels is not None and job.has_labels(connection.labels):
                 connection.changes[job] = None  # the message has the state at the time it is sent
                 self.dirty.add(connection)
         if job.state in (State.ENDED, State.GONE):
-            for connection, number in self._enders.pop(job.name, ()):
-                self._reply(connection, {"id": number})
+            for connection, request_id in self._end_waiters.pop(job.name, ()):
+                self._reply(connection, {"id": request_id})
         if job.state is State.GONE:
-            for connection, header, body in self._held.pop(job.name, ()):
+            for connection, header, body in self._held_launches.pop(job.name, ()):
                 self._on_launch(connection, header, body)
 
     def close(self, connection: Connection) -> None:
@@ -164,16 +164,16 @@ class Server:
         reply: dict[str, Any] = {"id": header["id"]}
         try:
             job = JobHeader.from_json(header)
-            there = self._table.jobs.get(job.name)
-            if there is not None and there.stopping is Stop.DELETED:
+            existing = self._table.jobs.get(job.name)
+            if existing is not None and existing.stopping is Stop.DELETED:
                 # Start the new job when the old one has ended; its grace period bounds the wait.
-                self._held.setdefault(job.name, []).append((connection, header, body))
+                self._held_launches.setdefault(job.name, []).append((connection, header, body))
                 return
-            if there is None:
+            if existing is None:
                 self._launch(job, body, connection.process)
         except OrderError as exc:
             reply |= {"error": str(exc), "kind": "order"}
-        except Ending:
+        except ShuttingDown:
             reply |= {"error": "the supervisor was asked to stop", "kind": "ending"}
         except OSError as exc:
             reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
@@ -182,10 +182,10 @@ class Server:
     def _on_delete(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names = [str(name) for name in header.get("names") or ()]
         for name in names:
-            for waiting, held, _ in self._held.pop(name, ()):
+            for waiting_connection, held_header, _ in self._held_launches.pop(name, ()):
                 # The held job is accepted, and deleted at once.
-                self._reply(waiting, {"id": held["id"]})
-        for job in self._selected(names, header.get("labels")):
+                self._reply(waiting_connection, {"id": held_header["id"]})
+        for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
         labels: Mapping[str, str] = header.get("labels") or {}
         self._discard(names, labels.get(SUBMISSION, ""))
@@ -193,7 +193,7 @@ class Server:
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names, labels = header.get("names"), header.get("labels")
-        found = self._selected(names or (), {} if not names and labels is None else labels)
+        found = self._select_jobs(names or (), {} if not names and labels is None else labels)
         self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
@@ -201,18 +201,18 @@ class Server:
         if job is None or job.state is State.ENDED:
             self._reply(connection, {"id": header["id"]})
         else:
-            self._enders.setdefault(job.name, []).append((connection, header["id"]))
+            self._end_waiters.setdefault(job.name, []).append((connection, header["id"]))
 
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         """Note that the sender, a job's process, has stored its outcome; send no answer."""
-        job = self._table.leaving(header["executor"])
+        job = self._table.mark_leaving(header["executor"])
         if job is not None:
             self.notify(job)
 
     def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         labels: Mapping[str, str] = header["labels"]
         connection.labels, connection.synced = labels, False
-        connection.changes = dict.fromkeys(self._selected((), labels))
+        connection.changes = dict.fromkeys(self._select_jobs((), labels))
         self.dirty.add(connection)
 
     _requests: ClassVar = {
@@ -225,11 +225,11 @@ class Server:
         "watch": _on_watch,
     }
 
-    def _selected(self, names: Any, labels: Mapping[str, str] | None) -> list[Job]:
+    def _select_jobs(self, names: Any, labels: Mapping[str, str] | None) -> list[Job]:
         jobs = self._table.jobs
         found = {name: jobs[name] for name in names if name in jobs}
         if labels is not None:
-            found |= {job.name: job for job in jobs.values() if job.carries(labels)}
+            found |= {job.name: job for job in jobs.values() if job.has_labels(labels)}
         return [*found.values()]
 
     def _reply(self, connection: Connection, reply: Mapping[str, Any]) -> None:

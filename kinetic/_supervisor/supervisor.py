@@ -27,22 +27,22 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
-    Arm,
     Discard,
-    Due,
     Job,
+    Notify,
     Record,
-    Send,
+    SendSignal,
+    SetTimer,
     Slots,
     Start,
     State,
     Table,
-    Tell,
+    TimerKind,
 )
 from kinetic._supervisor.journal import Journal, supervisor_line
 from kinetic._supervisor.parents import Ended, Parent, Parents, Refused, Sweeper
 from kinetic._supervisor.protocol import Channel, JobHeader, Places
-from kinetic._supervisor.server import Connection, Ending, Owner, Server
+from kinetic._supervisor.server import Connection, Owner, Server, ShuttingDown
 from kinetic.job_status import Reason
 
 FRESH_S = 10.0
@@ -70,7 +70,7 @@ class KernelKills:
 
 def count_kills() -> int | None:
     """Return how many processes of this control group, or machine, the kernel has killed."""
-    for path in _counters():
+    for path in _counter_files():
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
         except OSError:
@@ -80,7 +80,7 @@ def count_kills() -> int | None:
     return None
 
 
-def _counters() -> list[Path]:
+def _counter_files() -> list[Path]:
     root = Path("/sys/fs/cgroup")
     paths: list[Path] = []
     try:
@@ -88,11 +88,11 @@ def _counters() -> list[Path]:
     except OSError:
         return paths  # macOS keeps no count
     for line in lines:
-        _, kinds, group = line.split(":", 2)
+        _, controllers, group = line.split(":", 2)
         group = group.lstrip("/")
-        if not kinds:
+        if not controllers:
             paths.append(root / group / "memory.events")
-        elif "memory" in kinds.split(","):
+        elif "memory" in controllers.split(","):
             paths.append(root / "memory" / group / "memory.oom_control")
     return [*paths, Path("/proc/vmstat")]
 
@@ -128,7 +128,7 @@ TIMERS = 4096
 START_AGAIN_S = 1.0
 """Pause before the next start, after descriptors, disk space, or memory ran out."""
 
-PASSING = frozenset(
+TRANSIENT_ERRORS = frozenset(
     {
         errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
         errno.ENOSPC,
@@ -137,7 +137,7 @@ PASSING = frozenset(
 """Errors at a job's start that may be temporary."""
 
 
-def say(text: str) -> None:
+def write_log(text: str) -> None:
     """Write a line to the supervisor's own log."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     with contextlib.suppress(OSError, ValueError):
@@ -149,8 +149,8 @@ class Timers:
     """The timers of open jobs, by the monotonic clock."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Due, Job]] = []
-        self._made = 0
+        self._heap: list[tuple[float, int, TimerKind, Job]] = []
+        self._timer_count = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -160,21 +160,21 @@ class Timers:
         """When the next timer is due."""
         return self._heap[0][0] if self._heap else None
 
-    def set(self, at: float, what: Due, job: Job) -> None:
+    def set(self, due_at: float, kind: TimerKind, job: Job) -> None:
         """Set a timer of *job*."""
-        self._made += 1
-        heapq.heappush(self._heap, (at, self._made, what, job))
-        if self._made % TIMERS == 0:
-            over = (State.ENDED, State.GONE)
-            self._heap = [one for one in self._heap if one[3].state not in over]
+        self._timer_count += 1
+        heapq.heappush(self._heap, (due_at, self._timer_count, kind, job))
+        if self._timer_count % TIMERS == 0:
+            final_states = (State.ENDED, State.GONE)
+            self._heap = [entry for entry in self._heap if entry[3].state not in final_states]
             heapq.heapify(self._heap)
 
-    def due(self, now: float) -> tuple[Due, Job] | None:
+    def pop_due(self, now: float) -> tuple[TimerKind, Job] | None:
         """Remove and return a timer that is due; None if there is none."""
         if not self._heap or self._heap[0][0] > now:
             return None
-        _, _, what, job = heapq.heappop(self._heap)
-        return what, job
+        _, _, kind, job = heapq.heappop(self._heap)
+        return kind, job
 
 
 class Supervisor:
@@ -193,9 +193,9 @@ class Supervisor:
         self._logs, self._work = str(places.logs), str(places.work)
         self._listener = listener
         self._table = table
-        self._gpus = bool(slots.gpus)
+        self._has_gpus = bool(slots.gpus)
         self._journal = journal
-        self._server = Server(table, self._launch, self._delete, self._discard)
+        self._server = Server(table, self._launch, self._delete, self._remove_logs)
         self._sweeper = Sweeper(places.trash, places.spares)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
@@ -204,7 +204,7 @@ class Supervisor:
         self._owners: dict[int, Owner] = {}
         self._orphans: dict[Job, JobHeader] = {}
         self._flushing: set[Parent] = set()
-        self._full: set[Channel | Parent] = set()
+        self._blocked_channels: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
         self._swept_at = time.monotonic()
@@ -217,11 +217,11 @@ class Supervisor:
     def run(self) -> None:
         """Run the loop; when it returns, no process of a job is left."""
         self._listener.setblocking(False)
-        self._select(self._listener, self._on_client)
-        wake = _wake_on_signals()
-        self._select(wake, lambda: self._on_signals(wake))
-        while not self._over():
-            for key, _ in self._selector.select(self._patience()):
+        self._register(self._listener, self._on_client)
+        wakeup = _wake_on_signals()
+        self._register(wakeup, lambda: self._on_signals(wakeup))
+        while not self._is_finished():
+            for key, _ in self._selector.select(self._select_timeout()):
                 key.data()
             self._schedule()
             self._handle_due_timers()
@@ -237,12 +237,12 @@ class Supervisor:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as exc:
-            say(f"can't accept a client: {exc}")
+            write_log(f"can't accept a client: {exc}")
             time.sleep(0.1)  # too many open files: clients wait, jobs continue
             return
         connection = Connection(sock)
         self._server.connections.add(connection)
-        self._select(connection.channel, lambda: self._on_connection(connection))
+        self._register(connection.channel, lambda: self._on_connection(connection))
 
     def _on_connection(self, connection: Connection) -> None:
         self._server.dirty.add(connection)  # the client may have room for unsent messages
@@ -251,98 +251,98 @@ class Supervisor:
             for message in messages or ():
                 self._server.handle(connection, message)
         except Exception as exc:  # one client's bad message must not end the jobs of others
-            say(f"disconnecting a client: {exc!r:.500}")
+            write_log(f"disconnecting a client: {exc!r:.500}")
             messages = None
         if messages is None:
-            self._drop(connection)
+            self._disconnect(connection)
 
     def _on_parent(self, parent: Parent) -> None:
         self._flushing.add(parent)
-        news = parent.hear()
-        self._learn(news or ())
-        if news is None:
+        changes = parent.receive()
+        self._handle_changes(changes or ())
+        if changes is None:
             self._dismiss(parent)
             self._reap()
 
-    def _learn(self, news: Iterable[Ended | Refused]) -> None:
+    def _handle_changes(self, changes: Iterable[Ended | Refused]) -> None:
         now = time.time()
-        for one in news:
-            self._parents.ended(one.job)
+        for change in changes:
+            self._parents.mark_ended(change.job)
             actions: list[Action]
-            if isinstance(one, Ended):
-                memory = one.status == -signal.SIGKILL and self._kills.happened()
-                actions = self._table.ended(
-                    one.job,
+            if isinstance(change, Ended):
+                out_of_memory = change.status == -signal.SIGKILL and self._kills.happened()
+                actions = self._table.record_exit(
+                    change.job,
                     now,
-                    status=one.status,
-                    out_of_memory=memory,
-                    meaning=_meaning(one.job, one.status, self._places),
+                    status=change.status,
+                    out_of_memory=out_of_memory,
+                    meaning=_explain_exit_code(change.job, change.status, self._places),
                 )
             else:
-                actions = self._not_started(one.job, one.error)
+                actions = self._handle_failed_start(change.job, change.error)
             self._perform(actions)
 
-    def _not_started(self, job: Job, exc: OSError) -> list[Action]:
+    def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
         """End *job*, or queue it again if the error may pass and other items of its batch ran."""
-        words = _cannot(exc)
-        if exc.errno not in PASSING or not self._table.may_wait(job):
-            return self._table.failed(job, time.time(), Reason.SETUP, words)
+        message = _start_error(exc)
+        if exc.errno not in TRANSIENT_ERRORS or not self._table.may_requeue(job):
+            return self._table.fail(job, time.time(), Reason.SETUP, message)
         if not job.message:
-            say(f"{job.name} waits: {words}")
+            write_log(f"{job.name} waits: {message}")
         self._start_again_at = time.monotonic() + START_AGAIN_S
-        return self._table.postpone(job, f"waiting: {words}; kinetic keeps trying")
+        return self._table.requeue(job, f"waiting: {message}; kinetic keeps trying")
 
-    def _on_signals(self, wake: socket.socket) -> None:
+    def _on_signals(self, wakeup: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
-            if signal.SIGTERM in wake.recv(4096) and not self._ending:
-                self._end("its supervisor was asked to stop")
+            if signal.SIGTERM in wakeup.recv(4096) and not self._ending:
+                self._begin_shutdown("its supervisor was asked to stop")
         self._reap()
 
     def _reap(self) -> None:
         for parent, jobs in self._parents.reap():
             for job in jobs:
-                self._parents.ended(job)
-                self._perform(self._table.failed(job, time.time(), *self._cause_of_death(parent)))
+                self._parents.mark_ended(job)
+                self._perform(self._table.fail(job, time.time(), *self._cause_of_death(parent)))
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         if self._ending:
             return Reason.LOST, "its supervisor was asked to stop, and stopped the job"
         if parent.ready or (parent.status or 0) < 0:
             return Reason.LOST, f"its parent process ({parent.pid}) died, and the job with it"
-        words = self._parents.last_words(parent)
+        error_output = self._parents.read_stderr_tail(parent)
         command = " ".join(parent.key.command)
-        return Reason.SETUP, f"the interpreter {command} can't run jobs: {words}"
+        return Reason.SETUP, f"the interpreter {command} can't run jobs: {error_output}"
 
     def _handle_due_timers(self) -> None:
         now = time.monotonic()
-        while (due := self._timers.due(now)) is not None:
-            what, job = due
-            left = self._parents.time_left(job, now) if what is Due.DEADLINE else 0.0
-            if left > 0:  # the timeout counts from the function's call
-                self._timers.set(now + left, what, job)
+        while (due := self._timers.pop_due(now)) is not None:
+            kind, job = due
+            time_left = self._parents.time_left(job, now) if kind is TimerKind.DEADLINE else 0.0
+            if time_left > 0:  # the timeout counts from the function's call
+                self._timers.set(now + time_left, kind, job)
             else:
-                self._perform(self._table.due(what, job, time.time()))
-        for parent in self._parents.settling():
-            self._learn(parent.settle())
+                self._perform(self._table.handle_timer(kind, job, time.time()))
+        for parent in self._parents.with_ending_jobs():
+            self._handle_changes(parent.finish_ended_jobs())
             self._flushing.add(parent)
-        for parent in self._parents.spare():
+        for parent in self._parents.surplus():
             self._dismiss(parent)
-        if now >= self._sweeper.due:
+        if now >= self._sweeper.next_drop_at:
             self._sweeper.drop_spares()
         self._sweeper.sweep()
-        if self._parents.dying:
+        if self._parents.has_dismissed:
             self._reap()
-        held = now < self._start_again_at
-        if self._table.queued and not held and now >= self._reported_at + QUEUED_S:
+        is_paused = now < self._start_again_at
+        if self._table.queued and not is_paused and now >= self._reported_at + QUEUED_S:
             self._reported_at = now
-            self._perform(self._table.held_up(time.time()))
+            self._perform(self._table.report_waiting(time.time()))
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
-            self._perform(self._table.expired(time.time()))
+            self._perform(self._table.forget_expired(time.time()))
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
-            self._sweeper.aside(self._collect)
-        if self._table.busy or self._server.connections or self._parents.dying:
+            self._sweeper.run_in_helper(self._collect)
+        if self._table.busy or self._server.connections or self._parents.has_dismissed:
             self._busy_at = now
 
     def _collect(self) -> None:
@@ -357,7 +357,7 @@ class Supervisor:
 
     def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
         if self._ending:
-            raise Ending
+            raise ShuttingDown
         actions = self._table.add(header, body, time.time())
         try:
             self._perform(actions)
@@ -377,15 +377,15 @@ class Supervisor:
                 self._orphan(job)
                 return
             except OSError as exc:  # the job keeps running, as a job with a handle does
-                say(f"{job.name} won't end with process {client}: {exc}")
+                write_log(f"{job.name} won't end with process {client}: {exc}")
                 return
-            self._select(owner, lambda: self._on_owner_gone(client))
+            self._register(owner, lambda: self._on_owner_gone(client))
         owner.jobs.add(job)
 
     def _on_owner_gone(self, client: int) -> None:
         owner = self._owners.get(client)  # the owner's last job may have ended in this turn
         for job in [*owner.jobs] if owner is not None else []:
-            say(f"{job.name} ends with process {client}, which waited for it")
+            write_log(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
 
     def _orphan(self, job: Job) -> None:
@@ -405,16 +405,18 @@ class Supervisor:
     def _delete(self, job: Job) -> None:
         self._perform(self._table.delete(job))
 
-    def _discard(self, names: Collection[str], submission: str) -> None:
+    def _remove_logs(self, names: Collection[str], submission: str) -> None:
         """Remove the logs of jobs that aren't in the table."""
-        found = {f"{name}.log" for name in names}
+        log_names = {f"{name}.log" for name in names}
         if submission:
             with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
-                found |= {log.name for log in logs if log.name.startswith(f"{submission}-")}
-        for log in found:
-            if "/" not in log and log.removesuffix(".log") not in self._table.jobs:
+                log_names |= {
+                    entry.name for entry in logs if entry.name.startswith(f"{submission}-")
+                }
+        for log_name in log_names:
+            if "/" not in log_name and log_name.removesuffix(".log") not in self._table.jobs:
                 with contextlib.suppress(OSError):
-                    os.unlink(f"{self._logs}/{log}")
+                    os.unlink(f"{self._logs}/{log_name}")
 
     def _schedule(self) -> None:
         if time.monotonic() < self._start_again_at:
@@ -425,8 +427,8 @@ class Supervisor:
                 self._make_folders()
                 self._perform(self._table.start(job, _new_executor(), time.time()))
             except OSError as exc:
-                self._parents.ended(job)
-                self._perform(self._not_started(job, exc))
+                self._parents.mark_ended(job)
+                self._perform(self._handle_failed_start(job, exc))
                 if job.state is State.QUEUED:
                     return
 
@@ -435,7 +437,7 @@ class Supervisor:
         for folder in (self._logs, self._work):
             if not os.path.isdir(folder):
                 make_folder(folder)
-                say(f"{folder} was deleted while jobs used it; kinetic has made it again")
+                write_log(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order.
@@ -450,7 +452,7 @@ class Supervisor:
                         self._journal.append(line)
                     else:
                         self._journal.note(line)
-                case Tell(job):
+                case Notify(job):
                     if job.state in (State.ENDED, State.GONE):
                         self._disown(job)
                     if job.state is State.GONE and (header := self._orphans.pop(job, None)):
@@ -458,11 +460,11 @@ class Supervisor:
                     self._server.notify(job)
                 case Start(job):
                     self._start(job)
-                case Send(job, number):
-                    if (parent := self._parents.signal(job, number)) is not None:
+                case SendSignal(job, signal_number):
+                    if (parent := self._parents.signal(job, signal_number)) is not None:
                         self._flushing.add(parent)
-                case Arm(delay, what, job):
-                    self._timers.set(time.monotonic() + delay, what, job)
+                case SetTimer(delay, kind, job):
+                    self._timers.set(time.monotonic() + delay, kind, job)
                 case Discard(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
@@ -470,112 +472,112 @@ class Supervisor:
     def _start(self, job: Job) -> None:
         assert job.header is not None and job.grant is not None
         job.started = time.monotonic()
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._has_gpus else {}
         parent = self._parents.start(job, job.header, gpus)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
-            self._select(parent, lambda: self._on_parent(parent))
+            self._register(parent, lambda: self._on_parent(parent))
         self._flushing.add(parent)
 
     def _flush(self) -> None:
         """Write the kept journal lines, then send this turn's messages to parents and clients."""
         with contextlib.suppress(OSError):
             self._journal.write_kept()
-        if self._journal.crowded(len(self._table.jobs)):
+        if self._journal.needs_rewrite(len(self._table.jobs)):
             with contextlib.suppress(OSError):
                 self._journal.rewrite([supervisor_line(), *self._table.lines()])
         for parent in self._flushing:
-            with contextlib.suppress(OSError):  # `hear` notices that the parent has ended
+            with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
                 parent.flush()
-            self._wait_for_room(parent)
+            self._update_write_interest(parent)
         self._flushing.clear()
-        # Tidy after the parents' flush, so that queued jobs start first, and before clients
-        # learn which jobs have ended.
-        self._parents.tidy()
-        self._tell_clients()
+        # Clear folders after the parents' flush, so that queued jobs start first, and before
+        # clients learn which jobs have ended.
+        self._parents.clear_folders()
+        self._notify_clients()
 
-    def _tell_clients(self) -> None:
-        now, hurry = time.monotonic(), self._ending or not self._table.busy
+    def _notify_clients(self) -> None:
+        now, immediately = time.monotonic(), self._ending or not self._table.busy
         for connection in [*self._server.dirty]:
             try:
-                all_sent = connection.pump(now, hurry=hurry)
+                all_sent = connection.pump(now, immediately=immediately)
             except OSError:
-                self._drop(connection)
+                self._disconnect(connection)
                 continue
-            self._wait_for_room(connection.channel)
+            self._update_write_interest(connection.channel)
             if all_sent:
                 self._server.dirty.discard(connection)
 
-    def _wait_for_room(self, channel: Channel | Parent) -> None:
-        if not channel.unsent and channel not in self._full:
+    def _update_write_interest(self, channel: Channel | Parent) -> None:
+        if not channel.unsent and channel not in self._blocked_channels:
             return
         key = self._selector.get_key(channel)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
         if key.events != events:
             self._selector.modify(channel, events, key.data)
         if channel.unsent:
-            self._full.add(channel)
+            self._blocked_channels.add(channel)
         else:
-            self._full.discard(channel)
+            self._blocked_channels.discard(channel)
 
-    def _select(self, source: Any, handler: Callable[[], None]) -> None:
+    def _register(self, source: Any, handler: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, handler)
 
     def _dismiss(self, parent: Parent) -> None:
         self._selector.unregister(parent)
         self._flushing.discard(parent)
-        self._full.discard(parent)
+        self._blocked_channels.discard(parent)
         self._parents.dismiss(parent)
 
-    def _drop(self, connection: Connection) -> None:
+    def _disconnect(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
-        self._full.discard(connection.channel)
+        self._blocked_channels.discard(connection.channel)
         self._server.close(connection)
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _patience(self) -> float | None:
+    def _select_timeout(self) -> float | None:
         now = time.monotonic()
         moments = [self._reported_at + QUEUED_S] if self._table.queued else []
-        moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.due]
+        moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.next_drop_at]
         moments += [self._start_again_at] if now < self._start_again_at else []
-        if (first := self._timers.first) is not None:
-            moments.append(first)
-        if self._parents.dying or self._parents.settling():
+        if (next_timer := self._timers.first) is not None:
+            moments.append(next_timer)
+        if self._parents.has_dismissed or self._parents.with_ending_jobs():
             moments.append(now + 0.2)
         if not self._table.busy and not self._server.connections:
             moments.append(self._busy_at + self._idle_s)
-        moments += [connection.next_word for connection in self._server.dirty]
+        moments += [connection.next_send_at for connection in self._server.dirty]
         return max(0.0, min(moments) - now)
 
-    def _over(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._ending:
             return not self._table.busy
-        if self._table.busy or self._server.connections or self._parents.dying:
+        if self._table.busy or self._server.connections or self._parents.has_dismissed:
             return False
-        return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
+        return time.monotonic() - self._busy_at >= self._idle_s and self._stop_if_no_client()
 
-    def _leave_quietly(self) -> bool:
+    def _stop_if_no_client(self) -> bool:
         """Stop listening, unless a client is just connecting; return whether it stopped."""
-        starting = acquire(self._places.starting, wait=False)
-        before = len(self._server.connections)
-        if starting is not None:
+        starting_fd = acquire(self._places.starting, wait=False)
+        connections_before = len(self._server.connections)
+        if starting_fd is not None:
             self._on_client()
-        if starting is None or len(self._server.connections) > before:
+        if starting_fd is None or len(self._server.connections) > connections_before:
             self._busy_at = time.monotonic()
-            if starting is not None:
-                os.close(starting)
+            if starting_fd is not None:
+                os.close(starting_fd)
             return False
         # The lock stays held until this process has ended: the next supervisor waits for it.
-        say("idle; shutting down")
+        write_log("idle; shutting down")
         self._stop_listening()
         return True
 
-    def _end(self, why: str) -> None:
-        say(f"shutting down: {why}")
+    def _begin_shutdown(self, cause: str) -> None:
+        write_log(f"shutting down: {cause}")
         self._ending = True
         acquire(self._places.starting, wait=True)
         self._stop_listening()
-        self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, why))
+        self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, cause))
 
     def _stop_listening(self) -> None:
         self._selector.unregister(self._listener)
@@ -586,8 +588,8 @@ class Supervisor:
     def _shut_down(self) -> None:
         self._flush()
         self._parents.dismiss_all()
-        until = time.monotonic() + SHUTDOWN_GRACE_S
-        while self._parents.dying and time.monotonic() < until:
+        deadline = time.monotonic() + SHUTDOWN_GRACE_S
+        while self._parents.has_dismissed and time.monotonic() < deadline:
             self._selector.select(0.05)
             self._parents.reap()
         self._parents.kill_all()
@@ -596,7 +598,7 @@ class Supervisor:
         self._journal.close()
 
 
-def _meaning(job: Job, status: int, places: Places) -> str:
+def _explain_exit_code(job: Job, status: int, places: Places) -> str:
     """Explain the exit code *status* of a runner; empty if it isn't one of the runner's codes."""
     if job.header is None or status not in (
         wire.EXIT_FINAL,
@@ -619,25 +621,25 @@ def _remove_objects(header: JobHeader) -> None:
     """Remove the objects of a single job from its store; after an error, `cleanup` can do it."""
     try:
         objects = DirectoryObjects.from_url(header.store)
-        objects.delete([one.name for one in objects.list(header.scope)])
+        objects.delete([stored.name for stored in objects.list(header.scope)])
     except (OSError, ValueError) as exc:
-        say(f"the objects of {header.name} could not be removed: {exc}")
+        write_log(f"the objects of {header.name} could not be removed: {exc}")
 
 
 def _wake_on_signals() -> socket.socket:
     """Return a socket that receives a byte for each signal."""
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
         end.setblocking(False)
-    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, _noted)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    return ours
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for signal_number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(signal_number, _ignore_signal)
+    for signal_number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)
+    return reader
 
 
-def _noted(signum: int, frame: object) -> None:
+def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the wake-up socket reports the signal."""
 
 
@@ -646,9 +648,9 @@ def _new_executor() -> str:
     return os.urandom(16).hex()
 
 
-def _cannot(exc: OSError) -> str:
-    what = f": {exc.filename}" if exc.filename else ""
-    return f"the job couldn't be started: {exc.strerror or exc}{what}"
+def _start_error(exc: OSError) -> str:
+    file = f": {exc.filename}" if exc.filename else ""
+    return f"the job couldn't be started: {exc.strerror or exc}{file}"
 
 
 def seconds(text: str, default: float) -> float:

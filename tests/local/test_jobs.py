@@ -15,18 +15,18 @@ from kinetic._supervisor.jobs import (
     KEPT_S,
     QUEUED_S,
     Action,
-    Arm,
-    Due,
     Grant,
     Job,
     Need,
+    Notify,
     Record,
-    Send,
+    SendSignal,
+    SetTimer,
     Slots,
     Start,
     State,
     Table,
-    Tell,
+    TimerKind,
 )
 from kinetic._supervisor.protocol import SUBMISSION, JobHeader
 from kinetic._supervisor.supervisor import TIMERS, Timers
@@ -52,27 +52,27 @@ def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
 
 def test_what_must_not_be_forgotten_is_written_first() -> None:
     table = Table(Slots(1))
-    assert kinds(table.add(order(timeout=5.0), b"{}", 0.0)) == ["Record", "Tell"]
+    assert kinds(table.add(order(timeout=5.0), b"{}", 0.0)) == ["Record", "Notify"]
     job = table.next()
     assert job is not None
     actions = table.start(job, "e", 1.0)
-    assert kinds(actions) == ["Record", "Start", "Tell", "Arm"]
+    assert kinds(actions) == ["Record", "Start", "Notify", "SetTimer"]
     assert isinstance(actions[0], Record) and actions[0].vital
-    assert actions[3] == Arm(5.0, Due.DEADLINE, job)
-    assert kinds(table.ended(job, 2.0, status=0, out_of_memory=False)) == ["Record", "Tell"]
+    assert actions[3] == SetTimer(5.0, TimerKind.DEADLINE, job)
+    assert kinds(table.record_exit(job, 2.0, status=0, out_of_memory=False)) == ["Record", "Notify"]
     assert not table.busy
 
 
 def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     table = Table(Slots(1))
     job = started(table, grace=3.0)
-    assert kinds(table.delete(job)) == ["Record", "Send", "Arm"]
+    assert kinds(table.delete(job)) == ["Record", "SendSignal", "SetTimer"]
     assert table.delete(job) == []
     table.add(order("next"), b"{}", 1.0)
     assert table.next() is None
-    assert table.due(Due.KILL, job, 4.0) == [Send(job, signal.SIGKILL)]
-    actions = table.ended(job, 4.0, status=-9, out_of_memory=False)
-    assert kinds(actions) == ["Record", "Tell", "Discard"]
+    assert table.handle_timer(TimerKind.KILL, job, 4.0) == [SendSignal(job, signal.SIGKILL)]
+    actions = table.record_exit(job, 4.0, status=-9, out_of_memory=False)
+    assert kinds(actions) == ["Record", "Notify", "Discard"]
     assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
     assert table.next() is not None
 
@@ -83,16 +83,16 @@ def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes
     table.add(order("third"), b"{}", 10.0)
     table.add(order("wide", cpus=2), b"{}", 10.0)
     third, wide = table.jobs["third"], table.jobs["wide"]
-    assert [*table.held_up(10.0 + QUEUED_S / 2)] == []
-    assert [*table.held_up(10.0 + QUEUED_S)] == [Tell(third), Tell(wide)]
+    assert [*table.report_waiting(10.0 + QUEUED_S / 2)] == []
+    assert [*table.report_waiting(10.0 + QUEUED_S)] == [Notify(third), Notify(wide)]
     assert third.message == "waiting for a slot: 2 of 2 busy with first, second"
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
-    assert [*table.held_up(100.0)] == [], "nothing new"
-    table.ended(first, 101.0, status=0, out_of_memory=False)
+    assert [*table.report_waiting(100.0)] == [], "nothing new"
+    table.record_exit(first, 101.0, status=0, out_of_memory=False)
     assert table.next() is third
     table.start(third, "e", 102.0)
     assert third.message == ""
-    assert [*table.held_up(103.0)] == [Tell(wide)]
+    assert [*table.report_waiting(103.0)] == [Notify(wide)]
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with second, third"
 
 
@@ -101,31 +101,31 @@ def test_items_of_a_batch_are_named_by_its_id() -> None:
     for name in ("grp-1-0-1", "grp-1-1-1"):
         started(table, name=name, executor=name, labels={SUBMISSION: "grp-1"})
     table.add(order("third"), b"{}", 10.0)
-    assert [*table.held_up(10.0 + QUEUED_S)]
+    assert [*table.report_waiting(10.0 + QUEUED_S)]
     assert table.jobs["third"].message == "waiting for a slot: 2 of 2 busy with grp-1"
 
 
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)
-    assert kinds(table.due(Due.DEADLINE, job, 2.0)) == ["Send", "Arm"]
+    assert kinds(table.handle_timer(TimerKind.DEADLINE, job, 2.0)) == ["SendSignal", "SetTimer"]
     assert kinds(table.delete(job)) == ["Record"]
 
 
 def test_timers_of_jobs_that_are_over_do_nothing() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0, start_timeout=1.0)
-    assert table.due(Due.START, job, 2.0) == []
-    table.ended(job, 2.0, status=0, out_of_memory=False)
-    assert table.due(Due.DEADLINE, job, 3.0) == []
-    assert table.due(Due.KILL, job, 3.0) == []
+    assert table.handle_timer(TimerKind.START, job, 2.0) == []
+    table.record_exit(job, 2.0, status=0, out_of_memory=False)
+    assert table.handle_timer(TimerKind.DEADLINE, job, 3.0) == []
+    assert table.handle_timer(TimerKind.KILL, job, 3.0) == []
 
 
 def test_a_deadline_met_in_its_grace_is_no_failure() -> None:
     table = Table(Slots(1))
     job = started(table, timeout=1.0)
-    table.due(Due.DEADLINE, job, 2.0)
-    table.ended(job, 2.0, status=0, out_of_memory=False)
+    table.handle_timer(TimerKind.DEADLINE, job, 2.0)
+    table.record_exit(job, 2.0, status=0, out_of_memory=False)
     assert (job.reason, job.message) == ("", "")
 
 
@@ -163,9 +163,9 @@ def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
 @pytest.mark.parametrize(("kept_s", "table"), [(KEPT_S, Table(Slots(2))), (9, Table(Slots(2), 9))])
 def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table) -> None:
     job = started(table)
-    table.ended(job, 100.0, status=0, out_of_memory=False)
-    assert table.expired(100.0 + kept_s) == []
-    assert kinds(table.expired(101.0 + kept_s)) == ["Record", "Tell"]
+    table.record_exit(job, 100.0, status=0, out_of_memory=False)
+    assert table.forget_expired(100.0 + kept_s) == []
+    assert kinds(table.forget_expired(101.0 + kept_s)) == ["Record", "Notify"]
     assert table.jobs == {} and [*table.lines()] == []
 
 
@@ -173,7 +173,7 @@ def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
     table, journal = Table(Slots(1)), list[Any]()
     for number in range(ENDED_JOBS_KEPT + 10):
         job = started(table, name=f"j{number}")
-        for action in table.ended(job, float(number), status=0, out_of_memory=False):
+        for action in table.record_exit(job, float(number), status=0, out_of_memory=False):
             journal += [action.line] if isinstance(action, Record) else []
     assert [*table.jobs] == [f"j{number}" for number in range(10, ENDED_JOBS_KEPT + 10)]
     assert all(job.header is None and job.body == b"" for job in table.jobs.values())
@@ -199,12 +199,12 @@ def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> No
     table, timers = Table(Slots(1)), Timers()
     for number in range(3 * TIMERS):
         job = started(table, name=f"j{number}", timeout=86400.0)
-        timers.set(86400.0 + number, Due.DEADLINE, job)
-        table.ended(job, 2.0, status=0, out_of_memory=False)
+        timers.set(86400.0 + number, TimerKind.DEADLINE, job)
+        table.record_exit(job, 2.0, status=0, out_of_memory=False)
     last = started(table, name="last", timeout=9.0)
-    timers.set(9.0, Due.DEADLINE, last)
+    timers.set(9.0, TimerKind.DEADLINE, last)
     assert len(timers) <= TIMERS
-    assert timers.due(8.9) is None and timers.due(9.0) == (Due.DEADLINE, last)
+    assert timers.pop_due(8.9) is None and timers.pop_due(9.0) == (TimerKind.DEADLINE, last)
 
 
 class Machine(RuleBasedStateMachine):
@@ -230,7 +230,7 @@ class Machine(RuleBasedStateMachine):
                 case Start(job):
                     assert written
                     self.running[job.executor] = job
-                case Tell(job):
+                case Notify(job):
                     states = self.told.setdefault(job, [])
                     assert not states or states[-1] not in (State.GONE,)
                     states.append(job.state)
@@ -261,23 +261,25 @@ class Machine(RuleBasedStateMachine):
             self.carry_out(self.table.delete(self.table.jobs[name]))
             self.schedule()
 
-    @rule(name=jobs, what=st.sampled_from(Due))
-    def due(self, name: str, what: Due) -> None:
+    @rule(name=jobs, kind=st.sampled_from(TimerKind))
+    def due(self, name: str, kind: TimerKind) -> None:
         if name in self.table.jobs:
-            self.carry_out(self.table.due(what, self.table.jobs[name], self.clock))
+            self.carry_out(self.table.handle_timer(kind, self.table.jobs[name], self.clock))
             self.schedule()
 
     @rule(data=st.data(), status=st.sampled_from([0, 1, -9, -15]))
     def end(self, data: st.DataObject, status: int) -> None:
         if self.running:
             job = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
-            self.carry_out(self.table.ended(job, self.clock, status=status, out_of_memory=False))
+            self.carry_out(
+                self.table.record_exit(job, self.clock, status=status, out_of_memory=False)
+            )
             self.schedule()
 
     @rule(hours=st.integers(1, 30))
     def wait(self, hours: int) -> None:
         self.clock += hours * 3600.0
-        self.carry_out(self.table.expired(self.clock))
+        self.carry_out(self.table.forget_expired(self.clock))
 
     @rule(compacted=st.booleans())
     def die(self, compacted: bool) -> None:

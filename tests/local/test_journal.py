@@ -36,9 +36,9 @@ def test_a_torn_line_is_skipped(tmp_path: Path) -> None:
 def test_it_is_rewritten_only_when_most_of_it_is_past(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.rewrite({"n": number} for number in range(SPARE_LINES + 1))
-    assert journal.crowded(10) and not journal.crowded(SPARE_LINES // 4)
+    assert journal.needs_rewrite(10) and not journal.needs_rewrite(SPARE_LINES // 4)
     journal.rewrite([])
-    assert not journal.crowded(0)
+    assert not journal.needs_rewrite(0)
     journal.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._supervisor.protocol import HEAD, LARGEST, VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import HEAD, MAX_MESSAGE_BYTES, VERSION, Decoder, Places, encode
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
@@ -64,7 +64,7 @@ async def running(cluster: LocalCluster) -> LocalCluster:
         framed(b'{"op": "watch", "labels": {"a": 1}}'),
         framed(b'{"op": "find", "id": 1, "names": 5}'),
         framed(b'{"op": "ended", "id": 1, "name": ["a"]}'),
-        HEAD.pack(LARGEST, LARGEST),
+        HEAD.pack(MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10,
     ],
     ids=[
