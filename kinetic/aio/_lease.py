@@ -70,13 +70,13 @@ class Lease:
     def from_bytes(cls, content: bytes) -> Self:
         """Read the content of an object; damaged or forged content gives `unreadable`."""
         try:
-            given: dict[str, Any] = dict(json.loads(content))
-            owner = ProcessIdentity.named(given.pop("owner"))
-            known = [one for one in dataclasses.fields(cls) if one.name in given]
-            sound = all(type(given[one.name]) is type(one.default) for one in known)
-            if owner is None or not sound:
+            fields: dict[str, Any] = dict(json.loads(content))
+            owner = ProcessIdentity.named(fields.pop("owner"))
+            known = [field for field in dataclasses.fields(cls) if field.name in fields]
+            are_valid = all(type(fields[field.name]) is type(field.default) for field in known)
+            if owner is None or not are_valid:
                 return cls.unreadable()
-            return cls(owner=owner, **{one.name: given[one.name] for one in known})
+            return cls(owner=owner, **{field.name: fields[field.name] for field in known})
         except MALFORMED:
             return cls.unreadable()
 
@@ -91,24 +91,24 @@ class Lease:
         return f"process {self.owner.pid} on {self.owner.host}"
 
 
-Seen = tuple[Lease, int]
+StoredLease = tuple[Lease, int]
 """A lease that was read, and the object's generation."""
 
 
-async def read(store: Store, scope: str) -> Seen | None:
+async def read(store: Store, scope: str) -> StoredLease | None:
     """Read the current lease, with its generation; None if there is none."""
     try:
-        there = await store.get(_name(scope))
+        stored = await store.get(_object_name(scope))
     except NotFound:
         return None
-    return Lease.from_bytes(there.body), there.generation
+    return Lease.from_bytes(stored.body), stored.generation
 
 
-def _name(scope: str) -> str:
+def _object_name(scope: str) -> str:
     return f"{scope}lease"
 
 
-def _batch(scope: str) -> str:
+def _batch_id(scope: str) -> str:
     return scope.strip("/").rpartition("/")[2]
 
 
@@ -125,9 +125,10 @@ class HeldLease:
         self._generation = generation
         self._clock = clock
         self._sent = sent  # when the last acknowledged write was sent
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._behind = False  # whether requests may have come while no process held the lease
+        # Whether requests may have come while no process held the lease.
+        self._has_unread_requests = False
 
     @property
     def fence(self) -> int:
@@ -137,8 +138,10 @@ class HeldLease:
     @property
     def may_start(self) -> bool:
         """Whether an attempt may start now; check it right before each start."""
-        young = self._clock() - self._sent < START_S
-        return young and self._lease.held and not self._behind and self.lost is None
+        is_recent = self._clock() - self._sent < START_S
+        return (
+            is_recent and self._lease.held and not self._has_unread_requests and self.lost is None
+        )
 
     async def until_may_start(self) -> None:
         """Wait until `may_start`.
@@ -161,7 +164,7 @@ class HeldLease:
             try:
                 await self.renew()
             except BackendError as exc:
-                logging.warning("can't renew the lease of %s: %s", _batch(self.scope), exc)
+                logging.warning("can't renew the lease of %s: %s", _batch_id(self.scope), exc)
                 pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
@@ -171,7 +174,7 @@ class HeldLease:
             SubmitterLost: As `until_may_start`.
             BackendError: The store does not answer.
         """
-        async with self._turn:
+        async with self._lock:
             if self._lease.held:
                 await self._write()
 
@@ -182,7 +185,7 @@ class HeldLease:
             SubmitterLost: As `until_may_start`.
             BackendError: The store does not answer; the lease will expire.
         """
-        async with self._turn:
+        async with self._lock:
             if self._lease.held and self.lost is None:
                 await self._write(held=False, control_seen=control_seen)
 
@@ -193,13 +196,13 @@ class HeldLease:
             SubmitterLost: Another process was faster.
             BackendError: The store does not answer.
         """
-        async with self._turn:
-            self._behind = True
+        async with self._lock:
+            self._has_unread_requests = True
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
         """Allow starts again, because the requests that came without a holder have been read."""
-        self._behind = False
+        self._has_unread_requests = False
         self._changed.set()
 
     async def _write(self, **changes: Any) -> None:
@@ -209,21 +212,21 @@ class HeldLease:
                 sent = self._clock()
                 try:
                     generation = await self._store.replace(
-                        _name(self.scope), lease.to_bytes(), generation=self._generation
+                        _object_name(self.scope), lease.to_bytes(), generation=self._generation
                     )
                     break
                 except (Conflict, NotFound):
-                    there = await read(self._store, self.scope)
-                    if there is None or there[0].nonce != lease.nonce:
-                        self.lost = self._replaced_by(there[0] if there is not None else None)
+                    stored = await read(self._store, self.scope)
+                    if stored is None or stored[0].nonce != lease.nonce:
+                        self.lost = self._replaced_by(stored[0] if stored is not None else None)
                         raise self.lost from None
-                    self._generation = there[1]  # our own write, whose reply was lost
+                    self._generation = stored[1]  # our own write, whose reply was lost
             self._lease, self._generation, self._sent = lease, generation, sent
         finally:
             self._changed.set()
 
     def _replaced_by(self, lease: Lease | None) -> SubmitterLost:
-        batch = _batch(self.scope)
+        batch = _batch_id(self.scope)
         if lease is None:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
@@ -239,12 +242,14 @@ async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     Raises:
         SubmitterLost: Another process was faster.
     """
-    hold = await _claim(store, scope, None, clock)
-    if hold is None:
-        there = await read(store, scope)
-        who = there[0].who if there is not None else "another process"
-        raise SubmitterLost(f"batch {_batch(scope)} is submitted by {who} now; attach to it")
-    return hold
+    held = await _claim(store, scope, None, clock)
+    if held is None:
+        stored = await read(store, scope)
+        holder_name = stored[0].who if stored is not None else "another process"
+        raise SubmitterLost(
+            f"batch {_batch_id(scope)} is submitted by {holder_name} now; attach to it"
+        )
+    return held
 
 
 async def acquire(
@@ -270,19 +275,19 @@ async def acquire(
     while True:
         holder = _holder(observer.seen, submitter)
         if force or observer.expired or holder is None:
-            if (hold := await _claim(store, scope, observer.seen, clock)) is not None:
-                return hold
+            if (held := await _claim(store, scope, observer.seen, clock)) is not None:
+                return held
         else:
             await holder.ended(LOOK_S)
         if not await observer.look():
             continue
         if observer.seen is None:
-            raise NotFound(f"batch {_batch(scope)} was cleaned up meanwhile")
+            raise NotFound(f"batch {_batch_id(scope)} was cleaned up meanwhile")
         lease = observer.seen[0]
         if lease.held and not force:
             raise Conflict(
-                f"batch {_batch(scope)} is submitted by {lease.who}, which is alive: wait for it, "
-                "end it, or take the batch from it with resume(force=True)"
+                f"batch {_batch_id(scope)} is submitted by {lease.who}, which is alive: wait for "
+                "it, end it, or take the batch from it with resume(force=True)"
             )
 
 
@@ -291,7 +296,7 @@ async def is_abandoned(store: Store, scope: str, submitter: ProcessIdentity | No
     return _holder(await read(store, scope), submitter) is None
 
 
-def _holder(seen: Seen | None, submitter: ProcessIdentity | None) -> ProcessIdentity | None:
+def _holder(seen: StoredLease | None, submitter: ProcessIdentity | None) -> ProcessIdentity | None:
     """Return the process that submits the batch, unless it certainly has ended."""
     # The submitter counts as the holder until it has created the lease.
     lease = seen[0] if seen is not None else None
@@ -321,7 +326,7 @@ class _Observer:
     """Watch a lease without holding it."""
 
     def __init__(self, store: Store, scope: str, clock: Clock) -> None:
-        self.seen: Seen | None = None
+        self.seen: StoredLease | None = None
         self._store = store
         self._scope = scope
         self._clock = clock
@@ -329,10 +334,10 @@ class _Observer:
 
     async def look(self) -> bool:
         """Read the lease; return whether it has changed."""
-        now = await read(self._store, self._scope)
-        if now == self.seen:
+        current = await read(self._store, self._scope)
+        if current == self.seen:
             return False
-        self.seen, self._since = now, self._clock()
+        self.seen, self._since = current, self._clock()
         return True
 
     @property
@@ -346,27 +351,29 @@ class _Observer:
         return self._clock() - self._since >= EXPIRY_S
 
 
-async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> HeldLease | None:
+async def _claim(
+    store: Store, scope: str, seen: StoredLease | None, clock: Clock
+) -> HeldLease | None:
     """Replace the lease that was *seen* with one of this process; None if another was faster."""
     lease = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex())
-    name, sent = _name(scope), clock()
+    name, sent = _object_name(scope), clock()
     generation: int | None = None
     if seen is None:
         generation = await store.begin(name, lease.to_bytes())
     else:
-        old, over = seen
-        lease = replace(lease, fence=old.fence + 1, control_seen=old.control_seen)
+        old_lease, old_generation = seen
+        lease = replace(lease, fence=old_lease.fence + 1, control_seen=old_lease.control_seen)
         try:
-            generation = await store.replace(name, lease.to_bytes(), generation=over)
+            generation = await store.replace(name, lease.to_bytes(), generation=old_generation)
         except NotFound:
             return None
         except Conflict:
             pass
     if generation is None:
-        there = await read(store, scope)  # the lease is ours if only the reply was lost
-        if there is not None and there[0].nonce == lease.nonce:
-            generation = there[1]
-        elif there is None and seen is None:
+        stored = await read(store, scope)  # the lease is ours if only the reply was lost
+        if stored is not None and stored[0].nonce == lease.nonce:
+            generation = stored[1]
+        elif stored is None and seen is None:
             generation = await store.begin(name, lease.to_bytes())  # the lease was removed since
             if generation is None and await read(store, scope) is None:
                 raise displaced(name, store)

@@ -18,10 +18,10 @@ from kinetic._messages import shown
 from kinetic._progress.entry import is_terminal
 from kinetic._tasks import all_or_none
 
-AHEAD = 1 << 20
+MAX_WAITING_CHARACTERS = 1 << 20
 """When more characters than this wait to be printed, no more lines are read."""
 
-PIECE = 4096
+PIECE_BYTES = 4096
 """Bytes that a pipe or a terminal with any room takes at once, without blocking."""
 
 POLL_S = 0.2
@@ -40,9 +40,9 @@ class LogPrinter:
         self.behind = False
         self._block: list[str] = []
         self._size = 0
-        self._over = False
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._is_complete = False
+        self._has_lines = asyncio.Event()
+        self._has_room = asyncio.Event()
 
     async def run(self, lines: AsyncGenerator[str]) -> None:
         """Print *lines* until there are no more.
@@ -64,22 +64,22 @@ class LogPrinter:
             async for line in lines:
                 self._block.append(line)
                 self._size += len(line) + 1
-                self._news.set()
-                if self._size > AHEAD:
-                    self._room.clear()
-                    await self._room.wait()
+                self._has_lines.set()
+                if self._size > MAX_WAITING_CHARACTERS:
+                    self._has_room.clear()
+                    await self._has_room.wait()
         except Exception as exc:
             failures.append(exc)
         finally:
-            self._over = True
-            self._news.set()
+            self._is_complete = True
+            self._has_lines.set()
 
     async def _write(self) -> None:
-        while not (self._over and not self._block):
-            await self._news.wait()
-            self._news.clear()
+        while not (self._is_complete and not self._block):
+            await self._has_lines.wait()
+            self._has_lines.clear()
             block, self._block, self._size = self._block, [], 0
-            self._room.set()
+            self._has_room.set()
             if block:
                 self.behind = True
                 await self._print_in_thread(block)
@@ -103,7 +103,7 @@ class LogPrinter:
             text = shown(text)
         descriptor = _blocking_descriptor(stream)
         # A character has at most four bytes.
-        step = len(text) if descriptor < 0 else PIECE if text.isascii() else PIECE // 4
+        step = len(text) if descriptor < 0 else PIECE_BYTES if text.isascii() else PIECE_BYTES // 4
         for start in range(0, len(text), step):
             while descriptor >= 0 and not select.select([], [descriptor], [], POLL_S)[1]:
                 if stop.is_set():
@@ -124,20 +124,20 @@ def _blocking_descriptor(stream: TextIO) -> int:
     """Return the descriptor of a pipe or terminal, whose writes can block; -1 for others."""
     try:
         descriptor = stream.fileno()
-        file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     except (OSError, ValueError, AttributeError):
         return -1  # no file at all: a notebook, or a test that collects the output
-    return -1 if file or descriptor >= 1024 else descriptor  # `select` has this limit
+    return -1 if is_file or descriptor >= 1024 else descriptor  # `select` has this limit
 
 
 def _drop_buffer(stream: TextIO) -> None:
     """Drop the stream's buffer, which the interpreter would fail to flush at its exit."""
     descriptor = stream.fileno()
-    kept, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+    saved_fd, null_fd = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(null, descriptor)
+        os.dup2(null_fd, descriptor)
         stream.flush()
     finally:
-        os.dup2(kept, descriptor)
-        os.close(kept)
-        os.close(null)
+        os.dup2(saved_fd, descriptor)
+        os.close(saved_fd)
+        os.close(null_fd)

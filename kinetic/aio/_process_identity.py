@@ -26,7 +26,7 @@ class ProcessIdentity:
     @classmethod
     def me(cls) -> ProcessIdentity:
         """Return this process."""
-        return cls(platform.node(), _boot(), os.getpid(), _started(os.getpid()))
+        return cls(platform.node(), _boot_id(), os.getpid(), _start_time(os.getpid()))
 
     @classmethod
     def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
@@ -43,34 +43,34 @@ class ProcessIdentity:
         return cls(*values)
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the process is one of this machine (or container), since its last boot."""
-        return (self.host, self.boot) == (platform.node(), _boot())
+        return (self.host, self.boot) == (platform.node(), _boot_id())
 
     @property
-    def alive(self) -> bool:
-        """Whether the process runs; only meaningful if the process is `here`."""
-        return _started(self.pid) == self.started != ""
+    def is_alive(self) -> bool:
+        """Whether the process runs; only meaningful if `is_local`."""
+        return _start_time(self.pid) == self.started != ""
 
     @property
     def dead(self) -> bool:
         """Whether the process has certainly ended; False if this machine can't know."""
-        return self.here and not self.alive
+        return self.is_local and not self.is_alive
 
     async def ended(self, patience: float) -> bool:
         """Wait up to *patience* seconds until the process ends; return whether it certainly has."""
-        if not self.here:
+        if not self.is_local:
             await asyncio.sleep(patience)
             return False
         # Count the polls: before a deadline, a last pause could be too short to advance the clock.
         for _ in range(math.ceil(patience / POLL_S)):
-            if not self.alive:
+            if not self.is_alive:
                 return True
             await asyncio.sleep(POLL_S)
-        return not self.alive
+        return not self.is_alive
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Each container counts its processes separately, so the namespace belongs to the identity.
@@ -79,7 +79,7 @@ def _boot() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return when a process started, in the kernel's ticks; empty if it doesn't exist."""
     if not Path("/proc/self/stat").exists():  # macOS shows only whether the process exists
         try:

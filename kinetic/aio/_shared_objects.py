@@ -44,11 +44,11 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     A check costs less than an upload. An object of another size is damaged, as by a power cut, and
     is replaced. Cancelled: the object is there whole, or not at all.
     """
-    there = await store.look(name)
+    stored = await store.look(name)
     size = len(content) if isinstance(content, bytes) else content.stat().st_size  # noqa: ASYNC240
-    if there is not None and there.size != size:
+    if stored is not None and stored.size != size:
         await store.delete([name])
-    elif there is not None and (is_fresh(there) or not await store.renew([name])):
+    elif stored is not None and (is_fresh(stored) or not await store.renew([name])):
         return False
     return await store.create(name, content, shared=True)
 

@@ -24,7 +24,7 @@ async def check_listing(store: Store) -> None:
     Raises:
         KineticError: The store doesn't exist, or refuses to list it.
     """
-    found = [one.name for one in await store.list(FOLDER)]
+    found = [info.name for info in await store.list(FOLDER)]
     if left := [name for name in found if _is_old(name)]:
         await store.delete(left)
 
@@ -41,14 +41,14 @@ async def check_use(store: Store) -> bool:
     name = f"{FOLDER}{int(time.time())}-{secrets.token_hex(8)}"
     try:
         await store.create(name, body)
-        again = await store.create(name, b"another")
-        read = (await store.get(name)).body
+        created_again = await store.create(name, b"another")
+        content = (await store.get(name)).body
         await store.delete([name])
     except BaseException:
         with anyio.move_on_after(REMOVAL_S, shield=True):
             await store.delete([name])
         raise
-    return read == body and not again
+    return content == body and not created_again
 
 
 def _is_old(name: str) -> bool:

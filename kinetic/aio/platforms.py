@@ -39,7 +39,7 @@ def lifetime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-async def _usual(accelerator: Accelerator) -> Accelerator:
+async def _keep_layout(accelerator: Accelerator) -> Accelerator:
     return accelerator
 
 
@@ -67,7 +67,9 @@ class Platform:
     app: str = "kinetic"
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None
-    layout: Callable[[Accelerator], Awaitable[Accelerator]] = field(default=_usual, repr=False)
+    layout: Callable[[Accelerator], Awaitable[Accelerator]] = field(
+        default=_keep_layout, repr=False
+    )
     builds: Store | None = None
 
     async def aclose(self) -> None:

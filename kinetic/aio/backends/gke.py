@@ -33,14 +33,14 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
-    at, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
+    pod_placement, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(
         store=store,
         images=images,
         builds=images.builds,
-        cluster=GkeCluster(api, at, classes=access.gke),
+        cluster=GkeCluster(api, pod_placement, classes=access.gke),
         layout=partial(layout_in, api, access.pools),
         restarts=True,
     )
@@ -62,18 +62,18 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
     """
-    own = Placement()
+    defaults = Placement()
     user = target.run_as_user
     if user is None and store_directory(target) is not None:
         user = os.geteuid()
     return Placement(
         namespace=target.namespace,
-        service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
-        ttl_s=configuration.number("KINETIC_JOB_TTL_S", own.ttl_s, environ),
-        queue=environ.get("KINETIC_QUEUE", own.queue),
+        service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or defaults.service_account,
+        ttl_s=configuration.number("KINETIC_JOB_TTL_S", defaults.ttl_s, environ),
+        queue=environ.get("KINETIC_QUEUE", defaults.queue),
         run_as_user=user,
-        claim=target.store_claim or own.claim,
-        priority_class=environ.get("KINETIC_PRIORITY_CLASS", own.priority_class),
+        claim=target.store_claim or defaults.claim,
+        priority_class=environ.get("KINETIC_PRIORITY_CLASS", defaults.priority_class),
     )
 
 
@@ -106,8 +106,8 @@ def store_directory(target: configuration.Target) -> Path | None:
 
     Pods mount it at the same path.
     """
-    named = target.store or ""
-    return Path(named).expanduser() if named.startswith(("/", "~/")) else None
+    location = target.store or ""
+    return Path(location).expanduser() if location.startswith(("/", "~/")) else None
 
 
 def store_url(target: configuration.Target) -> str:
@@ -143,5 +143,5 @@ def builds_url(target: configuration.Target) -> str:
     return _bucket(target, "builds") if target.project else ""
 
 
-def _bucket(target: configuration.Target, what: str) -> str:
-    return f"gs://{target.project}-kn-{target.cluster}-{what}"
+def _bucket(target: configuration.Target, purpose: str) -> str:
+    return f"gs://{target.project}-kn-{target.cluster}-{purpose}"

@@ -99,13 +99,13 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
         entry_dir=project.entry_dir,
         root=project.root,
     )
-    found = dependencies.dependencies_of(request, set())
+    requirements = dependencies.dependencies_of(request, set())
     if mode == "prebuilt":
         base = base_image(category, container.named_repo(request.base_image_repo))
-        return replace(base, requirements=found.text, source=found.source)
-    place = registry.places(target).image if target.project else ""
-    start = container.started_from(os.environ)
-    return recipe.bundled_plan(request, found, place, python_image=start)
+        return replace(base, requirements=requirements.text, source=requirements.source)
+    repository = registry.places(target).image if target.project else ""
+    python_image = container.started_from(os.environ)
+    return recipe.bundled_plan(request, requirements, repository, python_image=python_image)
 
 
 async def publish(plan: Plan, target: Target, *, again: bool = False) -> bool:

@@ -32,16 +32,16 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
             "set KINETIC_STORE, or the store= of the client, to an absolute path"
         )
     return await anyio.to_thread.run_sync(
-        _built, target.store, configuration.home(environ), environ
+        _build_platform, target.store, configuration.home(environ), environ
     )
 
 
-def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
+def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
     root = Path(store).expanduser() if store else home / "store"
     places = Places(home)
     for path, secret in {home: False, root: False, places.state: False, home / "key": True}.items():
-        if words := private.objection(path, secret=secret):
-            raise AuthError(words)
+        if objection := private.objection(path, secret=secret):
+            raise AuthError(objection)
     try:
         private.make_folder(home)
     except OSError as exc:

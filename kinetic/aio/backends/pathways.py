@@ -31,14 +31,14 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         Unavailable: The API server, or Google's API, does not answer.
     """
     kind = _kind(environ)
-    at, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
+    pod_placement, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(
         store=store,
         images=images,
         builds=images.builds,
-        cluster=PathwaysCluster(api, at, kind=kind),
+        cluster=PathwaysCluster(api, pod_placement, kind=kind),
         layout=partial(layout_in, api, access.pools),
         relaunches=True,
         marker=BACKENDS["pathways"].marker,
@@ -47,9 +47,9 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
 
 def _kind(environ: Mapping[str, str]) -> str:
-    named = environ.get(VARIABLE) or "lws"
-    kind = named.strip().lower()
+    value = environ.get(VARIABLE) or "lws"
+    kind = value.strip().lower()
     if kind not in KINDS:
         hint = suggest(kind, KINDS, otherwise=f"there are {' and '.join(KINDS)}")
-        raise ConfigurationError(f"{VARIABLE} isn't a kind of pod sets with {named!r}; {hint}")
+        raise ConfigurationError(f"{VARIABLE} isn't a kind of pod sets with {value!r}; {hint}")
     return kind

@@ -55,11 +55,11 @@ def tail_offset(fd: int, count: int) -> int:
         block = os.pread(fd, position - start, start)
         found = block.count(b"\n")
         if newlines + found >= count:
-            at = len(block)
+            newline = len(block)
             while newlines < count:
-                at = block.rfind(b"\n", 0, at)
+                newline = block.rfind(b"\n", 0, newline)
                 newlines += 1
-            return start + at + 1
+            return start + newline + 1
         newlines, position = newlines + found, start
     return floor
 
@@ -128,7 +128,7 @@ class LocalCluster:
         self._environ = environ
         self._runner = runner or Path(os.path.realpath(__file__)).parents[2] / "_runner"
         self._edition = ""
-        self._learning: asyncio.Future[str] | None = None
+        self._edition_future: asyncio.Future[str] | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
@@ -136,15 +136,19 @@ class LocalCluster:
         self._reported = set[tuple[str, str]]()
         self._fresh = _wants_fresh(environ)
 
-    def _report(self, seen: Observation) -> None:
+    def _report(self, observation: Observation) -> None:
         """Log why a job has to wait, once for each cause and submission."""
-        submission = seen.labels.get(SUBMISSION, seen.name)
-        cause = submission, seen.message.partition(":")[0]
-        if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
+        submission = observation.labels.get(SUBMISSION, observation.name)
+        cause = submission, observation.message.partition(":")[0]
+        if (
+            observation.phase is not Phase.PENDING
+            or not observation.message
+            or submission in observation.message
+        ):
             return
         if cause not in self._reported:
             self._reported.add(cause)
-            logging.warning("%s is %s", seen.name, seen.message)
+            logging.warning("%s is %s", observation.name, observation.message)
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; do nothing if a job of this name exists.
@@ -156,7 +160,7 @@ class LocalCluster:
         Cancelled: the job may exist; delete it by name.
         """
         if not self._edition:
-            self._edition = await self._learned()
+            self._edition = await self._get_edition()
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask(self._header(job), f"{secrets}\n{job.order.encode()}".encode())
         if "error" in answer:
@@ -168,16 +172,16 @@ class LocalCluster:
                 passing=on_disk,
             )
 
-    async def _learned(self) -> str:
+    async def _get_edition(self) -> str:
         """Return the edition, a version of the runner's code that the supervisor compares.
 
         Concurrent callers continue in the order of their calls.
         """
         from kinetic._supervisor.protocol import edition
 
-        if self._learning is None:
-            self._learning = asyncio.ensure_future(asyncio.to_thread(edition, self._runner))
-        return await asyncio.shield(self._learning)
+        if self._edition_future is None:
+            self._edition_future = asyncio.ensure_future(asyncio.to_thread(edition, self._runner))
+        return await asyncio.shield(self._edition_future)
 
     def _header(self, job: JobSpec) -> dict[str, Any]:
         """Return the fields of *job* that the supervisor reads; only the runner reads the order."""
@@ -191,7 +195,7 @@ class LocalCluster:
             "edition": self._edition,
             "fresh": self._fresh if self._fresh is not None else _must_be_fresh(job.environment),
             "cpus": max(1, math.ceil(resources.cpu)),
-            "gpus": _gpus(resources.accelerator),
+            "gpus": _count_gpus(resources.accelerator),
             "memory_bytes": resources.memory_bytes,
             "timeout": job.timeout,
             "start_timeout": job.start_timeout,
@@ -227,7 +231,7 @@ class LocalCluster:
         header: dict[str, Any] = {"op": "find", "names": [*names]}
         if labels is not None:
             header["labels"] = dict(labels)
-        return [_observation(view) for view in (await self._ask(header))["jobs"]]
+        return [_read_observation(view) for view in (await self._ask(header))["jobs"]]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state of each job, then every change; reconnect when needed.
@@ -241,36 +245,36 @@ class LocalCluster:
         from kinetic.aio.local.supervisor import Lost, open_connection
 
         known: dict[str, Observation] = {}
-        met = False
+        has_connected = False
         while True:
-            self._check()
+            self._refuse_closed()
             try:
                 connection = await open_connection(self._home, self._environ)
             except Unavailable as exc:
-                if not met:
+                if not has_connected:
                     raise
                 logging.warning("%s; trying again", exc)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
                 continue
-            met, missing = True, set(known)
+            has_connected, missing = True, set(known)
             self._watches.add(connection)
             try:
-                self._check()  # this object may have been closed meanwhile
+                self._refuse_closed()  # this object may have been closed meanwhile
                 connection.send({"op": "watch", "labels": dict(labels)})
                 while True:
                     message = await connection.event()
                     for view in message["jobs"]:
-                        seen = _observation(view)
-                        missing.discard(seen.name)
-                        if seen.phase is Phase.GONE:
-                            known.pop(seen.name, None)
+                        observation = _read_observation(view)
+                        missing.discard(observation.name)
+                        if observation.phase is Phase.GONE:
+                            known.pop(observation.name, None)
                         else:
-                            known[seen.name] = seen
-                            self._report(seen)
-                        yield seen
+                            known[observation.name] = observation
+                            self._report(observation)
+                        yield observation
                     if message.get("synced"):
                         for name in sorted(missing):
-                            yield _vanished(known.pop(name))
+                            yield _gone_observation(known.pop(name))
                         missing.clear()
             except Lost:
                 continue
@@ -300,15 +304,16 @@ class LocalCluster:
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            ended.add_done_callback(_noted)  # if the reader has stopped, no code awaits the task
+            # If the reader has stopped, no code awaits the task.
+            ended.add_done_callback(_retrieve_exception)
         fd = -1
         pause = FIRST_PAUSE_S
         pieces = LogPieces()
         try:
             while True:
-                over = ended is None or ended.done()
-                with _legible(name, path):
-                    if fd < 0 and (fd := _open(path)) >= 0 and tail is not None:
+                has_ended = ended is None or ended.done()
+                with _translate_log_errors(name, path):
+                    if fd < 0 and (fd := _open_log(path)) >= 0 and tail is not None:
                         os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
                     data = os.read(fd, READ_BYTES) if fd >= 0 else b""
                 if data:
@@ -317,7 +322,7 @@ class LocalCluster:
                     pause = FIRST_PAUSE_S
                     await asyncio.sleep(0)
                     continue
-                if over:
+                if has_ended:
                     break  # all that the job wrote has been read
                 assert ended is not None
                 await asyncio.wait({ended}, timeout=pause)
@@ -395,7 +400,7 @@ class LocalCluster:
         for connection in tuple(self._watches):
             await connection.aclose()
 
-    def _check(self) -> None:
+    def _refuse_closed(self) -> None:
         if self._closed:
             raise ClientClosed(
                 f"the client of the local platform ({self._home}) is closed; open another"
@@ -409,10 +414,10 @@ class LocalCluster:
         from kinetic.aio.local.supervisor import Lost
 
         for _ in range(ATTEMPTS):
-            self._check()
+            self._refuse_closed()
             connection = self._connection
             if connection is None or connection.lost:
-                connection = await self._connected()
+                connection = await self._get_connection()
             try:
                 answer = await connection.ask(header, body)
             except Lost:
@@ -426,10 +431,11 @@ class LocalCluster:
             "see supervisor.log there"
         )
 
-    async def _connected(self) -> Connection:
+    async def _get_connection(self) -> Connection:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect(), name="kinetic supervisor")
-            self._connecting.add_done_callback(_noted)  # all callers may have been cancelled
+            # All callers may have been cancelled.
+            self._connecting.add_done_callback(_retrieve_exception)
         return await _tasks.shared(self._connecting, "the client of the local platform")
 
     async def _connect(self) -> Connection:
@@ -439,7 +445,7 @@ class LocalCluster:
         return self._connection
 
 
-def _noted(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
 
@@ -461,13 +467,13 @@ def _must_be_fresh(environment: Mapping[str, str]) -> bool:
     return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
 
 
-def _gpus(accelerator: Accelerator) -> int:
+def _count_gpus(accelerator: Accelerator) -> int:
     """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
 
 
 @contextlib.contextmanager
-def _legible(name: str, path: Path) -> Generator[None]:
+def _translate_log_errors(name: str, path: Path) -> Generator[None]:
     """Translate errors of the file system into kinetic's error about the log of job *name*."""
     try:
         yield
@@ -477,14 +483,14 @@ def _legible(name: str, path: Path) -> Generator[None]:
         ) from exc
 
 
-def _open(path: Path) -> int:
+def _open_log(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return -1  # the job has not started
 
 
-def _observation(view: Mapping[str, Any]) -> Observation:
+def _read_observation(view: Mapping[str, Any]) -> Observation:
     return Observation(
         name=view["name"],
         phase=Phase(view["phase"]),
@@ -498,12 +504,12 @@ def _observation(view: Mapping[str, Any]) -> Observation:
     )
 
 
-def _vanished(seen: Observation) -> Observation:
+def _gone_observation(observation: Observation) -> Observation:
     return Observation(
-        name=seen.name,
+        name=observation.name,
         phase=Phase.GONE,
-        labels=seen.labels,
-        executor=seen.executor,
+        labels=observation.labels,
+        executor=observation.executor,
         message="deleted while this client was not connected to the supervisor",
-        created_at=seen.created_at,
+        created_at=observation.created_at,
     )

@@ -51,7 +51,7 @@ class DirectoryStore:
             raise ConfigurationError(f"the store directory {root} must be an absolute path")
         self._objects = DirectoryObjects(root, shared=shared)
         self._shared = shared
-        with self._translated("open"):
+        with self._translate_errors("open"):
             make_folder(root)
 
     @property
@@ -66,7 +66,7 @@ class DirectoryStore:
         *,
         shared: bool = False,
     ) -> bool:
-        with self._translated(name):
+        with self._translate_errors(name):
             if isinstance(body, bytes) and len(body) <= SMALL_BYTES and not self._shared:
                 return self._objects.create(name, body, metadata)
             return await in_thread(self._objects.create, name, body, metadata)
@@ -75,17 +75,17 @@ class DirectoryStore:
         return FIRST if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        with self._translated(name):
+        with self._translate_errors(name):
             replaced = await in_thread(self._objects.replace, name, body, generation)
         if replaced is None:
             raise Conflict(f"{name} is no longer of generation {generation}")
         return replaced
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        with self._translated(name):
-            info, small = await self._quickly(lambda: self._objects.read(name, SMALL_BYTES))
-            if small is not None:
-                body = small[start:]
+        with self._translate_errors(name):
+            info, content = await self._read_quickly(lambda: self._objects.read(name, SMALL_BYTES))
+            if content is not None:
+                body = content[start:]
             elif limit is not None and info.size - start > limit:
                 body = b""
             else:
@@ -105,43 +105,43 @@ class DirectoryStore:
                     return
             self._objects.fetch(name, path)
 
-        with self._translated(name):
+        with self._translate_errors(name):
             await _in_thread(fetch)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        with self._translated(prefix):
-            few = prefix.endswith(".")  # the objects of one item: too few for a thread
-            run = self._quickly if few else _in_thread
+        with self._translate_errors(prefix):
+            is_small = prefix.endswith(".")  # the objects of one item: too few for a thread
+            run = self._read_quickly if is_small else _in_thread
             found = await run(lambda: self._objects.list(prefix))
-        return [_info(one) for one in found]
+        return [_object_info(stored) for stored in found]
 
     async def look(self, name: str) -> ObjectInfo | None:
-        with self._translated(name):
-            found = await self._quickly(lambda: self._objects.look_up([name]))
-        return _info(found[0]) if found else None
+        with self._translate_errors(name):
+            found = await self._read_quickly(lambda: self._objects.look_up([name]))
+        return _object_info(found[0]) if found else None
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        with self._translated("renew"):
+        with self._translate_errors("renew"):
             return await in_thread(self._objects.renew, names)
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        used = {one.name: one.used for one in objects}
-        with self._translated("collect"):
+        used = {info.name: info.used for info in objects}
+        with self._translate_errors("collect"):
             return await in_thread(self._objects.collect, used)
 
     async def delete(self, names: Collection[str]) -> None:
-        with self._translated("delete"):
+        with self._translate_errors("delete"):
             await in_thread(self._objects.delete, names)
 
     async def aclose(self) -> None:
         await asyncio.sleep(0)
 
-    async def _quickly(self, work: Callable[[], T]) -> T:
+    async def _read_quickly(self, work: Callable[[], T]) -> T:
         """Run a short read: in a thread if the volume is shared, else on the event loop."""
         return await _in_thread(work) if self._shared else work()
 
     @contextmanager
-    def _translated(self, name: str) -> Generator[None]:
+    def _translate_errors(self, name: str) -> Generator[None]:
         """Translate errors of the file system into kinetic's, which name the file and a remedy."""
         try:
             yield
@@ -164,9 +164,9 @@ class DirectoryStore:
                 f"{exc.filename or root} can't be used: {exc.strerror}; make it writable, or set "
                 "KINETIC_HOME or KINETIC_STORE to a directory that is"
             )
-        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "free some space, or set KINETIC_STORE to another disk" if full else "check it"
-        return (StoreFull if full else BackendError)(
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space, or set KINETIC_STORE to another disk" if is_full else "check it"
+        return (StoreFull if is_full else BackendError)(
             f"the store {root} failed at {name}: {exc.strerror or exc}; {advice}"
         )
 
@@ -176,11 +176,11 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work)
 
 
-def _info(one: Stored) -> ObjectInfo:
+def _object_info(stored: Stored) -> ObjectInfo:
     return ObjectInfo(
-        name=one.name,
-        size=one.size,
-        metadata=one.metadata,
-        generation=one.generation,
-        used=one.used,
+        name=stored.name,
+        size=stored.size,
+        metadata=stored.metadata,
+        generation=stored.generation,
+        used=stored.used,
     )

@@ -26,12 +26,12 @@ STARTS = 6
 START_S = 30.0
 """How long a supervisor may take to start."""
 
-_PASSED_ON = (
+_INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ",
     "CUDA_VISIBLE_DEVICES", "KINETIC_LOCAL_IDLE_S", "KINETIC_LOCAL_SLOTS", "KINETIC_JOB_TTL_S",
     "KINETIC_STORE", "KINETIC_CACHE_AGE_S", "KINETIC_CACHE_SIZE_MB",
 )  # fmt: skip
-_LONGEST_PATH = 100
+_MAX_SOCKET_PATH_BYTES = 100
 
 
 class SupervisorError(OSError):
@@ -45,7 +45,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
         SupervisorError: The supervisor can't be reached or started.
     """
     places = Places(home)
-    until = time.monotonic() + START_S
+    deadline = time.monotonic() + START_S
     pause = 0.0
     for _ in range(STARTS):
         try:
@@ -53,10 +53,10 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
             pass  # no supervisor runs, or it has just ended
         except OSError as exc:
-            raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
+            raise _unusable_error(home, exc.strerror or str(exc), str(places.socket)) from exc
         time.sleep(pause)  # 0 s at first; later, the supervisor that was started has just ended
         pause = pause * 2 or 0.02
-        if not _start(home, places, environ, until):
+        if not _start(home, places, environ, deadline):
             break
     raise SupervisorError(
         f"the supervisor of {home} can't be started, or ends at once; its log is {places.own_log}"
@@ -68,7 +68,7 @@ def _dial(places: Places) -> socket.socket:
     try:
         sock.settimeout(START_S)
         path = os.fspath(places.socket)
-        if len(os.fsencode(path)) <= _LONGEST_PATH:
+        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
             sock.connect(path)
         else:  # the path of a socket has a limit of about 100 bytes
             with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
@@ -80,8 +80,8 @@ def _dial(places: Places) -> socket.socket:
     return sock
 
 
-def _start(home: Path, places: Places, environ: Mapping[str, str], until: float) -> bool:
-    """Start a supervisor and wait until it listens; return False if *until* has passed.
+def _start(home: Path, places: Places, environ: Mapping[str, str], deadline: float) -> bool:
+    """Start a supervisor and wait until it listens; return False if *deadline* has passed.
 
     Raises:
         SupervisorError: The supervisor reports that it can't work.
@@ -90,12 +90,12 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
         make_folder(places.state)
         log = os.open(places.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
-        raise _unusable(home, exc.strerror or str(exc), str(exc.filename)) from exc
-    ready, theirs = os.pipe()
+        raise _unusable_error(home, exc.strerror or str(exc), str(exc.filename)) from exc
+    read_fd, write_fd = os.pipe()
     try:
         package = Path(__file__).parents[3]
         # -S: the supervisor needs only the standard library and kinetic, which PYTHONPATH names.
-        argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(theirs)]
+        argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(write_fd)]
         process = subprocess.Popen(
             argv,
             env=_environment(home, environ) | {"PYTHONPATH": str(package)},
@@ -103,25 +103,25 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[theirs],
+            pass_fds=[write_fd],
             start_new_session=True,
         )
-        os.close(theirs)
-        theirs = -1
-        words = _read_line(ready, until)
-        _collect(process)
+        os.close(write_fd)
+        write_fd = -1
+        result = _read_line(read_fd, deadline)
+        _reap(process)
     except OSError as exc:
         raise SupervisorError(f"no supervisor can be started: {exc}") from exc
     finally:
-        for fd in (log, ready, theirs):
+        for fd in (log, read_fd, write_fd):
             if fd >= 0:
                 os.close(fd)
-    if "error" in words:
-        raise _unusable(home, str(words["error"]), str(words["file"]))
-    return time.monotonic() < until
+    if "error" in result:
+        raise _unusable_error(home, str(result["error"]), str(result["file"]))
+    return time.monotonic() < deadline
 
 
-def _collect(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: subprocess.Popen[bytes]) -> None:
     """Reap *process*, which ends as soon as it has forked the supervisor."""
     try:
         process.wait(1.0)
@@ -130,32 +130,32 @@ def _collect(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _read_line(fd: int, until: float) -> dict[str, Any]:
+def _read_line(fd: int, deadline: float) -> dict[str, Any]:
     """Return the JSON line that a starting supervisor writes; empty if it dies or is too late."""
     line = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while not line.endswith(b"\n"):
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return {}
-        part = os.read(fd, 4096)
-        if not part:
+        chunk = os.read(fd, 4096)
+        if not chunk:
             return {}
-        line += part
-    words: dict[str, Any] = json.loads(line)
-    return words
+        line += chunk
+    result: dict[str, Any] = json.loads(line)
+    return result
 
 
 def _environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    passed = {
+    inherited = {
         name: value
         for name, value in environ.items()
-        if name in _PASSED_ON or name.startswith("LC_")
+        if name in _INHERITED_VARIABLES or name.startswith("LC_")
     }
-    return {**passed, "KINETIC_HOME": environ.get("KINETIC_HOME") or str(home)}
+    return {**inherited, "KINETIC_HOME": environ.get("KINETIC_HOME") or str(home)}
 
 
-def _unusable(home: Path, error: str, file: str) -> SupervisorError:
+def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
     return SupervisorError(
         f"{file}: {error}; jobs on this machine need a writable folder: "
         f"repair {home}, or set KINETIC_HOME to another one"
@@ -173,11 +173,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._decoder = Decoder()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._asked = 0
+        self._last_id = 0
         self._unsent = bytearray()
         self._events: deque[dict[str, Any]] = deque()
         self._event: asyncio.Future[None] | None = None
-        self._over = asyncio.Event()
+        self._closed = asyncio.Event()
         self.lost = False
 
     # --- what the loop calls -------------------------------------------------------------------
@@ -199,18 +199,18 @@ class Connection(asyncio.Protocol):
                 self._events.append(header)
             elif (answer := self._answers.pop(number, None)) is not None and not answer.done():
                 answer.set_result(header)
-        self._wake()
+        self._wake_watcher()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of `asyncio.Protocol`."""
         self.lost = True
-        self._over.set()
+        self._closed.set()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(Lost("the local supervisor has ended"))
                 answer.exception()  # marks it as retrieved: the caller may have been cancelled
         self._answers.clear()
-        self._wake()
+        self._wake_watcher()
 
     # --- what the client calls -----------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class Connection(asyncio.Protocol):
         if self.lost:
             answer.set_exception(Lost("the local supervisor has ended"))
             return answer
-        self._asked += 1
-        self._answers[self._asked] = answer
-        self.send({**header, "id": self._asked}, body)
+        self._last_id += 1
+        self._answers[self._last_id] = answer
+        self.send({**header, "id": self._last_id}, body)
         return answer
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -257,14 +257,14 @@ class Connection(asyncio.Protocol):
     async def aclose(self) -> None:
         """Drop the connection, and wait until it is closed."""
         self.close()
-        await self._over.wait()
+        await self._closed.wait()
 
     def _flush(self) -> None:
         if self._unsent and self._transport is not None:
             self._transport.write(bytes(self._unsent))
             self._unsent.clear()
 
-    def _wake(self) -> None:
+    def _wake_watcher(self) -> None:
         if self._event is not None and not self._event.done():
             self._event.set_result(None)
 
@@ -280,11 +280,11 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
     """
     loop = asyncio.get_running_loop()
     for _ in range(5):
-        dialling = loop.run_in_executor(None, connect, home, environ)
+        dialing = loop.run_in_executor(None, connect, home, environ)
         try:
-            sock = await asyncio.shield(dialling)
+            sock = await asyncio.shield(dialing)
         except asyncio.CancelledError:
-            dialling.add_done_callback(_hang_up)
+            dialing.add_done_callback(_close_socket)
             raise
         except OSError as exc:
             raise Unavailable(f"the local platform can't be used: {exc}") from exc
@@ -338,8 +338,8 @@ async def running(home: Path) -> Running | None:
         hello = await connection.ask({"op": "hello", "protocol": VERSION})
         jobs: Counter[str] = Counter()
         if tuple(hello["protocol"]) == VERSION:
-            found = await connection.ask({"op": "find", "names": [], "labels": {}})
-            jobs.update(str(one["phase"]) for one in found["jobs"])
+            answer = await connection.ask({"op": "find", "names": [], "labels": {}})
+            jobs.update(str(job["phase"]) for job in answer["jobs"])
     except Lost:  # the supervisor was about to shut down
         return None
     finally:
@@ -352,26 +352,27 @@ async def running(home: Path) -> Running | None:
     )
 
 
-async def end(one: Running) -> None:
+async def end(supervisor: Running) -> None:
     """Stop a supervisor and its jobs, and wait until its process has ended.
 
     Raises:
         Unavailable: The supervisor still runs after 30 s.
     """
     try:
-        os.kill(one.pid, signal.SIGTERM)
+        os.kill(supervisor.pid, signal.SIGTERM)
         async with asyncio.timeout(START_S):
             while True:
-                os.kill(one.pid, 0)
+                os.kill(supervisor.pid, 0)
                 await asyncio.sleep(0.05)
     except ProcessLookupError:
         return
     except TimeoutError as exc:
         raise Unavailable(
-            f"the supervisor {one.pid} has not ended after {START_S:g} s; see {one.log}"
+            f"the supervisor {supervisor.pid} has not ended after {START_S:g} s; "
+            f"see {supervisor.log}"
         ) from exc
 
 
-def _hang_up(dialling: asyncio.Future[socket.socket]) -> None:
-    if not dialling.cancelled() and dialling.exception() is None:
-        dialling.result().close()
+def _close_socket(dialing: asyncio.Future[socket.socket]) -> None:
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result().close()
