@@ -72,11 +72,11 @@ def count_kills() -> int | None:
     """Return how many processes of this control group, or machine, the kernel has killed."""
     for path in _counter_files():
         try:
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            matched = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
         except OSError:
             continue
-        if found is not None:
-            return int(found[1])
+        if matched is not None:
+            return int(matched[1])
     return None
 
 

@@ -254,7 +254,7 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
     from kinetic._tasks import in_thread
     from kinetic.options import settings_of
 
-    def packed() -> Archive | None:
+    def pack_project() -> Archive | None:
         environ = dict(os.environ)
         plain = settings_of(function)[0]
         project = discover.find_project(plain, environ=environ, cwd=Path.cwd())
@@ -263,7 +263,7 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         cache = configuration.home(environ) / "cache" / "pack"
         return archive.pack(project.root, exclude=[], cache=cache, environ=environ)
 
-    return await in_thread(packed)
+    return await in_thread(pack_project)
 
 
 async def image_of(function: Callable[..., Any]) -> Plan:

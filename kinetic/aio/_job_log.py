@@ -31,7 +31,7 @@ QUIET_S = 15.0
 
 
 async def lines(
-    at: JobRef, *, follow: bool = False, attempt: int | None = None, tail: int | None = None
+    ref: JobRef, *, follow: bool = False, attempt: int | None = None, tail: int | None = None
 ) -> AsyncGenerator[str]:
     """Yield the lines of one attempt: *attempt*, or the current one.
 
@@ -43,68 +43,68 @@ async def lines(
         NotFound: There is no log: the attempt has not started, or its log was removed.
         NoLog: The item has no attempt of this number yet.
     """
-    submission, cluster = at.submission, at.session.platform.cluster
-    item = submission.item(at.index)
+    submission, cluster = ref.submission, ref.session.platform.cluster
+    item = submission.item(ref.index)
     if attempt is not None or (follow and item is None):
-        item = await submission.look(at.index)
+        item = await submission.look(ref.index)
     if attempt is not None and item is not None and attempt > item.attempt:
-        who = submission.identity.job_id(at.index)
-        raise NoLog(f"{who} has no attempt {attempt}: it is at attempt {item.attempt}")
+        job_id = submission.identity.job_id(ref.index)
+        raise NoLog(f"{job_id} has no attempt {attempt}: it is at attempt {item.attempt}")
     number = attempt or (item.attempt if item is not None else 1)
-    found, ended = False, False
+    found_log, checked_after_end = False, False
     pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-    with at.session.awaiting(submission) if follow else nullcontext():
+    with ref.session.awaiting(submission) if follow else nullcontext():
         while True:
-            name, shown = submission.identity.attempt_name(at.index, number), False
+            name, has_lines = submission.identity.attempt_name(ref.index, number), False
             missing: NotFound | None = None
-            live = follow and (item is None or not item.state.final)
+            is_live = follow and (item is None or not item.state.final)
             source = cluster.logs(name, follow=follow, tail=tail)
             try:
-                async with _Reader(at, number, source, follow=follow) as reader:
+                async with _Reader(ref, number, source, follow=follow) as reader:
                     while (line := await reader.next()) is not None:
-                        shown = True
+                        has_lines = True
                         yield line
             except NotFound as exc:
                 missing = exc
-            if not shown and (missing is not None or not live):
-                kept = await submission.kept_log(at.index, number)
-                missing = None if kept else missing
-                for line in kept if tail is None else kept[max(0, len(kept) - tail) :]:
-                    shown = True
+            if not has_lines and (missing is not None or not is_live):
+                stored = await submission.kept_log(ref.index, number)
+                missing = None if stored else missing
+                for line in stored if tail is None else stored[max(0, len(stored) - tail) :]:
+                    has_lines = True
                     yield line
-            found = found or shown or missing is None
+            found_log = found_log or has_lines or missing is None
             if attempt is not None or not follow:
-                if missing is None and attempt is not None and not shown:
+                if missing is None and attempt is not None and not has_lines:
                     missing = None if await cluster.find(names=[name]) else NotFound(name)
                 if missing is not None:
                     raise missing
                 return
             if missing is not None:
-                item = await submission.look(at.index)
-                if item.attempt == number and not found:
+                item = await submission.look(ref.index)
+                if item.attempt == number and not found_log:
                     raise missing
-                if not ended and not _is_hopeless(at):
+                if not checked_after_end and not _is_hopeless(ref):
                     # The log may be about to appear: look once more after the attempt's end.
-                    ended = _is_past(item, number)
-                    if not ended:
-                        await _change(at, next(pauses))
+                    checked_after_end = _is_past(item, number)
+                    if not checked_after_end:
+                        await _wait_for_change(ref, next(pauses))
                     continue
-            if not await _until_past(at, number, LONGEST_PAUSE_S):
+            if not await _wait_until_past(ref, number, LONGEST_PAUSE_S):
                 return
-            item = submission.item(at.index)
-            number, ended = number + 1, False
+            item = submission.item(ref.index)
+            number, checked_after_end = number + 1, False
             pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
-async def last(at: JobRef, count: int) -> list[str]:
+async def last(ref: JobRef, count: int) -> list[str]:
     """Return the last *count* lines of the current attempt, and at most `LAST_BYTES` of them.
 
     Raises:
         NotFound: As `lines`.
     """
     kept, size = deque[bytes](), 0
-    async with aclosing(lines(at, tail=count)) as found:
-        async for line in found:
+    async with aclosing(lines(ref, tail=count)) as log_lines:
+        async for line in log_lines:
             kept.append(line.encode(errors="replace")[-LAST_BYTES:])
             size += len(kept[-1]) + 1
             while size > LAST_BYTES + 1:
@@ -120,14 +120,14 @@ class _Reader:
     """
 
     def __init__(
-        self, at: JobRef, number: int, source: AsyncGenerator[str], *, follow: bool
+        self, ref: JobRef, number: int, source: AsyncGenerator[str], *, follow: bool
     ) -> None:
         self._source = source
         self._limit: float | None = None
         self._waiting: asyncio.Timeout | None = None
         self._watch: asyncio.Task[None] | None = None
         if follow:
-            self._watch = at.session.spawn(self._limit_silence(at, number), name="end of a log")
+            self._watch = ref.session.spawn(self._limit_silence(ref, number), name="end of a log")
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,24 +147,24 @@ class _Reader:
         finally:
             self._waiting = None
 
-    async def _limit_silence(self, at: JobRef, number: int) -> None:
-        await _until_past(at, number, LOOK_S)
+    async def _limit_silence(self, ref: JobRef, number: int) -> None:
+        await _wait_until_past(ref, number, LOOK_S)
         self._limit = QUIET_S
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time() + QUIET_S)
 
 
-async def _until_past(at: JobRef, number: int, every: float) -> bool:
+async def _wait_until_past(ref: JobRef, number: int, interval: float) -> bool:
     """Wait until attempt *number* has ended; return whether a later attempt exists.
 
-    Checks *every* seconds. Returns False if this process can learn no more about the item.
+    Checks every *interval* seconds. Returns False if this process can learn no more about the item.
     """
-    item = at.submission.item(at.index)
+    item = ref.submission.item(ref.index)
     while not _is_past(item, number):
-        if _is_hopeless(at):
+        if _is_hopeless(ref):
             return False
-        heard = await _change(at, every)
-        item = at.submission.item(at.index) if heard else await at.submission.look(at.index)
+        changed = await _wait_for_change(ref, interval)
+        item = ref.submission.item(ref.index) if changed else await ref.submission.look(ref.index)
     return item is not None and item.attempt > number
 
 
@@ -172,25 +172,25 @@ def _is_past(item: wire.Item | None, number: int) -> bool:
     return item is not None and (item.attempt > number or item.state.final)
 
 
-def _is_hopeless(at: JobRef) -> bool:
+def _is_hopeless(ref: JobRef) -> bool:
     """Return whether this process can find out nothing more about the item."""
-    return bool(at.submission.error(at.index) or at.submission.abandoned)
+    return bool(ref.submission.error(ref.index) or ref.submission.abandoned)
 
 
-async def _change(at: JobRef, timeout: float) -> bool:
+async def _wait_for_change(ref: JobRef, timeout: float) -> bool:
     """Wait up to *timeout* seconds for a change of the item; return whether it changed."""
     changed = asyncio.Event()
 
-    def hear(index: int, item: wire.Item | None) -> None:
-        if index == at.index or item is None:
+    def on_change(index: int, item: wire.Item | None) -> None:
+        if index == ref.index or item is None:
             changed.set()
 
-    stop = at.submission.listen(hear)
+    stop_listening = ref.submission.listen(on_change)
     try:
         async with asyncio.timeout(timeout):
             await changed.wait()
     except TimeoutError:
         return False
     finally:
-        stop()
+        stop_listening()
     return True

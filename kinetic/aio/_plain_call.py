@@ -25,15 +25,15 @@ _stops: list[Callable[[], object]] = []
 
 
 class _Handler:
-    """Pass SIGTERM on to all plain calls; ``came`` says whether this process got one."""
+    """Pass SIGTERM on to all plain calls; ``received`` says whether this process got one."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.received = False
         self._process = os.getpid()
         self._ready: list[asyncio.Future[None]] = []
 
     def __call__(self, number: int, frame: object) -> None:
-        self.came = True
+        self.received = True
         if os.getpid() != self._process:  # a forked child: the parent owns the jobs
             _die()
         for stop in tuple(_stops):
@@ -44,12 +44,12 @@ class _Handler:
 
         Without this wait, the first call that returns could end the loop and interrupt the others.
         """
-        if self.came and len(self._ready) + 1 < len(_stops):
+        if self.received and len(self._ready) + 1 < len(_stops):
             self._ready.append(asyncio.get_running_loop().create_future())
             await self._ready[-1]
-        for one in self._ready:
-            if not one.done():
-                one.set_result(None)
+        for future in self._ready:
+            if not future.done():
+                future.set_result(None)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
         yield handler
     finally:
         _stops.remove(stop)
-        if not _stops and handler.came:
+        if not _stops and handler.received:
             _die()
         if (
             not _stops and signal.getsignal(signal.SIGTERM) is handler
@@ -96,7 +96,7 @@ def _die() -> None:
 
 T = TypeVar("T")
 
-GONE_S = 25.0
+CANCEL_TIMEOUT_S = 25.0
 """How many seconds to wait for a cancelled job's end; if it takes longer, the platform ends it."""
 
 
@@ -118,14 +118,14 @@ async def run_plain_call(
     with cancelled_on_sigterm() as sigterm:
         try:
             if debug:
-                return await _debugged(submit)
-            return await _owned(await _submitted(submit), stream_logs=stream_logs)
+                return await _run_debugged(submit)
+            return await _wait_owned(await _submit(submit), stream_logs=stream_logs)
         finally:
             if sigterm is not None:
                 await sigterm.all_ready()
 
 
-async def _submitted(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle[T]:
+async def _submit(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle[T]:
     try:
         return await submit()
     except asyncio.CancelledError:  # the submission has undone itself
@@ -133,16 +133,16 @@ async def _submitted(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle
         raise
 
 
-async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
+async def _wait_owned(job: JobHandle[T], *, stream_logs: bool) -> T:
     try:
         return await job.result(stream_logs=stream_logs)
     except asyncio.CancelledError:
         if not job.log_owed:
-            await release(_ended(job), what=f"cancelling {job.job_id}")
+            await release(_cancel(job), what=f"cancelling {job.job_id}")
         raise
 
 
-async def _ended(job: JobHandle[Any]) -> None:
+async def _cancel(job: JobHandle[Any]) -> None:
     await _end(job)
     _report(f"interrupted: {job.job_id} was cancelled and removed")
 
@@ -155,28 +155,28 @@ def _report(message: str) -> None:
 async def _end(job: JobHandle[Any]) -> None:
     """Stop and remove the job; remove its objects even if it doesn't end in time."""
     try:
-        await job.cleanup(cleanup_timeout=GONE_S)
+        await job.cleanup(cleanup_timeout=CANCEL_TIMEOUT_S)
     except BackendError:
         await job.cleanup(k8s=False)
         raise
 
 
-async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
+async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     engine.debugging.require_person()
     port = configuration.debug_port()
     engine.debugging.require_port(port)
-    job = await _submitted(submit)
+    job = await _submit(submit)
     try:
         forwarder = await job.debug_attach(port)
     except (JobError, NotFound) as exc:
         if isinstance(exc, ResultTimeout):
-            await release(_ended(job), what=f"removing {job.job_id}")
+            await release(_cancel(job), what=f"removing {job.job_id}")
             raise
-        return await _owned(job, stream_logs=False)  # the job has ended: nothing to attach to
+        return await _wait_owned(job, stream_logs=False)  # the job has ended: nothing to attach to
     except BaseException:
-        await release(_ended(job), what=f"removing {job.job_id}")
+        await release(_cancel(job), what=f"removing {job.job_id}")
         raise
     try:
-        return await _owned(job, stream_logs=False)
+        return await _wait_owned(job, stream_logs=False)
     finally:
         await release(in_thread(engine.debugging.end, forwarder), what="ending the forwarder")

@@ -29,8 +29,8 @@ AT_ONCE = 16
 
 DAY_S = 24 * 3600.0
 RENEWED_S = DAY_S / 2
-"""Content that was renewed longer ago is renewed before use. `kinetic gc` spares content for a day:
-for this time, and for as long again until the manifest that refers to the content is stored."""
+"""Renew content before use if its last renewal is older than this. `kinetic gc` deletes content
+after a day without renewal, so half a day is left to store the manifest that refers to it."""
 
 
 def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:

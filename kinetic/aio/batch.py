@@ -112,8 +112,12 @@ class BatchHandle(Generic[T, X]):
     def facts(self) -> dict[str, object]:
         """Return what is known without a request; for display, not for programs."""
         batch = self._batch
-        of = f" of {batch.total}" if batch.total is not None else ""
-        ended = f"{batch.submission.ended}{of}" if batch.followed else f"?{of}, not looked yet"
+        of_total = f" of {batch.total}" if batch.total is not None else ""
+        ended = (
+            f"{batch.submission.ended}{of_total}"
+            if batch.followed
+            else f"?{of_total}, not looked yet"
+        )
         return {
             "group_id": self.group_id,
             "name": self.name,
@@ -143,10 +147,10 @@ class BatchHandle(Generic[T, X]):
         if error is not None:
             level = logging.WARNING
             cause = "interrupted" if interrupted else f"its block raised {type(error).__name__}"
-        words = (
+        message = (
             "batch %s: %s; unfinished items are cancelled. To run them: kinetic batches retry %s"
         )
-        logging.log(level, words, self.group_id, cause, self.group_id)
+        logging.log(level, message, self.group_id, cause, self.group_id)
         submission = batch.submission
         try:
             await release(
@@ -276,7 +280,7 @@ class BatchHandle(Generic[T, X]):
         Cancelled: ends the wait; the batch continues.
         """
         async with (
-            self._consuming(timeout, windowed=False) as consumer,
+            self._new_consumer(timeout, windowed=False) as consumer,
             asyncio.timeout_at(consumer.deadline),
         ):
             while await consumer.more():
@@ -303,7 +307,7 @@ class BatchHandle(Generic[T, X]):
             async for job in batch.as_completed():
                 print(job.group_index, await job)
         """
-        async with self._consuming(timeout) as consumer:
+        async with self._new_consumer(timeout) as consumer:
             while True:
                 async with asyncio.timeout_at(consumer.deadline):
                     if not await consumer.more():
@@ -343,11 +347,11 @@ class BatchHandle(Generic[T, X]):
             async for index, rate, outcome in batch.outcomes():
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
-        async with self._consuming(timeout, ordered=ordered) as consumer:
+        async with self._new_consumer(timeout, ordered=ordered) as consumer:
             async for index, outcome in consumer:
-                yield Completion(index, await self._input(index), outcome)
+                yield Completion(index, await self._read_input(index), outcome)
 
-    async def _input(self, index: int) -> Any:
+    async def _read_input(self, index: int) -> Any:
         try:
             return await self._batch.input_of(index)
         except SubmissionError:
@@ -356,11 +360,11 @@ class BatchHandle(Generic[T, X]):
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
             if index not in self._batch.submission.values:  # else `results` removed the value
-                what = "can't rebuild input %d of %s in this process; its input is None: %s"
-                logging.warning(what, index, self.group_id, exc)
+                message = "can't rebuild input %d of %s in this process; its input is None: %s"
+                logging.warning(message, index, self.group_id, exc)
             return None
 
-    def _consuming(
+    def _new_consumer(
         self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
     ) -> Consumer:
         check(timeout=timeout)
@@ -391,8 +395,8 @@ class BatchHandle(Generic[T, X]):
     @property
     def max_concurrent(self) -> int | None:
         """The most jobs that may be unfinished at once; None means no limit."""
-        found = self._batch.manifest["terms"].get("max_concurrent")
-        return int(found) if found is not None else None
+        limit = self._batch.manifest["terms"].get("max_concurrent")
+        return int(limit) if limit is not None else None
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
         """Return index and seconds of the items that have run longest.
@@ -402,11 +406,12 @@ class BatchHandle(Generic[T, X]):
         Args:
             count: How many items.
         """
-        seen = self._batch.submission.observations()
+        observations = self._batch.submission.observations()
         ages = {
             index: age
-            for index, one in seen.items()
-            if one.phase is Phase.RUNNING and (age := _age(one.created_at)) is not None
+            for index, observation in observations.items()
+            if observation.phase is Phase.RUNNING
+            and (age := _age(observation.created_at)) is not None
         }
         return sorted(ages.items(), key=lambda pair: -pair[1])[:count]
 
@@ -514,40 +519,55 @@ class BatchHandle(Generic[T, X]):
             losses = await batch.results()
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
-        async with self._consuming(timeout) as consumer:
-            found = {index: outcome async for index, outcome in consumer}
+        async with self._new_consumer(timeout) as consumer:
+            outcomes = {index: outcome async for index, outcome in consumer}
             total = self._batch.total
-            if total is not None and len(found) < total:  # a short list would look like success
+            if total is not None and len(outcomes) < total:  # a short list would look like success
                 raise KineticError(
-                    f"batch {self.group_id} has ended, but only {len(found)} of its {total} items "
-                    "were read; call results() again"
+                    f"batch {self.group_id} has ended, but only {len(outcomes)} of its {total} "
+                    "items were read; call results() again"
                 )
-            self._failed = [i for i, one in found.items() if isinstance(one, Failed | Lost)]
+            self._failed = [
+                index for index, outcome in outcomes.items() if isinstance(outcome, Failed | Lost)
+            ]
             if cleanup:
-                await self._tidy(found, consumer.deadline)
-        refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
+                await self._remove_unneeded(outcomes, consumer.deadline)
+        refused = {
+            index: outcome.error
+            for index, outcome in outcomes.items()
+            if outcome.error and self._is_refused(index)
+        }
         self._refusals.update(refused)
-        if not return_exceptions and not all(outcome.ok for outcome in found.values()):
-            raise self._error(found, refused)
-        order = sorted(found) if ordered else found
-        return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
+        if not return_exceptions and not all(outcome.ok for outcome in outcomes.values()):
+            raise self._build_error(outcomes, refused)
+        indices = sorted(outcomes) if ordered else outcomes
+        return [
+            outcome.value if isinstance(outcome := outcomes[index], Succeeded) else outcome.error
+            for index in indices
+        ]
 
-    async def _tidy(self, found: dict[int, Outcome[T]], deadline: float | None) -> None:
+    async def _remove_unneeded(
+        self, outcomes: dict[int, Outcome[T]], deadline: float | None
+    ) -> None:
         """Remove the objects that the caller no longer needs; log those that can't be removed."""
-        values = {i: one.value for i, one in found.items() if isinstance(one, Succeeded)}
-        whole = len(values) == len(found) == self._batch.total and self._batch.sealed
+        values = {
+            index: outcome.value
+            for index, outcome in outcomes.items()
+            if isinstance(outcome, Succeeded)
+        }
+        is_complete = len(values) == len(outcomes) == self._batch.total and self._batch.sealed
         try:
             async with asyncio.timeout_at(deadline):
-                if not whole:
+                if not is_complete:
                     await self._batch.delete_jobs()
                 elif not self._batch.items_removed:
-                    await self._batch.collect(values, await self._history())
+                    await self._batch.collect(values, await self._read_history())
         except (BackendError, TimeoutError) as exc:
-            why = str(exc) or "the timeout is over"
-            what = "%s: some of its objects remain (%s); results() or cleanup() removes them"
-            logging.warning(what, self.group_id, why)
+            cause = str(exc) or "the timeout is over"
+            message = "%s: some of its objects remain (%s); results() or cleanup() removes them"
+            logging.warning(message, self.group_id, cause)
 
-    async def _history(self) -> list[Any] | None:
+    async def _read_history(self) -> list[Any] | None:
         """Return what a report needs of each item; None if it can't be read."""
         from kinetic.aio._engine import history  # only results() and report() need it
 
@@ -557,24 +577,29 @@ class BatchHandle(Generic[T, X]):
             logging.warning("%s: its report will have no items: %s", self.group_id, exc)
             return None
 
-    def _error(self, found: dict[int, Outcome[T]], refused: dict[int, Exception]) -> BatchError:
-        failed = [i for i in sorted(found) if not found[i].ok and i not in refused]
+    def _build_error(
+        self, outcomes: dict[int, Outcome[T]], refused: dict[int, Exception]
+    ) -> BatchError:
+        failed = [
+            index for index in sorted(outcomes) if not outcomes[index].ok and index not in refused
+        ]
         handles = [self._handle(index) for index in failed]
         partial = [
-            one.value if isinstance(one := found[i], Succeeded) else None for i in sorted(found)
+            outcome.value if isinstance(outcome := outcomes[index], Succeeded) else None
+            for index in sorted(outcomes)
         ]
-        cancelled = {i for i in failed if isinstance(found[i], Cancelled)}
+        cancelled = {index for index in failed if isinstance(outcomes[index], Cancelled)}
         # Report the failure itself before the items that were cancelled because of it.
-        bad = {i for i in found if not found[i].ok}
-        first = min(bad - cancelled or bad, default=0)
-        error = found[first].error
-        words = one_line(f"item {first}: {type(error).__name__}: {error}")
+        without_value = {index for index in outcomes if not outcomes[index].ok}
+        first = min(without_value - cancelled or without_value, default=0)
+        error = outcomes[first].error
+        message = one_line(f"item {first}: {type(error).__name__}: {error}")
         return BatchError(
             self.group_id,
             handles,
             partial,
             refused,
-            first_failure=words,
+            first_failure=message,
             cancelled=len(cancelled),
             cause=self._batch.cause,
         )
@@ -737,17 +762,17 @@ class BatchHandle(Generic[T, X]):
             return 0
         batch.coordinator.window.lift()
         pump = batch.coordinator.pump
-        cut = pump is not None and not (pump.known_length or pump.finished)
+        is_cut_off = pump is not None and not (pump.known_length or pump.finished)
         await batch.seal()
-        if cut and batch.stored:
+        if is_cut_off and batch.stored:
             logging.warning(
                 "batch %s: this process ends, so it takes no more inputs from their iterator; the "
                 "batch has only the %d stored ones. To take all, call wait() before the end",
                 batch.group_id,
                 batch.stored,
             )
-        asked = sum(batch.submitted(index) for index in range(batch.known))
-        return batch.known - asked - len(batch.submission.refusals)
+        submitted_count = sum(batch.submitted(index) for index in range(batch.known))
+        return batch.known - submitted_count - len(batch.submission.refusals)
 
 
 def _age(created_at: str) -> float | None:

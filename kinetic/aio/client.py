@@ -92,7 +92,7 @@ class Client:
     ) -> None:
         check(max_concurrent=max_concurrent)
         _log_level.obey()
-        self._where = {
+        self._target_settings = {
             "backend": backend,
             "project": project,
             "zone": zone,
@@ -106,7 +106,7 @@ class Client:
         self._id = os.urandom(6).hex()
         self._process = os.getpid()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
-        self._under_way = InFlight()
+        self._in_flight = InFlight()
         self.closed = False
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ class Client:
             return
         sessions, self._sessions = self._sessions, {}
         try:
-            await release(self._under_way.end(), what="undoing submissions in progress")
+            await release(self._in_flight.end(), what="undoing submissions in progress")
         finally:
             await release(_close([*sessions.values()]), what="closing the client")
 
@@ -182,16 +182,16 @@ class Client:
         return await self._submit(engine.prepare.single_call(function, args, kwargs, owned=True))
 
     async def _submit(self, call: Call) -> JobHandle[Any]:
-        async with self._under_way.block():
+        async with self._in_flight.block():
             async with self._packing:
-                session, call = await self._settled(call)
+                session, call = await self._open_for_call(call)
                 packed = await engine.prepare.pack(call)
             try:
-                placed = await engine.prepare.upload_call(session, packed)
-                record, at = await engine.beginning.start_job(session, packed, placed)
+                uploaded = await engine.prepare.upload_call(session, packed)
+                record, job_ref = await engine.beginning.start_job(session, packed, uploaded)
             finally:
                 shutil.rmtree(packed.spool, ignore_errors=True)
-            return _job(record, at)
+            return _job(record, job_ref)
 
     @overload
     async def run(
@@ -296,8 +296,8 @@ class Client:
         check(inputs=inputs)
         call = engine.prepare.batch_call(function, settings.project, settings.cluster)
         with display.wanted(settings.progress):
-            async with self._under_way.block():
-                session, call = await self._settled(call)
+            async with self._in_flight.block():
+                session, call = await self._open_for_call(call)
                 batch = await engine.batches.start(session, call, inputs, settings)
         return _batch(batch, progress=settings.progress)
 
@@ -324,8 +324,8 @@ class Client:
             batch = await engine.batches.attach(session, item[0])
             return await _batch(batch, attached=True).job(item[1])
         manifest = await engine.manifest.read_manifest(session, job_id)
-        at = await self._following(session, job_id, manifest)
-        return _job(manifest, at)
+        job_ref = await self._job_ref(session, job_id, manifest)
+        return _job(manifest, job_ref)
 
     async def attach_batch(
         self,
@@ -412,8 +412,8 @@ class Client:
             ConfigurationError: An argument is wrong.
         """
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
-        given = {"project": project, "cluster": cluster}
-        session = await self._open({**self._where, **_given(given)})
+        overrides = {"project": project, "cluster": cluster}
+        session = await self._open({**self._target_settings, **_drop_none(overrides)})
         found = await engine.batches.list_batches(session, name, tags, limit)
         return [_batch(batch, attached=True) for batch in found]
 
@@ -439,13 +439,13 @@ class Client:
             ConfigurationError: An argument is wrong.
         """
         check(project=project, cluster=cluster, limit=limit)
-        given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
-        where = {**self._where, **_given(given)}
-        session = await self._open(where)
+        overrides = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
+        settings = {**self._target_settings, **_drop_none(overrides)}
+        session = await self._open(settings)
         names = BACKENDS[session.target.backend].beside
-        beside = [await self._open({**where, "backend": backend}) for backend in names]
-        found = await engine.listing.records(session, beside, limit)
-        return [_job(one, self.follow_record) for one in found]
+        beside_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
+        found = await engine.listing.records(session, beside_sessions, limit)
+        return [_job(record, self.follow_record) for record in found]
 
     async def collect(self) -> Collection:
         """Remove unused contents from the store and from this machine's caches.
@@ -473,7 +473,7 @@ class Client:
         from kinetic import _collector
         from kinetic.aio._shared_objects import Blocking
 
-        session = await self._open(self._where)
+        session = await self._open(self._target_settings)
         platform, limits = session.platform, _collector.Limits.of(os.environ)
         store = _collector.directory_of(platform.store.url) or Blocking(platform.store)
         builds = Blocking(platform.builds) if platform.builds is not None else None
@@ -491,56 +491,60 @@ class Client:
         Raises:
             NotFound: There is no such job in the store.
         """
-        where = (record.project or None, record.cluster_name or None)
-        session = await self._session_for_id(record.group_id or record.job_id, *where)
+        location = (record.project or None, record.cluster_name or None)
+        session = await self._session_for_id(record.group_id or record.job_id, *location)
         if record.group_id is not None:
-            find = engine.batches.attach if whole else engine.batches.unread
-            batch = await find(session, record.group_id)
+            find_batch = engine.batches.attach if whole else engine.batches.unread
+            batch = await find_batch(session, record.group_id)
             return batch.following(record.group_index or 0)
         manifest = await engine.manifest.read_manifest(session, record.job_id)
-        return await self._following(session, record.job_id, manifest)
+        return await self._job_ref(session, record.job_id, manifest)
 
-    async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
+    async def _job_ref(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         submission = session.followed(job_id)
         if submission is None:
             platform = session.platform
             identity = await engine.beginning.identity_of(session, job_id, manifest)
-            new = engine.submission.Submission(identity, platform.store, platform.cluster)
-            new.relaunched = platform.relaunches
-            submission = session.follow(new, ours=False)
+            new_submission = engine.submission.Submission(
+                identity, platform.store, platform.cluster
+            )
+            new_submission.relaunched = platform.relaunches
+            submission = session.follow(new_submission, ours=False)
         return engine.session.JobRef(session=session, submission=submission, index=0)
 
-    async def _settled(self, call: Call) -> tuple[Session, Call]:
+    async def _open_for_call(self, call: Call) -> tuple[Session, Call]:
         """Open the platform of *call*; choose a layout of the accelerator that the platform has."""
         session = await self._session(call.options)
-        asked = call.options.parsed_accelerator
-        found = await session.platform.layout(asked)
-        if found == asked:
+        requested = call.options.parsed_accelerator
+        available = await session.platform.layout(requested)
+        if available == requested:
             return session, call
-        options = call.options.changed(accelerator=str(found))
+        options = call.options.changed(accelerator=str(available))
         return await self._session(options), dataclasses.replace(call, options=options)
 
     async def _session(self, settings: Options) -> Session:
-        given = {name: getattr(settings, name) for name in self._where}
-        return await self._open({**self._where, **_given(given)}, settings.parsed_accelerator)
+        overrides = {name: getattr(settings, name) for name in self._target_settings}
+        return await self._open(
+            {**self._target_settings, **_drop_none(overrides)}, settings.parsed_accelerator
+        )
 
     async def _session_for_id(
-        self, identity: str, project: str | None, cluster: str | None
+        self, given_id: str, project: str | None, cluster: str | None
     ) -> Session:
-        where = {**self._where, **_given({"project": project, "cluster": cluster})}
-        for backend, adapters in BACKENDS.items():
-            if adapters.marker and f"-{adapters.marker}" in identity:
-                where["backend"] = backend
-        session = await self._open(where)
-        own = BACKENDS[session.target.backend]
-        if own.beside and f"-{own.marker}" not in identity:
+        settings = {**self._target_settings, **_drop_none({"project": project, "cluster": cluster})}
+        for backend, candidate in BACKENDS.items():
+            if candidate.marker and f"-{candidate.marker}" in given_id:
+                settings["backend"] = backend
+        session = await self._open(settings)
+        opened_backend = BACKENDS[session.target.backend]
+        if opened_backend.beside and f"-{opened_backend.marker}" not in given_id:
             # Another backend of the same cluster runs this job.
-            session = await self._open({**where, "backend": own.beside[0]})
+            session = await self._open({**settings, "backend": opened_backend.beside[0]})
         return session
 
     async def _open(
         self,
-        where: Mapping[str, str | None],
+        settings: Mapping[str, str | None],
         accelerator: Accelerator | None = None,
     ) -> Session:
         if os.getpid() != self._process:
@@ -548,23 +552,23 @@ class Client:
         if self.closed:
             raise ClientClosed(CLOSED)
         target = configuration.resolve(
-            backend=where["backend"],
-            project=where["project"],
-            zone=where["zone"],
-            cluster=where["cluster"],
-            namespace=where["namespace"],
+            backend=settings["backend"],
+            project=settings["project"],
+            zone=settings["zone"],
+            cluster=settings["cluster"],
+            namespace=settings["namespace"],
             store=self._store,
             accelerator=accelerator,
         )
-        place = (configuration.home(os.environ), target)
-        opening = self._sessions.get(place)
+        session_key = (configuration.home(os.environ), target)
+        opening = self._sessions.get(session_key)
         if opening is None or (opening.done() and opening.exception() is not None):
             loop = running_loop()
-            opening = loop.create_task(self._opened(target), name="kinetic open platform")
-            self._sessions[place] = opening
+            opening = loop.create_task(self._open_session(target), name="kinetic open platform")
+            self._sessions[session_key] = opening
         return await shared(opening, "the client")
 
-    async def _opened(self, target: configuration.Target) -> Session:
+    async def _open_session(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
         await anyio.to_thread.run_sync(engine.scratch.sweep_scratch, abandon_on_cancel=True)
         return engine.session.Session(target, platform, self._id, self.limit)
@@ -574,13 +578,13 @@ async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for opening in sessions:
         opening.cancel()  # has no effect if the session is open
     opened = await asyncio.gather(*sessions, return_exceptions=True)
-    closing = (one.aclose() for one in opened if not isinstance(one, BaseException))
-    for end in await asyncio.gather(*closing, return_exceptions=True):
-        if isinstance(end, BaseException):
-            logging.warning("can't close the client: %s", described(end))
+    closing = (session.aclose() for session in opened if not isinstance(session, BaseException))
+    for result in await asyncio.gather(*closing, return_exceptions=True):
+        if isinstance(result, BaseException):
+            logging.warning("can't close the client: %s", described(result))
 
 
-def _given(values: Mapping[str, str | None]) -> dict[str, str | None]:
+def _drop_none(values: Mapping[str, str | None]) -> dict[str, str | None]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -590,10 +594,10 @@ def _job(record: dict[str, Any], follow: JobRef | Follow) -> JobHandle[Any]:
     return JobHandle[Any].from_dict(record).bound(follow)
 
 
-def _batch(batch: Batch, **how: Any) -> BatchHandle[Any]:
+def _batch(batch: Batch, **options: Any) -> BatchHandle[Any]:
     from kinetic.aio.batch import BatchHandle
 
-    return BatchHandle(batch, **how)
+    return BatchHandle(batch, **options)
 
 
 # --- the implicit client of a loop -----------------------------------------------------

@@ -99,13 +99,13 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __post_init__(self) -> None:
         self._find: Follow | None = None
-        self._following: JobRef | None = None
-        self._looked: JobRef | None = None
+        self._followed_ref: JobRef | None = None
+        self._item_ref: JobRef | None = None
         self._value: Any = _UNSET
         self._reading = asyncio.Lock()
         self._cleaned = False
         self.log_owed = False
-        """Whether the job has ended before all of the log that you want was printed; internal."""
+        """Whether the job has ended before its whole log was printed; internal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -124,29 +124,31 @@ class JobHandle(JobRecord, Generic[T]):
 
         Sends no request. Follows the job only if called on its loop.
         """
-        if self._following is not None and not self._cleaned:
-            engine.notebook.follow_job(self._following)
+        if self._followed_ref is not None and not self._cleaned:
+            engine.notebook.follow_job(self._followed_ref)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
         """Return what is known without a request, such as the last status; for display."""
-        at = self._found
-        seen = at.submission.status(at.index) if at is not None else None
-        if self._cleaned and not (seen is not None and seen.terminal):
-            seen = JobStatus.NOT_FOUND
+        ref = self._known_ref
+        status = ref.submission.status(ref.index) if ref is not None else None
+        if self._cleaned and not (status is not None and status.terminal):
+            status = JobStatus.NOT_FOUND
         return {
             "job_id": self.job_id,
             "function": self.func_name,
-            "status": seen.value if seen is not None else "",
+            "status": status.value if status is not None else "",
             "created_at": self.created_at,
         }
 
     def began_at(self) -> str:
         """Return when the last known attempt began, or when the job was submitted; internal."""
-        if (at := self._found) is not None:
-            if (seen := at.submission.observation(at.index)) is not None and seen.created_at:
-                return seen.created_at
-            item = at.submission.item(at.index)
+        if (ref := self._known_ref) is not None:
+            if (
+                observation := ref.submission.observation(ref.index)
+            ) is not None and observation.created_at:
+                return observation.created_at
+            item = ref.submission.item(ref.index)
             started = item.outcome.started if item is not None and item.outcome else None
             if started is not None:
                 return datetime.fromtimestamp(started, UTC).isoformat()
@@ -160,7 +162,7 @@ class JobHandle(JobRecord, Generic[T]):
         if callable(at):
             self._find = at
         else:
-            self._following = at
+            self._followed_ref = at
         return self
 
     async def _follow(self) -> JobRef:
@@ -169,14 +171,14 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: There is no such job.
         """
-        if self._following is None:
-            self._following = await (self._find or implicit_client.follow)(self, whole=True)
-        self._following.submission.refuse_removed()
-        return self._following
+        if self._followed_ref is None:
+            self._followed_ref = await (self._find or implicit_client.follow)(self, whole=True)
+        self._followed_ref.submission.refuse_removed()
+        return self._followed_ref
 
     @property
-    def _found(self) -> JobRef | None:
-        return self._following or self._looked
+    def _known_ref(self) -> JobRef | None:
+        return self._followed_ref or self._item_ref
 
     async def _look(self) -> JobRef:
         """Find the job for a single look; unlike `_follow`, don't read the whole batch of an item.
@@ -184,12 +186,12 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: There is no such job.
         """
-        if self._following is not None or self.group_id is None:
+        if self._followed_ref is not None or self.group_id is None:
             return await self._follow()
-        if self._looked is None:
-            self._looked = await (self._find or implicit_client.follow)(self, whole=False)
-        self._looked.submission.refuse_removed()
-        return self._looked
+        if self._item_ref is None:
+            self._item_ref = await (self._find or implicit_client.follow)(self, whole=False)
+        self._item_ref.submission.refuse_removed()
+        return self._item_ref
 
     async def status(self) -> JobStatus:
         """Read the current status from the store and the platform.
@@ -199,46 +201,46 @@ class JobHandle(JobRecord, Generic[T]):
         if self._cleaned:
             return JobStatus.NOT_FOUND
         try:
-            at = await self._look()
+            ref = await self._look()
         except NotFound:
             return JobStatus.NOT_FOUND
-        item = await at.submission.look(at.index)
-        if at.submission.cleaned if item.state.final else not await self._exists(at):
+        item = await ref.submission.look(ref.index)
+        if ref.submission.cleaned if item.state.final else not await self._exists(ref):
             return JobStatus.NOT_FOUND
         if not item.state.final:
             try:
-                await at.reconcile()
+                await ref.reconcile()
             except NotFound:  # another process has just removed the job
                 return JobStatus.NOT_FOUND
-        return at.submission.status(at.index)
+        return ref.submission.status(ref.index)
 
-    async def _exists(self, at: JobRef) -> bool:
-        return bool(await at.session.platform.store.list(at.submission.identity.entry))
+    async def _exists(self, ref: JobRef) -> bool:
+        return bool(await ref.session.platform.store.list(ref.submission.identity.entry))
 
     async def reason(self) -> str:
         """Explain why the job is in its state; empty if there is no explanation.
 
         Asks the platform why a waiting job waits. Unpickles nothing.
         """
-        at = await self._look()
-        item = await at.submission.look(at.index)
+        ref = await self._look()
+        item = await ref.submission.look(ref.index)
         if not item.state.final:
             with suppress(BackendError):  # then use what is known
-                item = await at.reconcile(explained=True)
-        seen = at.submission.observation(at.index)
+                item = await ref.reconcile(explained=True)
+        observation = ref.submission.observation(ref.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
                 return "cancelled"
-            if (why := at.submission.error(at.index)) is not None:
-                return str(why)
-            unseen = NOT_ON_PLATFORM if self.group_id is None else ""
-            return seen.message if seen is not None else unseen
+            if (error := ref.submission.error(ref.index)) is not None:
+                return str(error)
+            fallback = NOT_ON_PLATFORM if self.group_id is None else ""
+            return observation.message if observation is not None else fallback
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
-        outcome, body = await at.submission.outcome(at.index, item.attempt)
-        words = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
-        cause = await self._host_cause(at, item)
-        return f"{words}; {cause}" if cause not in words else words
+        outcome, body = await ref.submission.outcome(ref.index, item.attempt)
+        text = f"{item.outcome.reason}: {results.reason_text(outcome, body, self.job_id)}"
+        cause = await self._host_cause(ref, item)
+        return f"{text}; {cause}" if cause not in text else text
 
     @own_frames_left_out
     async def result(
@@ -279,15 +281,17 @@ class JobHandle(JobRecord, Generic[T]):
         check(timeout=timeout)
         if self._value is _UNSET:
             try:
-                at = await self._follow()
-                item = await self._ended(at, timeout, stream_logs, on_status_change)
+                ref = await self._follow()
+                item = await self._wait_ended(ref, timeout, stream_logs, on_status_change)
                 if item.state is not wire.ItemState.SUCCEEDED:
-                    raise await self._failure(at, item)
-                cleans = cleanup or (cleanup is None and not self.debug)
-                if cleans and self.log_owed:
-                    await self._end_processes(at)
-                    cleans = False
-                return cast("T", await self._take(at, item, cleanup_timeout if cleans else None))
+                    raise await self._failure(ref, item)
+                cleans_up = cleanup or (cleanup is None and not self.debug)
+                if cleans_up and self.log_owed:
+                    await self._end_processes(ref)
+                    cleans_up = False
+                return cast(
+                    "T", await self._read_once(ref, item, cleanup_timeout if cleans_up else None)
+                )
             except NotFound:
                 if self._value is _UNSET:
                     raise  # else another call has read the value, and has cleaned up
@@ -306,9 +310,9 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: ends the wait; the job keeps running.
         """
         check(timeout=timeout)
-        at = await self._follow()
-        await self._closed(at, timeout)
-        return at.submission.status(at.index)
+        ref = await self._follow()
+        await self._wait_closed(ref, timeout)
+        return ref.submission.status(ref.index)
 
     async def noted(self) -> dict[str, bool | int | float | str | None]:
         """Return the numbers and short strings of the result by name, without unpickling it.
@@ -316,11 +320,11 @@ class JobHandle(JobRecord, Generic[T]):
         kinetic keeps at most 1 KiB of them when the job ends. For a failure, ``error`` is its
         type and the beginning of its message. Empty before the job ends.
         """
-        at = await self._follow()
-        item = await at.submission.look(at.index)
+        ref = await self._follow()
+        item = await ref.submission.look(ref.index)
         if item.outcome is None:
             return {}
-        outcome, _ = await at.submission.outcome(at.index, item.attempt)
+        outcome, _ = await ref.submission.outcome(ref.index, item.attempt)
         return {**(outcome.note or {})}
 
     async def estimate(self) -> Estimate:
@@ -329,14 +333,14 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: The job was cleaned up.
         """
-        at = await self._look()
-        attempts = (await at.submission.all_attempts([at.index])).get(at.index, {})
-        if not attempts and not await self._exists(at):
-            raise at.submission.identity.gone
+        ref = await self._look()
+        attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
+        if not attempts and not await self._exists(ref):
+            raise ref.submission.identity.gone
         if not attempts:
-            await at.submission.refuse_collected()
+            await ref.submission.refuse_collected()
         meter = Meter()
-        meter.note(at.index, attempts, settled=True)
+        meter.note(ref.index, attempts, settled=True)
         return Estimate(
             accelerator=str(parse(self.accelerator)),
             price=Price(**self.price) if self.price is not None else None,
@@ -368,32 +372,32 @@ class JobHandle(JobRecord, Generic[T]):
                 f"can't write the value to {path}: there is no folder {folder}; create it, or name "
                 "another folder"
             )
-        at = await self._follow()
-        item = await self._closed(at, timeout)
+        ref = await self._follow()
+        item = await self._wait_closed(ref, timeout)
         if item.outcome is None:
             raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
-        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        outcome, body = await ref.submission.outcome(ref.index, item.attempt)
         if item.state is not wire.ItemState.SUCCEEDED:
             raise JobError(results.reason_text(outcome, body, self.job_id), job_id=self.job_id)
-        return await results.save_value(at.session.platform.store, outcome, body, Path(path))
+        return await results.save_value(ref.session.platform.store, outcome, body, Path(path))
 
-    async def _ended(
+    async def _wait_ended(
         self,
-        at: JobRef,
+        ref: JobRef,
         timeout: float | None,
         stream_logs: bool | None,
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
         """Wait for the end; meanwhile print the log and report statuses if asked to."""
-        stop_notifying = self._notify(at, on_status_change)
+        stop_notifying = self._notify(ref, on_status_change)
         printer = LogPrinter()
         printing = (
-            at.session.spawn(self._print(printer), name="print logs") if stream_logs else None
+            ref.session.spawn(self._print(printer), name="print logs") if stream_logs else None
         )
         try:
-            item = await self._closed(at, timeout)
+            item = await self._wait_closed(ref, timeout)
             if printing is not None:
-                await self._print_rest(at, printer, printing)
+                await self._print_rest(ref, printer, printing)
             return item
         finally:
             stop_notifying()
@@ -401,50 +405,52 @@ class JobHandle(JobRecord, Generic[T]):
                 printing.cancel()
 
     async def _print_rest(
-        self, at: JobRef, printer: LogPrinter, printing: asyncio.Task[str]
+        self, ref: JobRef, printer: LogPrinter, printing: asyncio.Task[str]
     ) -> None:
         """Wait until the log of the ended job is printed; if that fails, warn and keep the log.
 
         After storing its outcome, the job's process may print more; nothing waits for that output.
         """
-        why, lines = "", -1
+        cause, printed = "", -1
         self.log_owed = True  # also if this is cancelled
         try:
             await asyncio.wait({printing}, timeout=DRAIN_S)
-            leaving = not printing.done() and await self._is_leaving(at)
-            patience = DRAIN_S if leaving else SILENCE_S
-            while not printing.done() and (printer.behind or printer.lines != lines):
-                lines = printer.lines
+            is_leaving = not printing.done() and await self._is_leaving(ref)
+            patience = DRAIN_S if is_leaving else SILENCE_S
+            while not printing.done() and (printer.behind or printer.lines != printed):
+                printed = printer.lines
                 await asyncio.wait({printing}, timeout=patience)
             if printing.done():
-                why = printing.result()
-            elif leaving:
+                cause = printing.result()
+            elif is_leaving:
                 logging.warning(
                     "%s has ended, but its process still runs; further output isn't printed",
                     self.job_id,
                 )
             else:
-                why = f"no line came for {SILENCE_S:g} s"
+                cause = f"no line came for {SILENCE_S:g} s"
         except asyncio.CancelledError:
-            why = "interrupted"
+            cause = "interrupted"
             raise
         finally:
-            self.log_owed = bool(why)
-            if why:
+            self.log_owed = bool(cause)
+            if cause:
                 logging.warning(
                     "printed only %d lines of the output of %s: %s; its log is kept: "
                     "kinetic.attach(%r).logs() reads it, cleanup() removes it",
                     printer.lines,
                     self.job_id,
-                    why,
+                    cause,
                     self.job_id,
                 )
 
-    async def _is_leaving(self, at: JobRef) -> bool:
+    async def _is_leaving(self, ref: JobRef) -> bool:
         """Whether the platform reports that the job has stored its outcome and only has to exit."""
         with suppress(BackendError):
-            found = await at.session.platform.cluster.find(names=self._attempt_names(at))
-            return any(one.leaving and one.phase is Phase.RUNNING for one in found)
+            found = await ref.session.platform.cluster.find(names=self._attempt_names(ref))
+            return any(
+                observation.leaving and observation.phase is Phase.RUNNING for observation in found
+            )
         return False
 
     async def _print(self, printer: LogPrinter) -> str:
@@ -459,16 +465,20 @@ class JobHandle(JobRecord, Generic[T]):
             return str(exc)
         return ""
 
-    async def _end_processes(self, at: JobRef) -> None:
+    async def _end_processes(self, ref: JobRef) -> None:
         """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
         By then the runner has stored the end of the log. A cleanup would delete the log instead.
         """
-        cluster, alive = at.session.platform.cluster, list[str]()
+        cluster, alive = ref.session.platform.cluster, list[str]()
         try:
             for _ in range(LEAVING_S):
-                found = await cluster.find(names=self._attempt_names(at))
-                alive = [one.name for one in found if one.phase in (Phase.PENDING, Phase.RUNNING)]
+                found = await cluster.find(names=self._attempt_names(ref))
+                alive = [
+                    observation.name
+                    for observation in found
+                    if observation.phase in (Phase.PENDING, Phase.RUNNING)
+                ]
                 if not alive:
                     return
                 await asyncio.sleep(1)
@@ -476,28 +486,28 @@ class JobHandle(JobRecord, Generic[T]):
         except BackendError as exc:
             logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
-    async def _take(self, at: JobRef, item: wire.Item, cleanup_timeout: float | None) -> Any:
+    async def _read_once(self, ref: JobRef, item: wire.Item, cleanup_timeout: float | None) -> Any:
         """Read the value once for all callers; then clean up, unless *cleanup_timeout* is None."""
         async with self._reading:
             if self._value is not _UNSET:
                 return self._value
-            value = await self._read_value(at, item)
+            value = await self._read_value(ref, item)
             if cleanup_timeout is not None and self.group_id is None:
                 self._value = value  # an item's outcome stays in the store
         if cleanup_timeout is not None:
-            await self._clean_up_after_value(at, cleanup_timeout)
+            await self._clean_up_after_value(ref, cleanup_timeout)
         return value
 
-    async def _closed(self, at: JobRef, timeout: float | None) -> wire.Item:
-        if (refused := at.submission.refusal(at.index)) is not None:
-            raise refused
-        item = at.submission.item(at.index)
-        if item is None or at.submission.error(at.index) is not None:
-            item = await at.reconcile()
+    async def _wait_closed(self, ref: JobRef, timeout: float | None) -> wire.Item:
+        if (refusal := ref.submission.refusal(ref.index)) is not None:
+            raise refusal
+        item = ref.submission.item(ref.index)
+        if item is None or ref.submission.error(ref.index) is not None:
+            item = await ref.reconcile()
         if item.state.final:
             return item
         try:
-            return await asyncio.wait_for(at.session.closed(at.submission, at.index), timeout)
+            return await asyncio.wait_for(ref.session.closed(ref.submission, ref.index), timeout)
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} has no result after {timeout:g} s; it goes on, and its handle "
@@ -506,66 +516,69 @@ class JobHandle(JobRecord, Generic[T]):
             ) from None
 
     def _notify(
-        self, at: JobRef, on_status_change: Callable[[JobStatus], None] | None
+        self, ref: JobRef, on_status_change: Callable[[JobStatus], None] | None
     ) -> Callable[[], None]:
         if on_status_change is None:
             return lambda: None
-        last: JobStatus | None = None
+        last_status: JobStatus | None = None
 
         def notify(index: int, item: wire.Item | None) -> None:
-            nonlocal last
-            if index != at.index:
+            nonlocal last_status
+            if index != ref.index:
                 return  # first, because each handle of a batch has such a listener
-            status = at.submission.status(index)
-            if status is last:
+            status = ref.submission.status(index)
+            if status is last_status:
                 return
-            last = status
+            last_status = status
             try:
                 on_status_change(status)
             except Exception:
                 logging.exception("on_status_change of %s raised", self.job_id)
 
-        if at.submission.item(at.index) is not None or at.submission.observation(at.index):
-            notify(at.index, None)
-        return at.submission.listen(notify)
+        if ref.submission.item(ref.index) is not None or ref.submission.observation(ref.index):
+            notify(ref.index, None)
+        return ref.submission.listen(notify)
 
-    async def _read_value(self, at: JobRef, item: wire.Item) -> Any:
-        submission = at.submission
-        if at.index in submission.values:
-            return submission.values[at.index]
-        return await submission.value(at.index, *await submission.outcome(at.index, item.attempt))
+    async def _read_value(self, ref: JobRef, item: wire.Item) -> Any:
+        submission = ref.submission
+        if ref.index in submission.values:
+            return submission.values[ref.index]
+        return await submission.value(ref.index, *await submission.outcome(ref.index, item.attempt))
 
-    async def _failure(self, at: JobRef, item: wire.Item) -> BaseException:
+    async def _failure(self, ref: JobRef, item: wire.Item) -> BaseException:
         if item.outcome is None:
             return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
-        outcome, body = await at.submission.outcome(at.index, item.attempt)
-        cause = await self._host_cause(at, item)
+        outcome, body = await ref.submission.outcome(ref.index, item.attempt)
+        cause = await self._host_cause(ref, item)
         return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
 
-    async def _host_cause(self, at: JobRef, item: wire.Item) -> str:
+    async def _host_cause(self, ref: JobRef, item: wire.Item) -> str:
         """Return how another host ended the job, if it has several hosts and the platform knows."""
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):
-            end = await at.host_end(item.attempt)
+            end = await ref.host_end(item.attempt)
             return end.message if end is not None else ""
         return ""
 
-    async def _clean_up_after_value(self, at: JobRef, timeout: float) -> None:
-        own = self._cleaned = self.group_id is None  # an item's objects belong to its batch
-        cleaning = self._remove(at, jobs=True, objects=own, timeout=timeout, ended=True)
-        await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
+    async def _clean_up_after_value(self, ref: JobRef, timeout: float) -> None:
+        # An item's objects belong to its batch.
+        removes_objects = self._cleaned = self.group_id is None
+        removal = self._remove(ref, jobs=True, objects=removes_objects, timeout=timeout, ended=True)
+        await release(removal, what=f"cleaning {self.job_id} up", grace=timeout)
 
-    def _attempt_names(self, at: JobRef) -> list[str]:
+    def _attempt_names(self, ref: JobRef) -> list[str]:
         """Return the names of all attempts that the platform may have.
 
         The names begin at the first attempt: a cancelled item's last one was never launched.
         """
-        submission, item = at.submission, at.submission.item(at.index)
+        submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
         if submission.relaunched:  # each is a separate job that this process may not know
             last = max(last, 1 + submission.identity.budgets.infrastructure)
-        return [submission.identity.attempt_name(at.index, one) for one in range(1, last + 1)]
+        return [
+            submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)
+        ]
 
     async def logs(
         self, follow: bool = False, *, attempt: int | None = None
@@ -591,13 +604,13 @@ class JobHandle(JobRecord, Generic[T]):
                 print(line)
         """
         check(attempt=attempt)
-        at = await self._follow_log()
+        ref = await self._follow_log()
         try:
-            async with aclosing(_job_log.lines(at, follow=follow, attempt=attempt)) as lines:
+            async with aclosing(_job_log.lines(ref, follow=follow, attempt=attempt)) as lines:
                 async for line in lines:
                     yield line
         except NotFound as exc:
-            raise await self._no_log(at, exc, attempt) from exc
+            raise await self._no_log(ref, exc, attempt) from exc
 
     async def _follow_log(self) -> JobRef:
         try:
@@ -605,10 +618,10 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound as exc:
             raise NoLog(str(exc)) from exc
 
-    async def _no_log(self, at: JobRef, error: NotFound, attempt: int | None = None) -> NoLog:
+    async def _no_log(self, ref: JobRef, error: NotFound, attempt: int | None = None) -> NoLog:
         if isinstance(error, NoLog):
             return error
-        item = at.submission.item(at.index) or await at.submission.look(at.index)
+        item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)
         if attempt is not None:
             return NoLog(
                 f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
@@ -636,11 +649,11 @@ class JobHandle(JobRecord, Generic[T]):
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         check(n=n)
-        at = await self._follow_log()
+        ref = await self._follow_log()
         try:
-            return "\n".join(await _job_log.last(at, n))
+            return "\n".join(await _job_log.last(ref, n))
         except NotFound as exc:
-            raise await self._no_log(at, exc) from exc
+            raise await self._no_log(ref, exc) from exc
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
@@ -659,34 +672,34 @@ class JobHandle(JobRecord, Generic[T]):
         if self._cleaned:
             return
         try:
-            at = await self._follow()
+            ref = await self._follow()
         except NotFound:
             return
-        item = await at.submission.look(at.index)
+        item = await ref.submission.look(ref.index)
         if item.state.final:
             return
         with suppress(NotFound):  # another process has just removed the job
-            await self._stop(at, cleanup_timeout)
-        if self.group_id is None and not await self._exists(at):
+            await self._stop(ref, cleanup_timeout)
+        if self.group_id is None and not await self._exists(ref):
             # The job was removed before the stop was stored. Nothing reads the stop: remove it.
-            store, scope = at.session.platform.store, at.submission.identity.scope
-            await store.delete([one.name for one in await store.list(f"{scope}control/")])
+            store, scope = ref.session.platform.store, ref.submission.identity.scope
+            await store.delete([info.name for info in await store.list(f"{scope}control/")])
 
-    async def _stop(self, at: JobRef, timeout: float) -> None:
+    async def _stop(self, ref: JobRef, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
-        names = self._attempt_names(at)  # before the stop: a retry may add others
-        await at.submission.requests.stop_items((at.index,), "cancel")
-        await at.session.platform.cluster.delete(names=names)
-        await at.submission.look(at.index)
+        names = self._attempt_names(ref)  # before the stop: a retry may add others
+        await ref.submission.requests.stop_items((ref.index,), "cancel")
+        await ref.session.platform.cluster.delete(names=names)
+        await ref.submission.look(ref.index)
         try:
-            await asyncio.wait_for(at.session.closed(at.submission, at.index), timeout)
+            await asyncio.wait_for(ref.session.closed(ref.submission, ref.index), timeout)
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} was asked to stop and has not ended within "
                 f"{timeout:g} s; it will be killed",
                 job_id=self.job_id,
             ) from None
-        await engine.removal.until_gone(at.session, names, timeout)
+        await engine.removal.until_gone(ref.session, names, timeout)
 
     async def cleanup(
         self,
@@ -706,28 +719,28 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: part of it may be removed; call it again to remove the rest.
         """
         try:
-            at = await self._follow()
+            ref = await self._follow()
         except NotFound:
             self._cleaned = True
             return
         objects = gcs and self.group_id is None
-        await self._remove(at, jobs=k8s, objects=objects, timeout=cleanup_timeout)
+        await self._remove(ref, jobs=k8s, objects=objects, timeout=cleanup_timeout)
         self._cleaned = objects
 
     async def _remove(
-        self, at: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
+        self, ref: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
     ) -> None:
         await engine.removal.remove(
-            at.session,
-            at.submission.identity,
-            names=self._attempt_names(at),
+            ref.session,
+            ref.submission.identity,
+            names=self._attempt_names(ref),
             jobs=jobs,
             objects=objects,
             timeout=timeout,
             ended=ended,
         )
         if objects:
-            at.session.forget(at.submission)
+            ref.session.forget(ref.submission)
 
     async def debug_attach(
         self, local_port: int = 5678, working_dir: str | None = None, worker: int = 0
@@ -754,11 +767,11 @@ class JobHandle(JobRecord, Generic[T]):
         """
         self._require_debugger()
         engine.debugging.require_port(local_port)
-        place, target = await self.debugger(worker), (await self._follow()).session.target
-        process, port = await engine.debugging.forward(target, place, local_port)
-        words = engine.debugging.instructions(place, port, working_dir)
+        debugger, target = await self.debugger(worker), (await self._follow()).session.target
+        process, port = await engine.debugging.forward(target, debugger, local_port)
+        instructions = engine.debugging.instructions(debugger, port, working_dir)
         try:
-            await anyio.to_thread.run_sync(_print, words)
+            await anyio.to_thread.run_sync(_print, instructions)
         except BaseException:  # the caller gets no process to end
             await release(in_thread(engine.debugging.end, process), what="ending the forwarder")
             raise
@@ -779,20 +792,20 @@ class JobHandle(JobRecord, Generic[T]):
         """
         self._require_debugger()
         engine.debugging.require_worker(worker, self.accelerator, self.job_id)
-        at = await self._follow()
+        ref = await self._follow()
 
-        async def ended(item: wire.Item) -> Exception:
-            words = f"{self.job_id} has ended, and its debugger with it"
+        async def ended_error(item: wire.Item) -> Exception:
+            message = f"{self.job_id} has ended, and its debugger with it"
             if item.state is not wire.ItemState.SUCCEEDED:
-                words += f": {await self._failure(at, item)}"
-            return JobError(words, job_id=self.job_id)
+                message += f": {await self._failure(ref, item)}"
+            return JobError(message, job_id=self.job_id)
 
-        return await engine.debugging.ready(at, self.job_id, worker, ended, timeout)
+        return await engine.debugging.ready(ref, self.job_id, worker, ended_error, timeout)
 
     @property
     def output_dir(self) -> str:
         """What the job sees as ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
-        return self._found.output_dir if self._found is not None else ""
+        return self._known_ref.output_dir if self._known_ref is not None else ""
 
     async def outputs(self) -> list[str]:
         """List the files in the output directory, relative to it and sorted.
@@ -800,18 +813,18 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             ConfigurationError: The directory is neither in this platform's store nor on a disk.
         """
-        at = self._following or await self._follow()  # the files outlive the job
-        folder, store = at.output_dir, at.session.platform.store
+        ref = self._followed_ref or await self._follow()  # the files outlive the job
+        folder, store = ref.output_dir, ref.session.platform.store
         if folder.startswith(f"{store.url}/"):
             prefix = folder.removeprefix(f"{store.url}/") + "/"
-            names = [one.name for one in await store.list(prefix)]
+            names = [info.name for info in await store.list(prefix)]
             return [name.removeprefix(prefix) for name in names if not name.endswith("/")]
         if "://" in folder:
             raise ConfigurationError(
                 f"can't list {folder} from the {self.backend} platform; use the tools of its "
                 "storage"
             )
-        return await anyio.to_thread.run_sync(_files_under, folder)
+        return await anyio.to_thread.run_sync(_list_files, folder)
 
     async def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
         """Copy the files of the output directory here, and return how many there are.
@@ -825,15 +838,15 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: some files may already be written.
         """
-        at = self._following or await self._follow()
-        store, names = at.session.platform.store, await self.outputs()
-        prefix = f"{at.output_dir.removeprefix(f'{store.url}/')}/"
+        ref = self._followed_ref or await self._follow()
+        store, names = ref.session.platform.store, await self.outputs()
+        prefix = f"{ref.output_dir.removeprefix(f'{store.url}/')}/"
         for name in names:
-            path = await anyio.to_thread.run_sync(_prepared, Path(folder), name)
-            if at.output_dir.startswith(f"{store.url}/"):
+            path = await anyio.to_thread.run_sync(_prepare_path, Path(folder), name)
+            if ref.output_dir.startswith(f"{store.url}/"):
                 await store.fetch(f"{prefix}{name}", path)
             else:
-                await anyio.to_thread.run_sync(shutil.copyfile, Path(at.output_dir, name), path)
+                await anyio.to_thread.run_sync(shutil.copyfile, Path(ref.output_dir, name), path)
         return len(names)
 
 
@@ -842,7 +855,7 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
-def _prepared(folder: Path, name: str) -> Path:
+def _prepare_path(folder: Path, name: str) -> Path:
     """Return the path of *name* under *folder*; create its folder, and remove an older file.
 
     Raises:
@@ -856,7 +869,7 @@ def _prepared(folder: Path, name: str) -> Path:
     return path
 
 
-def _files_under(folder: str) -> list[str]:
+def _list_files(folder: str) -> list[str]:
     found: list[str] = []
     for parent, _, files in os.walk(folder):
         found += (os.path.relpath(os.path.join(parent, name), folder) for name in files)

@@ -53,14 +53,14 @@ def tail_offset(fd: int, count: int) -> int:
     while position > floor:
         start = max(floor, position - BLOCK)
         block = os.pread(fd, position - start, start)
-        found = block.count(b"\n")
-        if newlines + found >= count:
+        block_newlines = block.count(b"\n")
+        if newlines + block_newlines >= count:
             newline = len(block)
             while newlines < count:
                 newline = block.rfind(b"\n", 0, newline)
                 newlines += 1
             return start + newline + 1
-        newlines, position = newlines + found, start
+        newlines, position = newlines + block_newlines, start
     return floor
 
 
