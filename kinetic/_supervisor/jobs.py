@@ -206,13 +206,13 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
+class RemoveLog:
     """Remove the log of a deleted job."""
 
     name: str
 
 
-Action = Record | Start | SendSignal | SetTimer | Notify | Discard
+Action = Record | Start | SendSignal | SetTimer | Notify | RemoveLog
 
 
 class Table:
@@ -440,7 +440,7 @@ class Table:
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
         self._ended.pop(job.name, None)
-        return [Notify(job), Discard(job.name)]
+        return [Notify(job), RemoveLog(job.name)]
 
     def _leave_queue(self, job: Job) -> None:
         self._queued -= 1

@@ -35,7 +35,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ParentKey:
     """The identity of a warm parent: jobs with the same key are children of the same parent."""
 
     command: tuple[str, ...]
@@ -44,14 +44,14 @@ class Key:
     fresh: bool
 
     @classmethod
-    def of(cls, job: JobHeader, interpreter: str) -> Key:
+    def of(cls, job: JobHeader, interpreter: str) -> ParentKey:
         """Return the key of the parent for *job*; any parent can start fresh interpreters."""
         command = (interpreter,) if job.fresh else job.command
         return cls(command, job.runner, job.edition, job.fresh)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     """The job and all its processes have ended; ``status`` is an exit code or negative signal."""
 
     job: Job
@@ -59,7 +59,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ForkRefused:
     """The parent could not fork a process for the job."""
 
     job: Job
@@ -67,7 +67,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class _Ending:
+class _EndingJob:
     job: Job
     pid: int
     status: int
@@ -77,7 +77,7 @@ class _Ending:
 class Parent:
     """A warm parent; the marks of its jobs' processes (see `MARK`) begin with *directory*."""
 
-    def __init__(self, key: Key, pid: int, sock: socket.socket, directory: str) -> None:
+    def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
         self.key = key
         self.pid = pid
@@ -94,7 +94,7 @@ class Parent:
         self._jobs: dict[int, Job] = {}
         self._serial_by_job: dict[Job, int] = {}
         self._serial_by_pid: dict[int, int] = {}
-        self._ending: dict[int, _Ending] = {}
+        self._ending: dict[int, _EndingJob] = {}
         self._orphans: dict[int, frozenset[str]] = {}
 
     def fileno(self) -> int:
@@ -150,7 +150,7 @@ class Parent:
                 return
             del self._out[:sent]
 
-    def receive(self) -> list[Ended | Refused] | None:
+    def receive(self) -> list[JobEnded | ForkRefused] | None:
         """Return the changes of jobs; None if the parent has ended."""
         try:
             data = self._sock.recv(1 << 16)
@@ -162,7 +162,7 @@ class Parent:
             return None
         self._in += data
         complete = len(self._in) - len(self._in) % fork_server.REPLY.size
-        changes: list[Ended | Refused] = []
+        changes: list[JobEnded | ForkRefused] = []
         for kind, serial, pid, code in fork_server.REPLY.iter_unpack(bytes(self._in[:complete])):
             if kind == fork_server.EXITED:
                 self._on_exit(serial, pid, code)
@@ -171,14 +171,14 @@ class Parent:
             elif kind == fork_server.REFUSED:
                 job = self._jobs.pop(serial)
                 del self._serial_by_job[job]
-                changes.append(Refused(job, OSError(code, os.strerror(code))))
+                changes.append(ForkRefused(job, OSError(code, os.strerror(code))))
             else:
                 self.ready = True
         del self._in[:complete]
         changes += self.finish_ended_jobs()
         return changes
 
-    def finish_ended_jobs(self) -> Iterator[Ended]:
+    def finish_ended_jobs(self) -> Iterator[JobEnded]:
         """Kill leftover processes of ended jobs; yield the jobs that have none left."""
         if not self._ending:
             return
@@ -186,7 +186,7 @@ class Parent:
         for serial, ending in [*self._ending.items()]:
             if ending.job.executor not in unfinished or time.monotonic() > ending.until:
                 del self._ending[serial], self._serial_by_job[ending.job]
-                yield Ended(ending.job, ending.status)
+                yield JobEnded(ending.job, ending.status)
 
     def disconnect(self) -> None:
         """Close the connection: the parent ends its jobs and itself."""
@@ -208,7 +208,7 @@ class Parent:
         self._serial_by_pid.pop(pid, None)
         self._orphans.pop(pid, None)
         if (job := self._jobs.pop(serial, None)) is not None:
-            self._ending[serial] = _Ending(job, pid, status, time.monotonic() + PATIENCE_S)
+            self._ending[serial] = _EndingJob(job, pid, status, time.monotonic() + PATIENCE_S)
 
     def _kill_orphans(self) -> set[str]:
         """Kill processes of ended jobs; return the executors of these jobs."""
@@ -307,7 +307,7 @@ def _kill_marked(pid: int, directory: str, deadline: float) -> None:
         os.close(fd)
 
 
-SPARE_S = 10.0
+SPARE_LIFETIME_S = 10.0
 """How long (seconds) to keep a spare, the folder of an ended job, that no later job takes."""
 
 
@@ -347,7 +347,7 @@ class Sweeper:
                 (project_spares[0].since for project_spares in self._spares_by_project.values()),
                 default=math.inf,
             )
-            + SPARE_S
+            + SPARE_LIFETIME_S
         )
 
     def make_folder(self, folder: str, project: str) -> None:
@@ -401,7 +401,7 @@ class Sweeper:
         if not removed:
             self._move_to_trash(folder)
 
-    def drop_spares(self, *, unused_s: float = SPARE_S) -> None:
+    def drop_spares(self, *, unused_s: float = SPARE_LIFETIME_S) -> None:
         """Move the spares that no job has taken for *unused_s* seconds to the trash."""
         cutoff = time.monotonic() - unused_s
         for project, project_spares in [*self._spares_by_project.items()]:
@@ -470,7 +470,7 @@ class Parents:
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(places.logs), str(places.work)
         self._cache = str(places.cache)
-        self._parents: dict[Key, Parent] = {}
+        self._parents: dict[ParentKey, Parent] = {}
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
         self._ended: dict[str, Job] = {}
@@ -485,7 +485,7 @@ class Parents:
         """
         if job.name in self._ended:  # a job of this name has just ended: remove its folder first
             self.clear_folders()
-        key = Key.of(header, sys.executable)
+        key = ParentKey.of(header, sys.executable)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
@@ -661,7 +661,7 @@ class Parents:
                 if parent.pid == pid:
                     parent.status = os.waitstatus_to_exitcode(status)
 
-    def _spawn(self, key: Key) -> Parent:
+    def _spawn(self, key: ParentKey) -> Parent:
         own_end, child_end = socket.socketpair()
         warm_script = str(Path(key.runner) / "fork" / "warm.py")
         argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]

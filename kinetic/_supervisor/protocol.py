@@ -62,7 +62,7 @@ class Decoder:
             if len(buffer) < body_start + body_size:
                 break
             try:
-                header = _header(str(buffer[start + HEAD.size : body_start], "utf-8"))
+                header = _parse_header(str(buffer[start + HEAD.size : body_start], "utf-8"))
             except (ValueError, RecursionError) as exc:
                 raise ChannelError(f"a garbled message: {exc}") from exc
             start = body_start + body_size
@@ -71,7 +71,7 @@ class Decoder:
         return messages
 
 
-def _header(text: str) -> dict[str, Any]:
+def _parse_header(text: str) -> dict[str, Any]:
     header: dict[str, Any] = _loads(text)
     if type(header) is not dict:
         raise ValueError("its header isn't an object")

@@ -102,21 +102,21 @@ class Connection:
 
 
 class Server:
-    """Answer requests; *launch*, *delete* and *discard* carry them out."""
+    """Answer requests; *launch*, *delete* and *remove_logs* carry them out."""
 
     def __init__(
         self,
         table: Table,
         launch: Callable[[JobHeader, bytes, int], None],
         delete: Callable[[Job], None],
-        discard: Callable[[Collection[str], str], None],
+        remove_logs: Callable[[Collection[str], str], None],
     ) -> None:
         self.connections: set[Connection] = set()
         self.dirty: set[Connection] = set()
         self._table = table
         self._launch = launch
         self._delete = delete
-        self._discard = discard
+        self._remove_logs = remove_logs
         self._end_waiters: dict[str, list[tuple[Connection, int]]] = {}
         self._held_launches: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
@@ -188,7 +188,7 @@ class Server:
         for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
         labels: Mapping[str, str] = header.get("labels") or {}
-        self._discard(names, labels.get(SUBMISSION, ""))
+        self._remove_logs(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

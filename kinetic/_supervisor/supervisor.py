@@ -27,10 +27,10 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.jobs import (
     QUEUED_S,
     Action,
-    Discard,
     Job,
     Notify,
     Record,
+    RemoveLog,
     SendSignal,
     SetTimer,
     Slots,
@@ -40,12 +40,12 @@ from kinetic._supervisor.jobs import (
     TimerKind,
 )
 from kinetic._supervisor.journal import Journal, supervisor_line
-from kinetic._supervisor.parents import Ended, Parent, Parents, Refused, Sweeper
+from kinetic._supervisor.parents import ForkRefused, JobEnded, Parent, Parents, Sweeper
 from kinetic._supervisor.protocol import Channel, JobHeader, Places
 from kinetic._supervisor.server import Connection, Owner, Server, ShuttingDown
 from kinetic.job_status import Reason
 
-FRESH_S = 10.0
+MAX_COUNT_AGE_S = 10.0
 """Maximum age, in seconds, of the kernel's count of kills when a job starts."""
 
 
@@ -59,7 +59,7 @@ class KernelKills:
 
     def note(self, now: float) -> None:
         """Read the count again if it is old when a job starts: earlier kills aren't the job's."""
-        if now - self._read_at > FRESH_S:
+        if now - self._read_at > MAX_COUNT_AGE_S:
             self._read_at, self._before = now, self._count()
 
     def happened(self) -> bool:
@@ -264,12 +264,12 @@ class Supervisor:
             self._dismiss(parent)
             self._reap()
 
-    def _handle_changes(self, changes: Iterable[Ended | Refused]) -> None:
+    def _handle_changes(self, changes: Iterable[JobEnded | ForkRefused]) -> None:
         now = time.time()
         for change in changes:
             self._parents.mark_ended(change.job)
             actions: list[Action]
-            if isinstance(change, Ended):
+            if isinstance(change, JobEnded):
                 out_of_memory = change.status == -signal.SIGKILL and self._kills.happened()
                 actions = self._table.record_exit(
                     change.job,
@@ -465,7 +465,7 @@ class Supervisor:
                         self._flushing.add(parent)
                 case SetTimer(delay, kind, job):
                     self._timers.set(time.monotonic() + delay, kind, job)
-                case Discard(name):
+                case RemoveLog(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
 

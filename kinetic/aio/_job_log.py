@@ -51,7 +51,7 @@ async def lines(
         job_id = submission.identity.job_id(ref.index)
         raise NoLog(f"{job_id} has no attempt {attempt}: it is at attempt {item.attempt}")
     number = attempt or (item.attempt if item is not None else 1)
-    found_log, checked_after_end = False, False
+    found_log, attempt_ended = False, False
     pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     with ref.session.awaiting(submission) if follow else nullcontext():
         while True:
@@ -83,16 +83,16 @@ async def lines(
                 item = await submission.look(ref.index)
                 if item.attempt == number and not found_log:
                     raise missing
-                if not checked_after_end and not _is_hopeless(ref):
+                if not attempt_ended and not _is_hopeless(ref):
                     # The log may be about to appear: look once more after the attempt's end.
-                    checked_after_end = _is_past(item, number)
-                    if not checked_after_end:
+                    attempt_ended = _is_past(item, number)
+                    if not attempt_ended:
                         await _wait_for_change(ref, next(pauses))
                     continue
             if not await _wait_until_past(ref, number, LONGEST_PAUSE_S):
                 return
             item = submission.item(ref.index)
-            number, checked_after_end = number + 1, False
+            number, attempt_ended = number + 1, False
             pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 

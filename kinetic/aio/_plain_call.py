@@ -21,22 +21,22 @@ from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 if TYPE_CHECKING:
     from kinetic.aio.job import JobHandle
 
-_stops: list[Callable[[], object]] = []
+_stop_callbacks: list[Callable[[], object]] = []
 
 
-class _Handler:
+class _SigtermHandler:
     """Pass SIGTERM on to all plain calls; ``received`` says whether this process got one."""
 
     def __init__(self) -> None:
         self.received = False
         self._process = os.getpid()
-        self._ready: list[asyncio.Future[None]] = []
+        self._ready_futures: list[asyncio.Future[None]] = []
 
     def __call__(self, number: int, frame: object) -> None:
         self.received = True
         if os.getpid() != self._process:  # a forked child: the parent owns the jobs
-            _die()
-        for stop in tuple(_stops):
+            _raise_sigterm()
+        for stop in tuple(_stop_callbacks):
             stop()
 
     async def all_ready(self) -> None:
@@ -44,16 +44,16 @@ class _Handler:
 
         Without this wait, the first call that returns could end the loop and interrupt the others.
         """
-        if self.received and len(self._ready) + 1 < len(_stops):
-            self._ready.append(asyncio.get_running_loop().create_future())
-            await self._ready[-1]
-        for future in self._ready:
+        if self.received and len(self._ready_futures) + 1 < len(_stop_callbacks):
+            self._ready_futures.append(asyncio.get_running_loop().create_future())
+            await self._ready_futures[-1]
+        for future in self._ready_futures:
             if not future.done():
                 future.set_result(None)
 
 
 @contextmanager
-def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
+def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_SigtermHandler | None]:
     """Have SIGTERM call *stop* during the block; after the block, the signal ends the process.
 
     SIGTERM calls *stop* of every open block; the last block to end ends the process. Does nothing
@@ -64,32 +64,32 @@ def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
         return
     handler = signal.getsignal(signal.SIGTERM)
     if handler is signal.SIG_DFL:
-        handler = _Handler()
+        handler = _SigtermHandler()
         signal.signal(signal.SIGTERM, handler)
-    if not isinstance(handler, _Handler):
+    if not isinstance(handler, _SigtermHandler):
         yield None
         return
-    _stops.append(stop)
+    _stop_callbacks.append(stop)
     try:
         yield handler
     finally:
-        _stops.remove(stop)
-        if not _stops and handler.received:
-            _die()
+        _stop_callbacks.remove(stop)
+        if not _stop_callbacks and handler.received:
+            _raise_sigterm()
         if (
-            not _stops and signal.getsignal(signal.SIGTERM) is handler
+            not _stop_callbacks and signal.getsignal(signal.SIGTERM) is handler
         ):  # the program has set no handler since
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def cancelled_on_sigterm() -> AbstractContextManager[_Handler | None]:
+def cancelled_on_sigterm() -> AbstractContextManager[_SigtermHandler | None]:
     """Have SIGTERM cancel the running task, as `ending_on_sigterm`; the task ends its job."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     return ending_on_sigterm(lambda: loop.call_soon_threadsafe(task.cancel))
 
 
-def _die() -> None:
+def _raise_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTERM)
 

@@ -51,7 +51,7 @@ __all__ = ["Client", "implicit_client", "run_async_map"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PACKING = 8
+MAX_PACKING = 8
 """Limit of calls that are packed at once: a thousand would block the loop."""
 
 
@@ -102,7 +102,7 @@ class Client:
         self._store = store
         self._platform = platform
         self.limit = AttemptLimit(max_concurrent)
-        self._packing = asyncio.Semaphore(PACKING)
+        self._packing_limit = asyncio.Semaphore(MAX_PACKING)
         self._id = os.urandom(6).hex()
         self._process = os.getpid()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
@@ -183,7 +183,7 @@ class Client:
 
     async def _submit(self, call: Call) -> JobHandle[Any]:
         async with self._in_flight.block():
-            async with self._packing:
+            async with self._packing_limit:
                 session, call = await self._open_for_call(call)
                 packed = await engine.prepare.pack(call)
             try:

@@ -102,7 +102,7 @@ class JobHandle(JobRecord, Generic[T]):
         self._followed_ref: JobRef | None = None
         self._item_ref: JobRef | None = None
         self._value: Any = _UNSET
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
         self._cleaned = False
         self.log_owed = False
         """Whether the job has ended before its whole log was printed; internal."""
@@ -488,7 +488,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _read_once(self, ref: JobRef, item: wire.Item, cleanup_timeout: float | None) -> Any:
         """Read the value once for all callers; then clean up, unless *cleanup_timeout* is None."""
-        async with self._reading:
+        async with self._read_lock:
             if self._value is not _UNSET:
                 return self._value
             value = await self._read_value(ref, item)
@@ -610,7 +610,7 @@ class JobHandle(JobRecord, Generic[T]):
                 async for line in lines:
                     yield line
         except NotFound as exc:
-            raise await self._no_log(ref, exc, attempt) from exc
+            raise await self._no_log_error(ref, exc, attempt) from exc
 
     async def _follow_log(self) -> JobRef:
         try:
@@ -618,7 +618,9 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound as exc:
             raise NoLog(str(exc)) from exc
 
-    async def _no_log(self, ref: JobRef, error: NotFound, attempt: int | None = None) -> NoLog:
+    async def _no_log_error(
+        self, ref: JobRef, error: NotFound, attempt: int | None = None
+    ) -> NoLog:
         if isinstance(error, NoLog):
             return error
         item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)
@@ -653,7 +655,7 @@ class JobHandle(JobRecord, Generic[T]):
         try:
             return "\n".join(await _job_log.last(ref, n))
         except NotFound as exc:
-            raise await self._no_log(ref, exc) from exc
+            raise await self._no_log_error(ref, exc) from exc
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.

@@ -72,7 +72,7 @@ def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     assert table.next() is None
     assert table.handle_timer(TimerKind.KILL, job, 4.0) == [SendSignal(job, signal.SIGKILL)]
     actions = table.record_exit(job, 4.0, status=-9, out_of_memory=False)
-    assert kinds(actions) == ["Record", "Notify", "Discard"]
+    assert kinds(actions) == ["Record", "Notify", "RemoveLog"]
     assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
     assert table.next() is not None
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TAIL_BYTES = 2 << 20
 """How far before the end of a log `tail_offset` looks for lines, which may have any length."""
 
-BLOCK = 1 << 16
+BLOCK_BYTES = 1 << 16
 
 
 def tail_offset(fd: int, count: int) -> int:
@@ -51,7 +51,7 @@ def tail_offset(fd: int, count: int) -> int:
         return end
     newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0
     while position > floor:
-        start = max(floor, position - BLOCK)
+        start = max(floor, position - BLOCK_BYTES)
         block = os.pread(fd, position - start, start)
         block_newlines = block.count(b"\n")
         if newlines + block_newlines >= count:

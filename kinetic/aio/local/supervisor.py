@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._last_id = 0
         self._unsent = bytearray()
         self._events: deque[dict[str, Any]] = deque()
-        self._event: asyncio.Future[None] | None = None
+        self._event_waiter: asyncio.Future[None] | None = None
         self._closed = asyncio.Event()
         self.lost = False
 
@@ -244,8 +244,8 @@ class Connection(asyncio.Protocol):
         while not self._events:
             if self.lost:
                 raise Lost("the local supervisor has ended")
-            self._event = asyncio.get_running_loop().create_future()
-            await self._event
+            self._event_waiter = asyncio.get_running_loop().create_future()
+            await self._event_waiter
         return self._events.popleft()
 
     def close(self) -> None:
@@ -265,8 +265,8 @@ class Connection(asyncio.Protocol):
             self._unsent.clear()
 
     def _wake_watcher(self) -> None:
-        if self._event is not None and not self._event.done():
-            self._event.set_result(None)
+        if self._event_waiter is not None and not self._event_waiter.done():
+            self._event_waiter.set_result(None)
 
 
 async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
