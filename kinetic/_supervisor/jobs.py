@@ -63,7 +63,7 @@ class Slots:
         self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
 
     def describe_wait(self, need: Need) -> str:
-        """Return a sentence with how many of the slots that *need* requests are busy."""
+        """Return a sentence that says which slots *need* waits for, and how many are busy."""
         if need.gpus > len(self._free_gpus):
             unit, free_count, total = "GPU", len(self._free_gpus), len(self.gpus)
             requested = need.gpus
@@ -327,7 +327,7 @@ class Table:
     def may_requeue(self, job: Job) -> bool:
         """Return whether *job*, which cannot start now, may return to the queue.
 
-        It does if it is an item of a batch that has started another item.
+        It may if it is an item of a batch that has started another item.
         """
         submission = _submission(job)
         return job.stopping is None and any(

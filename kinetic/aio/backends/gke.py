@@ -56,8 +56,8 @@ def opened_storage(
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
     """Return the placement of the pods of *target*.
 
-    With a store in a directory, pods run as the user of this process by default, because only the
-    owner of a file in the store can read it.
+    With a store in a directory, pods run as the user of this process by default: only the owner of
+    a stored file can read it.
 
     Raises:
         ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
