@@ -166,19 +166,19 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 
 def end_processes(home: Path, deadline: float = EXIT_DEADLINE) -> list[str]:
-    """Ask what runs under *home* to end, and describe what does not; it is killed then.
+    """Ask the processes under *home* to end; kill and describe those that don't.
 
-    Only the outermost processes are asked: whatever they started must go with
-    them. That is what is being tested.
+    Only the outermost of the new processes are asked, because each must end what it has started.
     """
-    started = processes_of(home)
-    pids = {process.pid for process in started}
-    for process in started:
-        with contextlib.suppress(psutil.Error):
-            if process.ppid() not in pids:
-                process.send_signal(signal.SIGTERM)
+    known: set[int] = set()
     until = time.monotonic() + deadline
     while (left := processes_of(home)) and time.monotonic() < until:
+        pids = {process.pid for process in left}
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in known and process.ppid() not in pids:
+                    process.send_signal(signal.SIGTERM)
+        known |= pids
         psutil.wait_procs(left, timeout=0.05)
     described = [_describe(process) for process in left]
     for process in left:

@@ -212,17 +212,20 @@ class Supervisor:
         self._busy_at = self._swept_at + FIRST_CLIENT_S
         self._reported_at = 0.0
         self._start_again_at = 0.0
+        self._stop_requested = False
         self._ending = False
 
     def run(self) -> None:
         """Run the loop; when it returns, no process of a job is left."""
         self._listener.setblocking(False)
         self._register(self._listener, self._on_client)
-        wakeup = _wake_on_signals()
+        wakeup = _wake_on_signals(self._request_stop)
         self._register(wakeup, lambda: self._on_signals(wakeup))
         while not self._is_finished():
             for key, _ in self._selector.select(self._select_timeout()):
                 key.data()
+            if self._stop_requested and not self._ending:
+                self._begin_shutdown("its supervisor was asked to stop")
             self._schedule()
             self._handle_due_timers()
             self._schedule()
@@ -294,9 +297,11 @@ class Supervisor:
 
     def _on_signals(self, wakeup: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
-            if signal.SIGTERM in wakeup.recv(4096) and not self._ending:
-                self._begin_shutdown("its supervisor was asked to stop")
+            wakeup.recv(4096)
         self._reap()
+
+    def _request_stop(self, signum: int, frame: object) -> None:
+        self._stop_requested = True
 
     def _reap(self) -> None:
         for parent, jobs in self._parents.reap():
@@ -626,14 +631,14 @@ def _remove_objects(header: JobHeader) -> None:
         write_log(f"the objects of {header.name} could not be removed: {exc}")
 
 
-def _wake_on_signals() -> socket.socket:
-    """Return a socket that receives a byte for each signal."""
+def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.socket:
+    """Handle SIGTERM by *request_stop*; return a socket that receives a byte for each signal."""
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for signal_number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(signal_number, _ignore_signal)
+    signal.signal(signal.SIGTERM, request_stop)
+    signal.signal(signal.SIGCHLD, _ignore_signal)
     for signal_number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_IGN)
     return reader
