@@ -13,7 +13,7 @@ import yaml
 
 from kinetic.aio import infra
 from kinetic.aio.infra import read_controller, target_of
-from kinetic.aio.infra.controllers import Controller, install, planned
+from kinetic.aio.infra.controllers import Controller, install, plan_install
 from kinetic.aio.infra.resources import Action
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
@@ -162,10 +162,10 @@ async def test_large_published_definitions_are_applied(
     try:
         for path in sorted(CRDS.glob("*.yaml")):
             one = read_controller(str(path))
-            if await planned(api, one) == one.change:
+            if await plan_install(api, one) == one.change:
                 made.append(one)
                 await install(api, one)
-            assert (await planned(api, one)).action is Action.KEEP
+            assert (await plan_install(api, one)).action is Action.KEEP
     finally:
         await api.aclose()
         for one in made:

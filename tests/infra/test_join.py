@@ -15,7 +15,7 @@ import yaml
 import kinetic
 from kinetic import aio, errors
 from kinetic.aio import infra
-from kinetic.aio.infra.join import decided, target_of
+from kinetic.aio.infra.join import decide, target_of
 from kinetic.aio.infra.namespace import apply, manifests
 from kinetic.aio.infra.resources import Action
 from kinetic.aio.kubernetes.access import open_access
@@ -219,7 +219,7 @@ def test_settings_that_make_no_target_are_refused(given: dict[str, Any], message
 
 def test_an_object_that_you_may_not_read_counts_as_there_only_if_you_may_submit() -> None:
     (one, *_) = manifests("team")
-    assert decided(one, None, may=False, complete=True).action is Action.UNSEEN
-    assert decided(one, None, may=False, complete=False).action is Action.ASK
-    assert decided(one, None, may=True, complete=False).action is Action.CREATE
-    assert decided(one, one.change, may=False, complete=True).action is Action.ASK
+    assert decide(one, None, permitted=False, complete=True).action is Action.UNSEEN
+    assert decide(one, None, permitted=False, complete=False).action is Action.ASK
+    assert decide(one, None, permitted=True, complete=False).action is Action.CREATE
+    assert decide(one, one.change, permitted=False, complete=True).action is Action.ASK

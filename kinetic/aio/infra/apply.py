@@ -15,17 +15,26 @@ from kinetic._tasks import bounded
 from kinetic.aio._net.google import GoogleClient, GoogleRequest, OperationFailed, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.plan import BROKEN, is_ours, problem_of
-from kinetic.aio.infra.resources import Action, Change, Document, Policy, Resource, Seen, Tell, call
+from kinetic.aio.infra.resources import (
+    Action,
+    Change,
+    Document,
+    Observed,
+    Policy,
+    Resource,
+    Tell,
+    call,
+)
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.waiting import (
     SETTLED_S,
-    Patience,
+    Backoff,
     Wait,
-    in_use,
-    leaving,
-    remaining,
-    unready,
-    waits,
+    wait_if_in_use,
+    wait_if_present,
+    wait_if_stopping,
+    wait_if_temporary,
+    wait_if_unready,
 )
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
@@ -42,17 +51,18 @@ ZONES = "zonesAvailable"
 """The field of Google's error about missing capacity that lists zones with capacity."""
 
 
-def explained(what: str, refusal: HttpError) -> BackendError:
+def refusal_error(action: str, refusal: HttpError) -> BackendError:
     """Return kinetic's error for a request that Google refuses for good."""
-    words = f"can't {what}: {refusal.message}"
+    message = f"can't {action}: {refusal.message}"
     if refusal.status in (401, 403):
         return AuthError(
-            f"{words}; ask an owner of the project for the missing role, and run the command again"
+            f"{message}; ask an owner of the project for the missing role, and run the command "
+            "again"
         )
-    return Refused(f"{words}; correct that, and run the command again", answer=refusal.body)
+    return Refused(f"{message}; correct that, and run the command again", answer=refusal.body)
 
 
-async def listed(
+async def list_items(
     google: GoogleClient, request: GoogleRequest, items: str
 ) -> AsyncGenerator[dict[str, Any]]:
     """Yield each item that *request* lists; none if the parent is absent or the API is disabled.
@@ -62,44 +72,44 @@ async def listed(
         Refused: Google refuses the request.
     """
     try:
-        async for one in google.pages(request, items):
-            yield one
+        async for item in google.pages(request, items):
+            yield item
     except HttpError as refusal:
         if refusal.status != 404 and not is_disabled(refusal):
-            raise explained(f"list {request.path}", refusal) from refusal
+            raise refusal_error(f"list {request.path}", refusal) from refusal
 
 
-def failed(what: str, failure: OperationFailed) -> BackendError:
+def operation_error(action: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
     If a zone has no capacity (a stock-out), the ``answer`` of the error has ``zonesAvailable``: the
     zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
     """
     codes = " ".join(failure.codes)
-    if any(one in f"{codes} {failure}".upper() for one in STOCKOUT):
-        zones = [*dict.fromkeys(_zones(failure.error))]
+    if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT):
+        zones = [*dict.fromkeys(_zones_with_capacity(failure.error))]
         advice = f"Google names zones that have capacity: {', '.join(zones)}"
         return Refused(
-            f"can't {what}: Google has no capacity now ({failure}); "
+            f"can't {action}: Google has no capacity now ({failure}); "
             + (advice if zones else "try another zone"),
             answer={ZONES: zones},
         )
     if "QUOTA" in codes:
         return Refused(
-            f"can't {what}: a quota is used up ({failure}); ask for more at "
+            f"can't {action}: a quota is used up ({failure}); ask for more at "
             "https://console.cloud.google.com/iam-admin/quotas"
         )
-    return Refused(f"can't {what}: {failure}; correct that, and run the command again")
+    return Refused(f"can't {action}: {failure}; correct that, and run the command again")
 
 
-def _zones(error: Mapping[str, Any]) -> Iterable[str]:
+def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
     """Yield the zones that a stock-out's error names."""
     for holder in (*(error.get("errors") or ()), error):
         for detail in (*(holder.get("errorDetails") or ()), *(holder.get("details") or ())):
             info = detail.get("errorInfo") or detail
             metadata: Document = info.get("metadatas") or info.get("metadata") or {}
-            every = str(metadata.get(ZONES) or "").split(",")
-            yield from (one.strip() for one in every if one.strip())
+            names = str(metadata.get(ZONES) or "").split(",")
+            yield from (name.strip() for name in names if name.strip())
 
 
 class Cloud:
@@ -112,34 +122,40 @@ class Cloud:
         self._google = google
         self._site = site
         self._tell = tell
-        self._turn = asyncio.Lock()
+        self._cluster_lock = asyncio.Lock()
         """GKE takes one change of a cluster at a time."""
 
-    async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Seen]:
+    async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Observed]:
         """Return the state of each resource, by key; a failed request becomes a ``problem``."""
-        seen: dict[str, Seen] = {}
+        observed: dict[str, Observed] = {}
 
-        async def look(one: Resource | Policy) -> None:
-            seen[one.key] = await self._seen(one)
+        async def read(resource: Resource | Policy) -> None:
+            observed[resource.key] = await self._observe_one(resource)
 
-        await bounded(look, [*wanted], at_once=AT_ONCE)
-        return seen
+        await bounded(read, [*wanted], at_once=AT_ONCE)
+        return observed
 
-    async def _seen(self, one: Resource | Policy) -> Seen:
+    async def _observe_one(self, resource: Resource | Policy) -> Observed:
         try:
             async with asyncio.timeout(self.look_s):
-                return Seen(document=await self._google.call(one.read))
+                return Observed(document=await self._google.call(resource.read))
         except HttpError as refusal:
             if refusal.status == 404 or is_disabled(refusal):
-                return Seen()
-            if one.read.api == "iam" and refusal.status == 403 and "not exist" in refusal.message:
-                return Seen()  # IAM answers 403 for accounts that don't exist
-            words = f"can't read it ({refusal.status}: {refusal.message})"
-            return Seen(problem=words, status=refusal.status)
+                return Observed()
+            if (
+                resource.read.api == "iam"
+                and refusal.status == 403
+                and "not exist" in refusal.message
+            ):
+                return Observed()  # IAM answers 403 for accounts that don't exist
+            problem = f"can't read it ({refusal.status}: {refusal.message})"
+            return Observed(problem=problem, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
-            return Seen(problem=str(exc) or f"no answer within {self.look_s:g} s")
+            return Observed(problem=str(exc) or f"no answer within {self.look_s:g} s")
 
-    async def enable(self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]) -> None:
+    async def enable_apis(
+        self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]
+    ) -> None:
         """Enable the APIs *names*, unless all of them are enabled.
 
         Raises:
@@ -147,22 +163,22 @@ class Cloud:
             Refused: Google refuses a request.
         """
         try:
-            if not await self.disabled(read, names):
+            if not await self.disabled_apis(read, names):
                 return
         except HttpError as refusal:
-            raise explained("read the project's APIs", refusal) from refusal
+            raise refusal_error("read the project's APIs", refusal) from refusal
         self._tell("enabling the project's APIs")
-        await self._followed("enable the project's APIs", write)
+        await self._send_with_retries("enable the project's APIs", write)
 
-    async def disabled(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
+    async def disabled_apis(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
         """Return which of the APIs *names* aren't enabled."""
-        found = await self._google.call(read)
-        on = {
-            str(one["name"]).rpartition("/")[2]
-            for one in found.get("services") or ()
-            if one.get("state") == "ENABLED"
+        answer = await self._google.call(read)
+        enabled = {
+            str(service["name"]).rpartition("/")[2]
+            for service in answer.get("services") or ()
+            if service.get("state") == "ENABLED"
         }
-        return [one for one in names if one not in on]
+        return [name for name in names if name not in enabled]
 
     async def apply(self, changes: Sequence[Change], wanted: Sequence[Resource | Policy]) -> None:
         """Create and update resources as *changes* says, concurrently, each after what it needs.
@@ -173,86 +189,90 @@ class Cloud:
         Raises:
             KineticError: The first failure; its notes have the others.
         """
-        actions = {f"{one.kind} {one.name}": one for one in changes}
+        actions = {f"{change.kind} {change.name}": change for change in changes}
 
-        async def step(one: Resource | Policy) -> None:
-            change = actions[one.key]
-            match change.action, one:
+        async def step(resource: Resource | Policy) -> None:
+            change = actions[resource.key]
+            match change.action, resource:
                 case (Action.CREATE, Resource()):
-                    await self._create(one)
+                    await self._create(resource)
                 case (Action.REPLACE, Resource()):
-                    await self._delete(one)
-                    await self._create(one)
+                    await self._delete(resource)
+                    await self._create(resource)
                 case (Action.WAIT, Resource()):
-                    if not await self._stays(one):
-                        await self._create(one)
+                    if not await self._becomes_ready(resource):
+                        await self._create(resource)
                 case (Action.UPDATE, Resource()):
-                    assert one.update is not None
-                    await self._sent(f"update {one.key}", one.update)
-                    await self._settled(one)
+                    assert resource.update is not None
+                    await self._send(f"update {resource.key}", resource.update)
+                    await self._wait_until_ready(resource)
                 case (Action.UPDATE, Policy()):
-                    await self._grant(one)
+                    await self._grant(resource)
                 case _:
                     return
-            self._tell(f"{one.key} is ready")
+            self._tell(f"{resource.key} is ready")
 
-        await _in_order(wanted, {one.key: one.needs for one in wanted}, step)
+        await _run_in_order(wanted, {resource.key: resource.needs for resource in wanted}, step)
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
         """Remove the resources that *changes* says, each after all resources that depend on it.
 
         See `apply` for errors and cancellation.
         """
-        actions = {f"{one.kind} {one.name}": one.action for one in changes}
-        removed = [one for one in present if actions.get(one.key) is Action.REMOVE]
-        dependents: dict[str, list[str]] = {one.key: [] for one in removed}
-        for one in removed:
-            for need in one.needs:
+        actions = {f"{change.kind} {change.name}": change.action for change in changes}
+        removed = [resource for resource in present if actions.get(resource.key) is Action.REMOVE]
+        dependents: dict[str, list[str]] = {resource.key: [] for resource in removed}
+        for resource in removed:
+            for need in resource.needs:
                 if need in dependents:
-                    dependents[need].append(one.key)
+                    dependents[need].append(resource.key)
 
-        async def step(one: Resource | Policy) -> None:
-            if isinstance(one, Policy):
-                await self._revoke(one)
+        async def step(resource: Resource | Policy) -> None:
+            if isinstance(resource, Policy):
+                await self._revoke(resource)
             else:
-                await self._delete(one)
-            self._tell(f"{one.key} is removed")
+                await self._delete(resource)
+            self._tell(f"{resource.key} is removed")
 
-        await _in_order(removed, {key: tuple(names) for key, names in dependents.items()}, step)
+        await _run_in_order(removed, {key: tuple(names) for key, names in dependents.items()}, step)
 
-    async def _create(self, one: Resource) -> None:
-        self._tell(f"creating {one.key}")
-        what = f"create {one.key}"
+    async def _create(self, resource: Resource) -> None:
+        self._tell(f"creating {resource.key}")
+        action = f"create {resource.key}"
         try:
-            await self._sent(what, one.create)
+            await self._send(action, resource.create)
         except Refused as exc:
-            unusable = one.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
+            unusable = resource.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
             if ZONES in exc.answer:
                 unusable = True
-                exc.answer["kind"] = one.kind
+                exc.answer["kind"] = resource.kind
             if unusable:
-                await self._delete(one)  # a failed pool would stay in ERROR, without nodes
+                await self._delete(resource)  # a failed pool would stay in ERROR, without nodes
             if _status(exc) != 409:
                 raise
             # It exists: an earlier request, whose reply was lost, or another client made it.
-            if (await self._seen(one)).status == 403:
+            if (await self._observe_one(resource)).status == 403:
                 raise
-            if not is_ours(self._site, one, await self._settled(one), adopted=False):
+            if not is_ours(
+                self._site, resource, await self._wait_until_ready(resource), adopted=False
+            ):
                 raise
-        await self._settled(one)
+        await self._wait_until_ready(resource)
 
-    async def _sent(self, what: str, request: GoogleRequest) -> Document:
+    async def _send(self, action: str, request: GoogleRequest) -> Document:
         """Send *request*, repeat it while Google refuses it for now, and await its operation."""
         if request.api != "container":
-            return await self._followed(what, request)
-        async with self._turn:
-            return await self._followed(what, request)
+            return await self._send_with_retries(action, request)
+        async with self._cluster_lock:
+            return await self._send_with_retries(action, request)
 
-    def _patience(self, what: str) -> Patience:
-        return Patience(self._google.look_s, lambda why: self._tell(f"waiting to {what}: {why}"))
+    def _new_backoff(self, action: str) -> Backoff:
+        return Backoff(
+            self._google.look_s, lambda reason: self._tell(f"waiting to {action}: {reason}")
+        )
 
-    async def _followed(self, what: str, request: GoogleRequest) -> Document:
-        patience = self._patience(what)
+    async def _send_with_retries(self, action: str, request: GoogleRequest) -> Document:
+        backoff = self._new_backoff(action)
         while True:
             try:
                 answer: Document = await self._google.call(request)
@@ -261,132 +281,144 @@ class Cloud:
                 return answer
             except OperationFailed as failure:
                 cause: HttpError | OperationFailed = failure
-                error, wait = failed(what, failure), in_use(request, failure)
+                error, wait = operation_error(action, failure), wait_if_in_use(request, failure)
             except HttpError as refusal:
                 cause = refusal
-                error, wait = explained(what, refusal), waits(request, refusal)
-            if wait is None or not await patience.pause(*wait):
+                error, wait = refusal_error(action, refusal), wait_if_temporary(request, refusal)
+            if wait is None or not await backoff.pause(*wait):
                 raise error from cause
 
-    async def _stays(self, one: Resource) -> bool:
-        """Wait until *one* is ready (True), or an earlier `down` has removed it (False)."""
-        if await self._awaited(one, leaving) is None:
+    async def _becomes_ready(self, resource: Resource) -> bool:
+        """Wait until *resource* is ready (True), or an earlier `down` has removed it (False)."""
+        if await self._poll(resource, wait_if_stopping) is None:
             return False
-        await self._settled(one)
+        await self._wait_until_ready(resource)
         return True
 
-    async def _settled(self, one: Resource) -> Document:
-        """Wait until *one* exists and is ready, and return it.
+    async def _wait_until_ready(self, resource: Resource) -> Document:
+        """Wait until *resource* exists and is ready, and return it.
 
         Raises:
-            Refused: *one* is broken.
-            Unavailable: *one* didn't appear, or didn't become ready in time.
+            Refused: *resource* is broken.
+            Unavailable: *resource* didn't appear, or didn't become ready in time.
         """
-        document = await self._awaited(one, unready)
-        assert document is not None  # `unready` waits for it
+        document = await self._poll(resource, wait_if_unready)
+        assert document is not None  # `wait_if_unready` waits for it
         if (status := str(document.get("status") or "")) in BROKEN:
             raise Refused(
-                f"{one.key} is {status}: {problem_of(document)}; remove it and run the command "
-                "again"
+                f"{resource.key} is {status}: {problem_of(document)}; remove it and run the "
+                "command again"
             )
         return document
 
-    async def _awaited(
-        self, one: Resource, waiting: Callable[[Document | None], Wait | None]
+    async def _poll(
+        self, resource: Resource, wait_reason: Callable[[Document | None], Wait | None]
     ) -> Document | None:
-        """Read *one* until *waiting* returns no more reason to wait; None if *one* doesn't exist.
+        """Read *resource* until *wait_reason* returns None; return its document.
 
-        A failed read is also a reason to wait, because it doesn't show whether *one* exists.
+        The result is None if *resource* doesn't exist.
+
+        A failed read is also a reason to wait, because it doesn't show whether *resource* exists.
 
         Raises:
             Unavailable: A reason to wait lasted too long.
         """
-        patience = self._patience(f"go on with {one.key}")
+        backoff = self._new_backoff(f"go on with {resource.key}")
         while True:
-            seen = await self._seen(one)
-            wait = ("it can't be read", SETTLED_S) if seen.problem else waiting(seen.document)
+            observed = await self._observe_one(resource)
+            wait = (
+                ("it can't be read", SETTLED_S)
+                if observed.problem
+                else wait_reason(observed.document)
+            )
             if wait is None:
-                return seen.document
-            if not await patience.pause(*wait):
-                why = seen.problem or wait[0]
-                raise Unavailable(f"{one.key}: {why}; run the command again", retryable=True)
+                return observed.document
+            if not await backoff.pause(*wait):
+                reason = observed.problem or wait[0]
+                raise Unavailable(
+                    f"{resource.key}: {reason}; run the command again", retryable=True
+                )
 
-    async def _grant(self, one: Policy) -> None:
-        self._tell(f"granting {one.name} its roles")
-        await self._edited(
-            one, lambda policy: one.completed(policy) if one.missing(policy) else None
+    async def _grant(self, policy: Policy) -> None:
+        self._tell(f"granting {policy.name} its roles")
+        await self._edit_policy(
+            policy, lambda stored: policy.with_bindings(stored) if policy.missing(stored) else None
         )
 
-    async def _revoke(self, one: Policy) -> None:
-        members = [binding.member for binding in one.bindings]
-        await self._edited(one, lambda policy: one.without(policy, members))
+    async def _revoke(self, policy: Policy) -> None:
+        members = [binding.member for binding in policy.bindings]
+        await self._edit_policy(policy, lambda stored: policy.without_members(stored, members))
 
-    async def _edited(self, one: Policy, edit: Callable[[Document], dict[str, Any] | None]) -> None:
+    async def _edit_policy(
+        self, policy: Policy, edit: Callable[[Document], dict[str, Any] | None]
+    ) -> None:
         """Read the IAM policy, change it, and write it with its etag.
 
         If the policy changed meanwhile, Google refuses the etag, and this method starts over.
         """
-        what = f"change who may use {one.name}"
-        patience = self._patience(what)
+        action = f"change who may use {policy.name}"
+        backoff = self._new_backoff(action)
         while True:
-            policy = await self._sent(what, one.read)
-            if (edited := edit(policy)) is None:
+            stored = await self._send(action, policy.read)
+            if (edited := edit(stored)) is None:
                 return
-            body = {"policy": edited} if one.wrapped else edited
-            write = call(api=one.write.api, method=one.write.method, path=one.write.path, body=body)
+            body = {"policy": edited} if policy.wrapped else edited
+            write = call(
+                api=policy.write.api, method=policy.write.method, path=policy.write.path, body=body
+            )
             try:
-                await self._sent(what, write)
+                await self._send(action, write)
             except Refused as exc:
                 raced = _status(exc) in (409, 412)
-                if not (raced and await patience.pause("others change it", SETTLED_S)):
+                if not (raced and await backoff.pause("others change it", SETTLED_S)):
                     raise
             else:
                 return
 
-    async def _delete(self, one: Resource) -> None:
-        self._tell(f"removing {one.key}")
-        assert one.remove is not None
-        if one.kind == "bucket":
-            await self._emptied(one)
-        if one.kind == "network":
-            await self._without_rules(one)
-        await self._dropped(one.key, one.remove)
-        await self._awaited(one, remaining)
+    async def _delete(self, resource: Resource) -> None:
+        self._tell(f"removing {resource.key}")
+        assert resource.remove is not None
+        if resource.kind == "bucket":
+            await self._empty_bucket(resource)
+        if resource.kind == "network":
+            await self._remove_firewall_rules(resource)
+        await self._ensure_removed(resource.key, resource.remove)
+        await self._poll(resource, wait_if_present)
 
-    async def _dropped(self, what: str, request: GoogleRequest) -> None:
-        """Send *request*, a removal of *what*; succeed if *what* is gone already."""
+    async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
+        """Send *request*, a removal of *subject*; succeed if *subject* is gone already."""
         try:
-            await self._sent(f"remove {what}", request)
+            await self._send(f"remove {subject}", request)
         except Refused as exc:
             if _status(exc) != 404:
                 raise
 
-    async def _emptied(self, one: Resource) -> None:
-        listing = call(api="storage", method="GET", path=f"{one.read.path}/o")
+    async def _empty_bucket(self, bucket: Resource) -> None:
+        listing = call(api="storage", method="GET", path=f"{bucket.read.path}/o")
 
-        async def drop(name: str) -> None:
+        async def remove(name: str) -> None:
             from urllib.parse import quote
 
             path = f"{listing.path}/{quote(name, safe='')}"
-            await self._dropped(name, call(api="storage", method="DELETE", path=path))
+            await self._ensure_removed(name, call(api="storage", method="DELETE", path=path))
 
-        names = [str(found["name"]) async for found in listed(self._google, listing, "items")]
-        await bounded(drop, names, at_once=AT_ONCE)
+        names = [str(item["name"]) async for item in list_items(self._google, listing, "items")]
+        await bounded(remove, names, at_once=AT_ONCE)
 
-    async def _without_rules(self, one: Resource) -> None:
+    async def _remove_firewall_rules(self, network: Resource) -> None:
         """Remove the firewall rules that GKE made in the network and sometimes leaves behind."""
         rules = call(
             api="compute",
             method="GET",
-            path=f"{one.read.path.partition('/global/')[0]}/global/firewalls",
+            path=f"{network.read.path.partition('/global/')[0]}/global/firewalls",
         )
-        async for rule in listed(self._google, rules, "items"):
+        async for rule in list_items(self._google, rules, "items"):
             name = str(rule.get("name"))
-            if str(rule.get("network", "")).endswith(f"/networks/{one.name}") and name.startswith(
-                "gke-"
-            ):
+            if str(rule.get("network", "")).endswith(
+                f"/networks/{network.name}"
+            ) and name.startswith("gke-"):
                 removal = call(api="compute", method="DELETE", path=f"{rules.path}/{name}")
-                await self._dropped(f"firewall rule {name}", removal)
+                await self._ensure_removed(f"firewall rule {name}", removal)
 
 
 def _status(error: BackendError) -> int:
@@ -406,36 +438,36 @@ def _is_operation(answer: Document) -> bool:
 
 
 @dataclass(slots=True)
-class _Ended:
+class _Completion:
     event: asyncio.Event
     ok: bool = False
 
 
-async def _in_order(
+async def _run_in_order(
     items: Sequence[Any], needs: Mapping[str, Sequence[str]], step: Callable[[Any], Any]
 ) -> None:
     """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*."""
-    ended = {one.key: _Ended(asyncio.Event()) for one in items}
+    completions = {item.key: _Completion(asyncio.Event()) for item in items}
     failures: list[KineticError] = []
 
-    async def one_of(item: Any) -> None:
-        mine = ended[item.key]
+    async def run_step(item: Any) -> None:
+        completion = completions[item.key]
         try:
             for need in needs[item.key]:
-                if need in ended:
-                    await ended[need].event.wait()
-                    if not ended[need].ok:
+                if need in completions:
+                    await completions[need].event.wait()
+                    if not completions[need].ok:
                         return
             await step(item)
-            mine.ok = True
+            completion.ok = True
         except KineticError as exc:
             failures.append(exc)
         finally:
-            mine.event.set()
+            completion.event.set()
 
     async with asyncio.TaskGroup() as group:
         for item in items:
-            group.create_task(one_of(item), name=f"kinetic setup {item.key}")
+            group.create_task(run_step(item), name=f"kinetic setup {item.key}")
     if failures:
         first, *others = failures
         for other in others:

@@ -14,19 +14,19 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.infra.namespace import Manifest, compare
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.resources import Action, Change, Document
-from kinetic.aio.infra.site import MARK, Site
+from kinetic.aio.infra.site import KINETIC_LABEL, Site
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import COLLECTION, GROUP, KIND, class_name
 from kinetic.errors import NotFound
 from kinetic.prices import price_of
 
 
-def carries(pool: Pool) -> bool:
+def can_replace(pool: Pool) -> bool:
     """Return whether a ComputeClass can replace *pool*."""
     return not (pool.min_nodes or pool.reservation or pool.zone or pool.accelerator.multi_host)
 
 
-def named(name: str) -> Manifest:
+def reference(name: str) -> Manifest:
     """Return the manifest by which to read or remove the class *name*; it has no content."""
     document = {"apiVersion": GROUP, "kind": KIND, "metadata": {"name": name}}
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
@@ -48,74 +48,76 @@ def wanted(
     else:
         tpu = {"type": accelerator.label, "count": count, "topology": accelerator.topology}
         rule["tpu"] = tpu
-    known = named(class_name(accelerator))
+    base = reference(class_name(accelerator))
     spec = {
         "nodePoolAutoCreation": {"enabled": True},
         **({} if autopilot else {"nodePoolConfig": {"serviceAccount": site.account("nodes")}}),
         "priorities": [
-            {**rule, "spot": one} for one in ((True, False) if accelerator.spot else (False,))
+            {**rule, "spot": spot} for spot in ((True, False) if accelerator.spot else (False,))
         ],
         # Otherwise GKE makes machines without the accelerator if it lacks capacity.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
-    metadata = {**known.document["metadata"], "labels": site.labels}
-    return replace(known, document={**known.document, "metadata": metadata, "spec": spec})
+    metadata = {**base.document["metadata"], "labels": site.labels}
+    return replace(base, document={**base.document, "metadata": metadata, "spec": spec})
 
 
-async def served(api: Api) -> bool:
+async def is_served(api: Api) -> bool:
     """Return whether the cluster has ComputeClasses; other kinds have the same API group."""
     try:
-        found = await api.call("GET", f"/apis/{GROUP}")
+        answer = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:
         return False
-    return any(one.get("kind") == KIND for one in found.get("resources") or ())
+    return any(kind.get("kind") == KIND for kind in answer.get("resources") or ())
 
 
-async def every(api: Api) -> dict[str, Document]:
+async def list_classes(api: Api) -> dict[str, Document]:
     """Return the cluster's classes by name."""
-    if not await served(api):
+    if not await is_served(api):
         return {}
-    listed = await api.call("GET", COLLECTION)
-    return {str(one["metadata"]["name"]): one for one in listed.get("items") or ()}
+    answer = await api.call("GET", COLLECTION)
+    return {str(document["metadata"]["name"]): document for document in answer.get("items") or ()}
 
 
-async def found(api: Api) -> dict[str, Document]:
+async def list_own_classes(api: Api) -> dict[str, Document]:
     """Return kinetic's classes by name."""
-    return {name: one for name, one in (await every(api)).items() if is_ours(one)}
+    return {
+        name: document for name, document in (await list_classes(api)).items() if is_ours(document)
+    }
 
 
 def is_ours(document: Document) -> bool:
     """Return whether kinetic made a class."""
     labels: Document = document["metadata"].get("labels") or {}
-    return bool(labels.get(MARK) == "true")
+    return bool(labels.get(KINETIC_LABEL) == "true")
 
 
-async def planned(api: Api, one: Manifest, about: str) -> Change:
-    """Return the change that the class *one* needs; *about* describes it if it is new."""
-    change = await compare(api, one)
+async def plan_class(api: Api, manifest: Manifest, description: str) -> Change:
+    """Return the change that the class *manifest* needs; *description* is that of a new class."""
+    change = await compare(api, manifest)
     if change.action is Action.CREATE:
-        return replace(change, reason=about)
-    there = await api.call("GET", one.path)
-    if not is_ours(there):
+        return replace(change, reason=description)
+    existing = await api.call("GET", manifest.path)
+    if not is_ours(existing):
         reason = "one of this name exists, and kinetic didn't create it; rename or remove it"
         return replace(change, action=Action.FOREIGN, reason=reason)
     return change
 
 
-def about(
+def describe_new(
     site: Site, accelerator: Accelerator, zones: Sequence[str], environ: Mapping[str, str]
 ) -> str:
     """Return how a plan describes a new class."""
     order = "spot, then on-demand" if accelerator.spot else "on-demand"
-    kinds = (True, False) if accelerator.spot else (False,)
-    prices = [price_of(replace(accelerator, spot=one), site.zone, environ) for one in kinds]
-    shown = [f"${one.usd_per_hour:.3f}" for one in prices if one is not None]
+    spots = (True, False) if accelerator.spot else (False,)
+    prices = [price_of(replace(accelerator, spot=spot), site.zone, environ) for spot in spots]
+    shown_prices = [f"${price.usd_per_hour:.3f}" for price in prices if price is not None]
     return f"{order} {accelerator.machine} in {', '.join(zones) or site.region}, " + (
-        f"{' or '.join(shown)}/h for each node" if shown else "price unknown"
+        f"{' or '.join(shown_prices)}/h for each node" if shown_prices else "price unknown"
     )
 
 
-def described(document: Document) -> dict[str, Any]:
+def summarize(document: Document) -> dict[str, Any]:
     """Return what a class offers, in the fields that `kinetic pool list` shows."""
     rules: Sequence[Document] = document["spec"].get("priorities") or ()
     first: Document = rules[0] if rules else {}
@@ -135,6 +137,8 @@ def described(document: Document) -> dict[str, Any]:
         "reservation": "",
         "status": "",
         "problem": "; ".join(
-            str(one.get("message")) for one in conditions if one.get("status") == "False"
+            str(condition.get("message"))
+            for condition in conditions
+            if condition.get("status") == "False"
         ),
     }

@@ -67,7 +67,7 @@ async def up(
             billing_account=billing_account,
             controllers=controllers,
         )
-        return await _carried_out(infrastructure, planning, preview=preview)
+        return await _carry_out(infrastructure, planning, preview=preview)
 
 
 async def down(
@@ -96,7 +96,7 @@ async def down(
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planning = infrastructure.plan_down(force_destroy=force_destroy)
-        return await _carried_out(infrastructure, planning, preview=preview)
+        return await _carry_out(infrastructure, planning, preview=preview)
 
 
 async def add_pool(
@@ -132,7 +132,7 @@ async def add_pool(
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planning = infrastructure.plan_pool(pool, slices=slices, fixed=fixed)
-        return await _carried_out(infrastructure, planning, preview=preview)
+        return await _carry_out(infrastructure, planning, preview=preview)
 
 
 async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tell = silent) -> Plan:
@@ -149,10 +149,10 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planning = infrastructure.plan_pool_removal(name)
-        return await _carried_out(infrastructure, planning, preview=preview)
+        return await _carry_out(infrastructure, planning, preview=preview)
 
 
-async def _carried_out(
+async def _carry_out(
     infrastructure: Infrastructure, planning: Awaitable[Planned], *, preview: bool
 ) -> Plan:
     """Carry out the result of *planning*, unless it is a *preview*."""

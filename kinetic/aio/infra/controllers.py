@@ -19,24 +19,24 @@ from kinetic.errors import ConfigurationError, NotFound, Unavailable
 DIGEST = "kinetic.dev/sha256"
 """The annotation with the SHA-256 of the file that an object is from."""
 
-PIN = "@sha256:"
+DIGEST_MARK = "@sha256:"
 AT_ONCE = 8
 """How many objects to read or apply at a time."""
 
 SERVED_S = 60.0
 """How long the API server may take to serve a new kind."""
 
-LOOK_S = 0.2
+POLL_S = 0.2
 DEFINITION = "CustomResourceDefinition"
-FIRST = (DEFINITION, "Namespace")
-LAST = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+FIRST_KINDS = (DEFINITION, "Namespace")
+LAST_KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 """Kinds to apply last. They name a server of the controller that the API server asks about other
 objects, so that server's objects must exist first."""
 
 KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
 """The ConfigMap with Kueue's configuration, and its key."""
 
-READY = "2h"
+PODS_READY_TIMEOUT = "2h"
 """How long pods that Kueue admitted may wait for nodes. Kueue's default, 30 minutes, is too short:
 GKE takes up to 35 minutes to find that a zone has no TPU slice, and then tries again."""
 
@@ -72,7 +72,7 @@ def read_controller(argument: str) -> Controller:
     Raises:
         ConfigurationError: The file can't be read, has another digest, or has no manifests.
     """
-    name, _, wanted = argument.partition(PIN)
+    name, _, wanted = argument.partition(DIGEST_MARK)
     try:
         content = Path(name).expanduser().read_bytes()
     except OSError as exc:
@@ -91,74 +91,78 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found: list[Any] = [one for one in yaml.load_all(content, loader) if one is not None]
+        loaded: list[Any] = [
+            document for document in yaml.load_all(content, loader) if document is not None
+        ]
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} isn't YAML: {exc}") from exc
     documents: list[Any] = []
-    for one in found:
-        items = cast("Document", one).get("items") if isinstance(one, dict) else None
-        documents += items if isinstance(items, list) else [one]  # a List has items
+    for document in loaded:
+        items = cast("Document", document).get("items") if isinstance(document, dict) else None
+        documents += items if isinstance(items, list) else [document]  # a List has items
     if not documents or not all(map(_is_manifest, documents)):
         raise ConfigurationError(
             f"{name} isn't a file of Kubernetes manifests; name one such as the manifests.yaml of "
             "a release"
         )
-    whole: list[dict[str, Any]] = documents
+    manifests: list[dict[str, Any]] = documents
     return tuple(
-        _patient({key: part for key, part in one.items() if key != "status"}) for one in whole
+        _with_pods_ready_timeout({key: value for key, value in manifest.items() if key != "status"})
+        for manifest in manifests
     )
 
 
-def _patient(document: Document) -> Document:
-    """If *document* is Kueue's configuration and sets no limit, let pods wait `READY` for nodes.
+def _with_pods_ready_timeout(document: Document) -> Document:
+    """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration.
 
-    A configuration older than v1beta2 stays as it is: with it, Kueue has no default limit.
+    A configuration that sets a limit stays as it is. So does one older than v1beta2: with it,
+    Kueue has no default limit.
     """
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
         return document
     data: Document = document.get("data") or {}
     text = str(data.get(key) or "")
-    limits = re.search(r"^apiVersion: .*/v1beta2$", text, re.MULTILINE)
-    if not limits or re.search("^waitForPodsReady:", text, re.MULTILINE):
+    has_default_limit = re.search(r"^apiVersion: .*/v1beta2$", text, re.MULTILINE)
+    if not has_default_limit or re.search("^waitForPodsReady:", text, re.MULTILINE):
         return document
-    patient = f"{text.rstrip()}\nwaitForPodsReady:\n  timeout: {READY}\n"
-    return {**document, "data": {**data, key: patient}}
+    extended = f"{text.rstrip()}\nwaitForPodsReady:\n  timeout: {PODS_READY_TIMEOUT}\n"
+    return {**document, "data": {**data, key: extended}}
 
 
-def _is_manifest(one: object) -> bool:
-    if not isinstance(one, dict):
+def _is_manifest(value: object) -> bool:
+    if not isinstance(value, dict):
         return False
-    document = cast("Document", one)
+    document = cast("Document", value)
     metadata = document.get("metadata")
-    named = isinstance(metadata, dict) and cast("Document", metadata).get("name")
-    return bool(document.get("apiVersion") and document.get("kind") and named)
+    has_name = isinstance(metadata, dict) and cast("Document", metadata).get("name")
+    return bool(document.get("apiVersion") and document.get("kind") and has_name)
 
 
-async def planned(api: Api, one: Controller) -> Change:
+async def plan_install(api: Api, controller: Controller) -> Change:
     """Return the change that a controller needs, by how many of its objects are from its file."""
-    kinds = Kinds(api, one)
+    kinds = Kinds(api, controller)
     kept = 0
 
-    async def look(document: Document) -> None:
+    async def check(document: Document) -> None:
         nonlocal kept
         try:
-            there = await api.call("GET", (await kinds.manifest(document)).path)
+            existing = await api.call("GET", (await kinds.manifest(document)).path)
         except NotFound:
             return
-        notes: Document = there["metadata"].get("annotations") or {}
-        kept += notes.get(DIGEST) == one.digest
+        annotations: Document = existing["metadata"].get("annotations") or {}
+        kept += annotations.get(DIGEST) == controller.digest
 
-    await bounded(look, one.documents, at_once=AT_ONCE)
-    if kept == len(one.documents):
-        return replace(one.change, action=Action.KEEP, reason="")
+    await bounded(check, controller.documents, at_once=AT_ONCE)
+    if kept == len(controller.documents):
+        return replace(controller.change, action=Action.KEEP, reason="")
     if not kept:
-        return one.change
-    reason = f"{len(one.documents) - kept} of {one.change.reason}"
-    return replace(one.change, action=Action.UPDATE, reason=reason)
+        return controller.change
+    reason = f"{len(controller.documents) - kept} of {controller.change.reason}"
+    return replace(controller.change, action=Action.UPDATE, reason=reason)
 
 
-async def install(api: Api, one: Controller) -> None:
+async def install(api: Api, controller: Controller) -> None:
     """Apply all objects of a controller: CustomResourceDefinitions first, and webhooks last.
 
     Cancelled: what was applied stays; run it again to continue.
@@ -168,22 +172,24 @@ async def install(api: Api, one: Controller) -> None:
         ConfigurationError: The cluster doesn't know one of its kinds.
         Refused: The API server refuses one of them.
     """
-    kinds = Kinds(api, one)
+    kinds = Kinds(api, controller)
 
-    async def give(document: Document) -> None:
+    async def apply_one(document: Document) -> None:
         await apply(api, await kinds.manifest(document))
 
-    for part in _in_order(one.documents):
-        await bounded(give, part, at_once=AT_ONCE)
-        for definition in one.definitions if part[0]["kind"] in FIRST else ():
-            await kinds.served(definition)
+    for stage in _group_by_stage(controller.documents):
+        await bounded(apply_one, stage, at_once=AT_ONCE)
+        for definition in controller.definitions if stage[0]["kind"] in FIRST_KINDS else ():
+            await kinds.wait_until_served(definition)
 
 
-def _in_order(documents: Sequence[Document]) -> list[list[Document]]:
-    parts: list[list[Document]] = [[], [], []]
-    for one in documents:
-        parts[0 if one["kind"] in FIRST else 2 if one["kind"] in LAST else 1].append(one)
-    return [one for one in parts if one]
+def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
+    stages: list[list[Document]] = [[], [], []]
+    for document in documents:
+        stages[
+            0 if document["kind"] in FIRST_KINDS else 2 if document["kind"] in LAST_KINDS else 1
+        ].append(document)
+    return [stage for stage in stages if stage]
 
 
 class Kinds:
@@ -193,14 +199,14 @@ class Kinds:
         self._api = api
         self._digest = controller.digest
         self._name = controller.name
-        self._known: dict[str, Mapping[str, tuple[str, bool]]] = {}
-        self._turn = asyncio.Lock()
-        self._own = {
+        self._discovered: dict[str, Mapping[str, tuple[str, bool]]] = {}
+        self._lock = asyncio.Lock()
+        self._defined = {
             (f"{spec['group']}/{version['name']}", spec["names"]["kind"]): (
                 str(spec["names"]["plural"]),
                 spec["scope"] == "Namespaced",
             )
-            for spec in (one["spec"] for one in controller.definitions)
+            for spec in (definition["spec"] for definition in controller.definitions)
             for version in spec["versions"]
         }
 
@@ -211,48 +217,48 @@ class Kinds:
             ConfigurationError: The API server doesn't know its kind.
         """
         version, kind = str(document["apiVersion"]), str(document["kind"])
-        found = self._own.get((version, kind)) or (await self._of(version)).get(kind)
-        if found is None:
+        location = self._defined.get((version, kind)) or (await self._discover(version)).get(kind)
+        if location is None:
             raise ConfigurationError(
                 f"the cluster has no kind {kind} of {version}, which {self._name} needs; take a "
                 "release for this version of Kubernetes"
             )
-        plural, namespaced = found
+        plural, namespaced = location
         metadata = dict(document["metadata"])
         metadata["annotations"] = {**(metadata.get("annotations") or {}), DIGEST: self._digest}
-        where = ""
+        namespace_path = ""
         if namespaced:
             metadata.setdefault("namespace", "default")
-            where = f"/namespaces/{metadata['namespace']}"
-        path = f"{_root(version)}{where}/{plural}/{metadata['name']}"
+            namespace_path = f"/namespaces/{metadata['namespace']}"
+        path = f"{_root(version)}{namespace_path}/{plural}/{metadata['name']}"
         return Manifest(path=path, document={**document, "metadata": metadata})
 
-    async def _of(self, version: str) -> Mapping[str, tuple[str, bool]]:
-        async with self._turn:
-            if version not in self._known:
+    async def _discover(self, version: str) -> Mapping[str, tuple[str, bool]]:
+        async with self._lock:
+            if version not in self._discovered:
                 try:
-                    found = await self._api.call("GET", _root(version))
+                    answer = await self._api.call("GET", _root(version))
                 except NotFound:
-                    found = {}
-                self._known[version] = {
-                    str(one["kind"]): (str(one["name"]), bool(one["namespaced"]))
-                    for one in found.get("resources") or ()
-                    if "/" not in str(one["name"])
+                    answer = {}
+                self._discovered[version] = {
+                    str(resource["kind"]): (str(resource["name"]), bool(resource["namespaced"]))
+                    for resource in answer.get("resources") or ()
+                    if "/" not in str(resource["name"])
                 }
-            return self._known[version]
+            return self._discovered[version]
 
-    async def served(self, definition: Document) -> None:
+    async def wait_until_served(self, definition: Document) -> None:
         """Wait until the API server serves all versions of a new kind.
 
         Raises:
             Unavailable: The API server doesn't serve them within `SERVED_S` seconds.
         """
         spec: Document = definition["spec"]
-        wanted = [one["name"] for one in spec["versions"] if one.get("served")]
+        wanted = [version["name"] for version in spec["versions"] if version.get("served")]
         try:
             async with asyncio.timeout(SERVED_S):
-                async for there in self._versions(spec):
-                    if there.issuperset(wanted):
+                async for served in self._poll_served_versions(spec):
+                    if served.issuperset(wanted):
                         return
         except TimeoutError:
             raise Unavailable(
@@ -261,18 +267,20 @@ class Kinds:
                 retryable=True,
             ) from None
 
-    async def _versions(self, spec: Document) -> AsyncGenerator[set[str]]:
+    async def _poll_served_versions(self, spec: Document) -> AsyncGenerator[set[str]]:
         while True:
-            there: set[str] = set()
-            for one in spec["versions"]:
+            served: set[str] = set()
+            for version in spec["versions"]:
                 try:
-                    found = await self._api.call("GET", f"/apis/{spec['group']}/{one['name']}")
+                    answer = await self._api.call("GET", f"/apis/{spec['group']}/{version['name']}")
                 except NotFound:
                     continue
-                if any(each["name"] == spec["names"]["plural"] for each in found["resources"]):
-                    there.add(one["name"])
-            yield there
-            await asyncio.sleep(LOOK_S)
+                if any(
+                    resource["name"] == spec["names"]["plural"] for resource in answer["resources"]
+                ):
+                    served.add(version["name"])
+            yield served
+            await asyncio.sleep(POLL_S)
 
 
 def _root(version: str) -> str:

@@ -17,13 +17,13 @@ from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import project as projects
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.apply import READ_S, Cloud, explained
+from kinetic.aio.infra.apply import READ_S, Cloud, refusal_error
 from kinetic.aio.infra.controllers import Controller, install
-from kinetic.aio.infra.controllers import planned as planned_controller
-from kinetic.aio.infra.plan import Plan, additions, marked_last, removals
+from kinetic.aio.infra.controllers import plan_install as plan_controller
+from kinetic.aio.infra.plan import Plan, additions, order_marked_last, removals
 from kinetic.aio.infra.pools import Pool
 from kinetic.aio.infra.preflight import preflight
-from kinetic.aio.infra.resources import Action, Change, Policy, Resource, Seen, Tell, silent
+from kinetic.aio.infra.resources import Action, Change, Observed, Policy, Resource, Tell, silent
 from kinetic.aio.infra.setup import Setup, Shape
 from kinetic.aio.infra.site import Site
 from kinetic.aio.infra.status import Status, survey
@@ -41,17 +41,17 @@ from kinetic.errors import (
 )
 
 
-def _without_sets(controllers: Sequence[Controller]) -> list[str]:
+def _sets_note(controllers: Sequence[Controller]) -> list[str]:
     """Return the note about jobs on several hosts, unless one of *controllers* runs them."""
-    brought = frozenset[str]().union(*(one.groups for one in controllers))
-    return [] if brought.intersection(in_cluster.SETS) else [in_cluster.NO_SETS]
+    groups = frozenset[str]().union(*(controller.groups for controller in controllers))
+    return [] if groups.intersection(in_cluster.SETS) else [in_cluster.NO_SETS_NOTE]
 
 
-def _lost_pools(changes: Sequence[Change], seen: Mapping[str, Seen]) -> list[str]:
+def _lost_pools_note(changes: Sequence[Change], observed: Mapping[str, Observed]) -> list[str]:
     """Return the note about pools that kinetic didn't make, if *changes* remove their cluster."""
-    for one in changes:
-        if one.kind == "cluster" and one.action is Action.REMOVE:
-            document = seen[f"cluster {one.name}"].document or {}
+    for change in changes:
+        if change.kind == "cluster" and change.action is Action.REMOVE:
+            document = observed[f"cluster {change.name}"].document or {}
             if names := ", ".join(node_pools.foreign(document)):
                 return [f"node pools that kinetic didn't make go with the cluster: {names}"]
     return []
@@ -100,7 +100,7 @@ class Infrastructure:
         look_s: float = READ_S,
     ) -> None:
         self.site = site
-        self._connect = connect or self._access
+        self._connect = connect or self._open_access
         self._environ = os.environ if environ is None else environ
         self._tell = tell
         self._google = google or GoogleClient(
@@ -142,9 +142,9 @@ class Infrastructure:
             *([projects.link(self.site, billing_account)] if billing_account else []),
         )
         if create_project and not await projects.exists(self._google, self.site):
-            billing = tuple(one for one in first if one.kind == "billing")
+            billing = tuple(resource for resource in first if resource.kind == "billing")
             rest = partial(self._plan_setup, setup, pools, billing, controllers)
-            return self._in_new_project(setup, pools, first, controllers, rest)
+            return self._plan_in_new_project(setup, pools, first, controllers, rest)
         return await self._plan_setup(setup, pools, first, controllers)
 
     async def _plan_setup(
@@ -155,9 +155,11 @@ class Infrastructure:
         controllers: tuple[Controller, ...],
     ) -> Planned:
         """Plan everything in a project that exists, after the resources *first*."""
-        missing = await self._missing(pools)
-        links = any(one.kind == "billing" for one in first)
-        checked = await preflight(self._google, self.site, missing, setup, links=links)
+        missing = await self._missing_pools(pools)
+        links_billing = any(resource.kind == "billing" for resource in first)
+        checked = await preflight(
+            self._google, self.site, missing, setup, links_billing=links_billing
+        )
         checked.check()
         setup = replace(setup, machine=checked.machine)
         wanted = (
@@ -165,27 +167,27 @@ class Infrastructure:
             *node_pools.all_wanted(self.site, pools, self._environ),
         )
         read, _ = setups.services(self.site)
-        off = await self._disabled(read)
-        seen = await self._cloud.observe((*first, *wanted))
+        disabled = await self._disabled_apis(read)
+        observed = await self._cloud.observe((*first, *wanted))
         changes = [
-            *additions(self.site, first, seen),
-            *self._enabling(off),
-            *additions(self.site, wanted, seen),
+            *additions(self.site, first, observed),
+            *self._enabling_changes(disabled),
+            *additions(self.site, wanted, observed),
         ]
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        inside, notes = await self._in_cluster(seen, manifests, controllers)
-        changes += inside
+        cluster_changes, notes = await self._plan_in_cluster(observed, manifests, controllers)
+        changes += cluster_changes
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
             wanted=wanted,
             notes=(*checked.notes, *notes),
             first=first,
-            enables=bool(off),
+            enables=bool(disabled),
             manifests=manifests,
             controllers=controllers,
         )
 
-    def _in_new_project(
+    def _plan_in_new_project(
         self,
         setup: Setup,
         pools: tuple[Pool, ...],
@@ -199,29 +201,33 @@ class Infrastructure:
             *node_pools.all_wanted(self.site, pools, self._environ),
         )
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        nothing = {one.key: Seen() for one in (*first, *wanted)}
+        observed = {resource.key: Observed() for resource in (*first, *wanted)}
         changes = (
-            *additions(self.site, first, nothing),
-            *self._enabling(setups.SERVICES),
-            *additions(self.site, wanted, nothing),
-            *(one.change for one in manifests),
-            *(one.change for one in controllers),
+            *additions(self.site, first, observed),
+            *self._enabling_changes(setups.SERVICES),
+            *additions(self.site, wanted, observed),
+            *(manifest.change for manifest in manifests),
+            *(controller.change for controller in controllers),
         )
-        later = "permissions, machine types, and quotas of the new project are checked afterwards"
-        bill = "" if len(first) > 1 else "; pass --billing-account ID to link a billing account"
+        checks_note = (
+            "permissions, machine types, and quotas of the new project are checked afterwards"
+        )
+        billing_note = (
+            "" if len(first) > 1 else "; pass --billing-account ID to link a billing account"
+        )
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             wanted=wanted,
-            notes=(later + bill, *_without_sets(controllers)),
+            notes=(checks_note + billing_note, *_sets_note(controllers)),
             first=first,
             again=rest,
         )
 
-    def _enabling(self, off: Sequence[str]) -> list[Change]:
-        if not off:
+    def _enabling_changes(self, names: Sequence[str]) -> list[Change]:
+        if not names:
             return []
-        names = ", ".join(one.removesuffix(".googleapis.com") for one in off)
-        reason = f"enable {names}"
+        short_names = ", ".join(name.removesuffix(".googleapis.com") for name in names)
+        reason = f"enable {short_names}"
         return [Change(action=Action.UPDATE, kind="APIs", name=self.site.project, reason=reason)]
 
     async def plan_pool(self, pool: Pool, *, slices: int = 1, fixed: bool = False) -> Planned:
@@ -235,7 +241,7 @@ class Infrastructure:
         cluster = await lookup.cluster(self._google, self.site)
         autopilot = node_pools.is_autopilot(cluster)
         pools = pool.slices(slices)
-        may_be_class = classes.carries(pool) and not fixed
+        may_be_class = classes.can_replace(pool) and not fixed
         if autopilot and not may_be_class:
             raise ConfigurationError(
                 f"{self.site.cluster} is an Autopilot cluster, which has ComputeClasses instead of "
@@ -243,8 +249,8 @@ class Infrastructure:
                 "of several hosts"
             )
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
-            async with self._opened() as api:
-                if may_be_class and await classes.served(api):
+            async with self._open_api() as api:
+                if may_be_class and await classes.is_served(api):
                     return await self._plan_class(api, pool, autopilot=autopilot)
                 if autopilot:
                     raise ConfigurationError(
@@ -252,17 +258,17 @@ class Infrastructure:
                         "later"
                     )
                 name = class_name(pool.accelerator)
-                if name in await classes.found(api):
+                if name in await classes.list_own_classes(api):
                     raise ConfigurationError(
                         f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
         wanted = node_pools.all_wanted(self.site, pools, self._environ)
-        checked = await preflight(self._google, self.site, await self._missing(pools))
+        checked = await preflight(self._google, self.site, await self._missing_pools(pools))
         checked.check()
-        seen = await self._cloud.observe(wanted)
-        seen[f"cluster {self.site.cluster}"] = Seen(document=cluster)
-        changes = additions(self.site, wanted, seen)
+        observed = await self._cloud.observe(wanted)
+        observed[f"cluster {self.site.cluster}"] = Observed(document=cluster)
+        changes = additions(self.site, wanted, observed)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             wanted=wanted,
@@ -274,8 +280,8 @@ class Infrastructure:
         checked.check()
         zones = checked.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
         manifest = classes.wanted(self.site, pool.accelerator, zones, autopilot=autopilot)
-        about = classes.about(self.site, pool.accelerator, zones, self._environ)
-        change = await classes.planned(api, manifest, about)
+        about = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
+        change = await classes.plan_class(api, manifest, about)
         return Planned(
             plan=Plan(site=self.site, changes=(change,)),
             wanted=(),
@@ -291,31 +297,33 @@ class Infrastructure:
             Refused: kinetic didn't create it, or the cluster needs it.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        there = node_pools.existing(cluster)
-        if name not in there:
-            return await self._plan_class_removal(name, [*there])
-        if reason := node_pools.kept(there[name]):
+        existing = node_pools.existing(cluster)
+        if name not in existing:
+            return await self._plan_class_removal(name, [*existing])
+        if reason := node_pools.keep_reason(existing[name]):
             raise Refused(reason)
-        pool = node_pools.named(self.site, name)
-        changes = removals(self.site, (pool,), {pool.key: Seen(document=there[name])}, keep={})
+        pool = node_pools.reference(self.site, name)
+        changes = removals(
+            self.site, (pool,), {pool.key: Observed(document=existing[name])}, keep={}
+        )
         return Planned(plan=Plan(site=self.site, changes=changes), wanted=(pool,), removes=True)
 
     async def _plan_class_removal(self, name: str, pools: Sequence[str]) -> Planned:
-        async with self._opened() as api:
-            known = await classes.every(api)
-        if name not in known:
-            names = ", ".join(sorted({*pools, *known})) or "none"
+        async with self._open_api() as api:
+            known_classes = await classes.list_classes(api)
+        if name not in known_classes:
+            names = ", ".join(sorted({*pools, *known_classes})) or "none"
             raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
-        if not classes.is_ours(known[name]):
+        if not classes.is_ours(known_classes[name]):
             raise Refused(
                 f"kinetic didn't make the ComputeClass {name}: it lacks the label kinetic=true; "
                 "remove it with the tool that made it"
             )
-        one = classes.named(name)
+        manifest = classes.reference(name)
         reason = "GKE removes its nodes when they are idle"
-        change = replace(one.change, action=Action.REMOVE, reason=reason)
+        change = replace(manifest.change, action=Action.REMOVE, reason=reason)
         plan = Plan(site=self.site, changes=(change,))
-        return Planned(plan=plan, wanted=(), manifests=(one,), removes=True)
+        return Planned(plan=plan, wanted=(), manifests=(manifest,), removes=True)
 
     async def plan_down(self, *, force_destroy: bool = True) -> Planned:
         """Plan what `down` removes, and what it keeps. Nothing is written.
@@ -329,30 +337,30 @@ class Infrastructure:
             *setups.existing(setup, await lookup.worker_accounts(self._google, self.site)),
             *await lookup.placement_policies(self._google, self.site),
         )
-        seen = await self._cloud.observe(present)
+        observed = await self._cloud.observe(present)
         keep: dict[str, str] = {}
         if not force_destroy:
-            why = "it may hold results; --force-destroy removes it"
-            keep = {f"bucket {self.site.bucket(what)}": why for what in ("jobs", "builds")}
-        changes = removals(self.site, present, seen, keep=keep)
+            reason = "it may hold results; --force-destroy removes it"
+            keep = {f"bucket {self.site.bucket(purpose)}": reason for purpose in ("jobs", "builds")}
+        changes = removals(self.site, present, observed, keep=keep)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
-            wanted=marked_last(self.site, present, seen),
-            notes=(*_lost_pools(changes, seen), *await self._outliving()),
+            wanted=order_marked_last(self.site, present, observed),
+            notes=(*_lost_pools_note(changes, observed), *await self._outliving_notes()),
             removes=True,
         )
 
-    async def _outliving(self) -> tuple[str, ...]:
+    async def _outliving_notes(self) -> tuple[str, ...]:
         try:
-            stay = await lookup.outliving(self._google, self.site)
+            resources = await lookup.list_outliving(self._google, self.site)
         except BackendError as exc:
             return (f"some may outlive the cluster and cost: {exc}",)
-        if not stay:
+        if not resources:
             return ()
-        words = (
+        advice = (
             "delete their claims and Services first, or remove them in Google's console afterwards"
         )
-        return (f"these outlive the cluster and cost: {', '.join(stay)}; {words}",)
+        return (f"these outlive the cluster and cost: {', '.join(resources)}; {advice}",)
 
     async def apply(self, planned: Planned) -> None:
         """Carry out a plan. If it's interrupted, run `plan_up` or `plan_down` and `apply` again.
@@ -363,7 +371,10 @@ class Infrastructure:
         """
         plan = planned.plan
         if plan.obstacles:
-            reasons = "\n".join(f"- {one.kind} {one.name}: {one.reason}" for one in plan.obstacles)
+            reasons = "\n".join(
+                f"- {obstacle.kind} {obstacle.name}: {obstacle.reason}"
+                for obstacle in plan.obstacles
+            )
             raise Refused(f"nothing was changed, because of these:\n{reasons}")
         await self._cloud.apply(plan.changes, planned.first)
         if planned.again is not None:
@@ -371,14 +382,14 @@ class Infrastructure:
             return
         if planned.enables:
             read, write = setups.services(self.site)
-            await self._cloud.enable(read, write, setups.SERVICES)
+            await self._cloud.enable_apis(read, write, setups.SERVICES)
         if planned.removes:
             await self._cloud.remove(plan.changes, planned.wanted)
-            await self._take(planned.manifests)
+            await self._delete_in_cluster(planned.manifests)
             return
         await self._cloud.apply(plan.changes, planned.wanted)
         if planned.manifests:
-            await self._give(planned.manifests, planned.controllers)
+            await self._apply_in_cluster(planned.manifests, planned.controllers)
 
     async def list_pools(self) -> list[dict[str, Any]]:
         """Return the node pools of the cluster, and kinetic's ComputeClasses.
@@ -387,10 +398,15 @@ class Infrastructure:
             NotFound: The cluster doesn't exist.
         """
         cluster = await lookup.cluster(self._google, self.site)
-        pools = [node_pools.described(one) for one in node_pools.existing(cluster).values()]
+        pools = [
+            node_pools.summarize(document) for document in node_pools.existing(cluster).values()
+        ]
         try:
-            async with self._opened() as api:
-                pools += [classes.described(one) for one in (await classes.found(api)).values()]
+            async with self._open_api() as api:
+                pools += [
+                    classes.summarize(document)
+                    for document in (await classes.list_own_classes(api)).values()
+                ]
         except KineticError as exc:
             self._tell(f"can't list ComputeClasses: {str(exc).splitlines()[0]}")
         return pools
@@ -399,66 +415,71 @@ class Infrastructure:
         """Return what exists, what runs, what it costs now, and what can't be seen."""
         return await survey(self._google, self._cloud, self.site, self._connect, self._environ)
 
-    async def _missing(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    async def _missing_pools(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
         """Return which *pools* the cluster doesn't have."""
-        known = {pool: node_pools.named(self.site, pool.name) for pool in pools}
-        seen = await self._cloud.observe(known.values())
-        return tuple(pool for pool, one in known.items() if seen[one.key].document is None)
+        resources = {pool: node_pools.reference(self.site, pool.name) for pool in pools}
+        observed = await self._cloud.observe(resources.values())
+        return tuple(
+            pool for pool, resource in resources.items() if observed[resource.key].document is None
+        )
 
-    async def _disabled(self, read: GoogleRequest) -> list[str]:
+    async def _disabled_apis(self, read: GoogleRequest) -> list[str]:
         try:
-            return await self._cloud.disabled(read, setups.SERVICES)
+            return await self._cloud.disabled_apis(read, setups.SERVICES)
         except HttpError as refusal:
-            raise explained("read which APIs the project has enabled", refusal) from refusal
+            raise refusal_error("read which APIs the project has enabled", refusal) from refusal
 
-    async def _in_cluster(
+    async def _plan_in_cluster(
         self,
-        seen: Mapping[str, Seen],
+        observed: Mapping[str, Observed],
         manifests: tuple[in_cluster.Manifest, ...],
         controllers: tuple[Controller, ...],
     ) -> tuple[list[Change], list[str]]:
         """Return the changes inside the cluster, and notes about controllers that it lacks."""
-        document = seen[f"cluster {self.site.cluster}"].document
-        notes = _without_sets(controllers)
+        document = observed[f"cluster {self.site.cluster}"].document
+        notes = _sets_note(controllers)
         if document is None or document.get("status") != "RUNNING":
-            changes = [*(one.change for one in manifests), *(one.change for one in controllers)]
+            changes = [
+                *(manifest.change for manifest in manifests),
+                *(controller.change for controller in controllers),
+            ]
             return changes, notes
-        async with self._opened() as api:
-            changes = [change async for _, change in in_cluster.compared(api, manifests)]
-            changes += [await planned_controller(api, one) for one in controllers]
+        async with self._open_api() as api:
+            changes = [change async for _, change in in_cluster.compare_all(api, manifests)]
+            changes += [await plan_controller(api, controller) for controller in controllers]
             return changes, [] if await in_cluster.has_sets(api) else notes
 
-    async def _give(
+    async def _apply_in_cluster(
         self, manifests: tuple[in_cluster.Manifest, ...], controllers: tuple[Controller, ...]
     ) -> None:
-        async with self._opened() as api:
-            async for one, change in in_cluster.compared(api, manifests):
+        async with self._open_api() as api:
+            async for manifest, change in in_cluster.compare_all(api, manifests):
                 if change.action is not Action.KEEP:
-                    await in_cluster.apply(api, one)
+                    await in_cluster.apply(api, manifest)
                     self._tell(f"{change.kind} {change.name} is ready")
             for controller in controllers:
-                if (await planned_controller(api, controller)).action is not Action.KEEP:
+                if (await plan_controller(api, controller)).action is not Action.KEEP:
                     await install(api, controller)
                     self._tell(f"controller {controller.name} is applied")
 
-    async def _take(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
+    async def _delete_in_cluster(self, manifests: tuple[in_cluster.Manifest, ...]) -> None:
         if not manifests:
             return
-        async with self._opened() as api:
-            for one in manifests:
+        async with self._open_api() as api:
+            for manifest in manifests:
                 with suppress(NotFound):
-                    await api.call("DELETE", one.path)
-                self._tell(f"{one.change.kind} {one.change.name} is removed")
+                    await api.call("DELETE", manifest.path)
+                self._tell(f"{manifest.change.kind} {manifest.change.name} is removed")
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[Api]:
+    async def _open_api(self) -> AsyncGenerator[Api]:
         api = Api(await self._connect())
         try:
             yield api
         finally:
             await api.aclose()
 
-    async def _access(self) -> Access:
+    async def _open_access(self) -> Access:
         # Ignore a context in the environment, because it may name another cluster than the site.
         return await open_access(replace(self.target, kube_context=None), self._environ)
 
@@ -474,14 +495,14 @@ class Infrastructure:
         if (await self._cloud.observe((account,)))[account.key].document is None:
             raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
         read, write = setups.services(self.site, (secrets.SERVICE,))
-        await self._cloud.enable(read, write, (secrets.SERVICE,))
+        await self._cloud.enable_apis(read, write, (secrets.SERVICE,))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
         await self.apply(Planned(plan=Plan(site=self.site, changes=changes), wanted=wanted))
         for request in secrets.versions(self.site, username, token):
             try:
                 await self._google.call(request)
             except HttpError as refusal:
-                raise explained("add a version of a secret", refusal) from refusal
+                raise refusal_error("add a version of a secret", refusal) from refusal
 
     async def has_project(self) -> bool:
         """Return whether the project exists, as far as you can see."""

@@ -19,10 +19,10 @@ from kinetic.aio._store_check import check_listing, check_use
 from kinetic.aio.backends.gke import open_store, store_directory, store_url
 from kinetic.aio.gcs.http import Limits as StoreLimits
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.controllers import Controller, install, planned
+from kinetic.aio.infra.controllers import Controller, install, plan_install
 from kinetic.aio.infra.namespace import Manifest, apply, as_yaml, compare, manifests
 from kinetic.aio.infra.resources import Action, Change, Tell, silent
-from kinetic.aio.infra.site import NAMESPACE, Site
+from kinetic.aio.infra.site import NAMESPACE_NAME, Site
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.request import Forbidden, Request
@@ -31,9 +31,9 @@ from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, by_resource, rights
 from kinetic.configuration import DEFAULTS, Target, checked_zone
 from kinetic.errors import BackendError, ConfigurationError, NotFound
 
-ONCE = RetryPolicy(total_s=0.0)
-LIMITS = Limits(retry=ONCE, rights_s=0.0, connect_s=10.0, idle_s=20.0)
-STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=ONCE)
+NO_RETRIES = RetryPolicy(total_s=0.0)
+LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
+STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=NO_RETRIES)
 """No retries: a person waits, and can run the command again."""
 
 OLDEST = (1, 29)
@@ -63,18 +63,20 @@ class Joining:
     @property
     def steps(self) -> tuple[Change, ...]:
         """Return what to create or update."""
-        every = (*self.changes, *self.controllers)
-        return tuple(one for one in every if one.action in (Action.CREATE, Action.UPDATE))
+        changes = (*self.changes, *self.controllers)
+        return tuple(
+            change for change in changes if change.action in (Action.CREATE, Action.UPDATE)
+        )
 
     @property
     def manifest(self) -> str:
         """Return the objects that you may not create, as YAML; empty if there are none."""
-        asked = self._with(Action.ASK)
-        return as_yaml(asked) if asked else ""
+        requested = self._objects_with(Action.ASK)
+        return as_yaml(requested) if requested else ""
 
-    def _with(self, *actions: Action) -> tuple[Manifest, ...]:
+    def _objects_with(self, *actions: Action) -> tuple[Manifest, ...]:
         pairs = zip(self.objects, self.changes, strict=True)
-        return tuple(one for one, change in pairs if change.action in actions)
+        return tuple(manifest for manifest, change in pairs if change.action in actions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as ``--json`` shows it."""
@@ -83,7 +85,7 @@ class Joining:
             "namespace": self.target.namespace,
             "store": self.target.store,
             "user": self.user,
-            "changes": [one.to_dict() for one in (*self.changes, *self.controllers)],
+            "changes": [change.to_dict() for change in (*self.changes, *self.controllers)],
             "notes": list(self.notes),
             "manifest": self.manifest,
         }
@@ -132,7 +134,7 @@ def target_of(
         kube_context=kube_context,
         store_claim=store_claim,
     )
-    if not NAMESPACE.fullmatch(target.namespace):
+    if not NAMESPACE_NAME.fullmatch(target.namespace):
         raise ConfigurationError(
             f"{target.namespace!r} can't be a namespace's name; name one like 'team'"
         )
@@ -166,7 +168,7 @@ class Join:
         self._opened: Api | None = None
 
     async def __aenter__(self) -> Self:
-        self._opened = Api(await open_access(self._target, self._environ, ONCE), LIMITS)
+        self._opened = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -189,21 +191,23 @@ class Join:
         await self._check_store()
         namespace = self._target.namespace
         wanted = rights(namespace)
-        allowed = await all_or_none(*(is_allowed(self._api, one) for one in wanted))
-        missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
-        needed = [one for one in missing if one.resource not in NEEDED_BY]
+        allowed = await all_or_none(*(is_allowed(self._api, right) for right in wanted))
+        missing = [right for right, is_held in zip(wanted, allowed, strict=True) if not is_held]
+        needed = [right for right in missing if right.resource not in NEEDED_BY]
         user = await user_name(self._api)
-        account, words = await self._account()
+        account, account_notes = await self._account()
         objects = manifests(namespace, account, user if needed else "")
-        changes = await self._changes(objects, complete=not needed)
+        changes = await self._plan_changes(objects, complete=not needed)
         return Joining(
             target=self._target,
             cluster=self._api.cluster,
             user=user,
             changes=tuple(changes),
             objects=objects,
-            controllers=tuple([await planned(self._api, one) for one in self._controllers]),
-            notes=(*words, *_notes(missing, changes)),
+            controllers=tuple(
+                [await plan_install(self._api, controller) for controller in self._controllers]
+            ),
+            notes=(*account_notes, *_notes(missing, changes)),
         )
 
     async def everything(self) -> str:
@@ -219,16 +223,16 @@ class Join:
         Cancelled: what was created stays; run it again to continue.
         """
         done = list(joining.changes)
-        for at, one in enumerate(joining.objects):
-            if done[at] not in joining.steps:
+        for index, manifest in enumerate(joining.objects):
+            if done[index] not in joining.steps:
                 continue
             try:
-                await apply(self._api, one)
+                await apply(self._api, manifest)
             except Forbidden as refusal:  # a user can't grant permissions that they lack
                 reason = str(refusal).splitlines()[0]
-                done[at] = replace(done[at], action=Action.ASK, reason=reason)
+                done[index] = replace(done[index], action=Action.ASK, reason=reason)
             else:
-                self._tell(f"{done[at].kind} {done[at].name} is ready")
+                self._tell(f"{done[index].kind} {done[index].name} is ready")
         for controller, change in zip(self._controllers, joining.controllers, strict=True):
             if change in joining.steps:
                 await install(self._api, controller)
@@ -245,7 +249,7 @@ class Join:
                 f"{'.'.join(map(str, OLDEST))} or later; upgrade it"
             )
         jobs = await self._api.call("GET", "/apis/batch/v1")
-        if not any(one.get("name") == "jobs" for one in jobs.get("resources") or ()):
+        if not any(resource.get("name") == "jobs" for resource in jobs.get("resources") or ()):
             raise ConfigurationError(f"{self._api.cluster} has no Jobs (batch/v1)")
         await self._check_security()
         self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
@@ -296,73 +300,85 @@ class Join:
             )
         except ConfigurationError:  # `up` can't have made a cluster of such a name
             return "", []
-        google = GoogleClient(self._environ, ONCE, idle_s=20.0)
+        google = GoogleClient(self._environ, NO_RETRIES, idle_s=20.0)
         email = site.account("workers")
         try:
             await google.call(setups.account(site, "workers").read)
         except (HttpError, BackendError) as exc:
             reason = exc.message if isinstance(exc, HttpError) else str(exc)
-            words = f"pods get no Google service account, because {email} can't be read ({reason})"
-            return "", [f"{words}; `kinetic up --namespace {site.namespace}` makes it"]
+            problem = (
+                f"pods get no Google service account, because {email} can't be read ({reason})"
+            )
+            return "", [f"{problem}; `kinetic up --namespace {site.namespace}` makes it"]
         finally:
             await google.aclose()
         if store.startswith(f"gs://{site.bucket('jobs')}/"):
             return email, []
-        return email, [f"give {email} the role {setups.OBJECTS} on {store}"]
+        return email, [f"give {email} the role {setups.OBJECTS_ROLE} on {store}"]
 
-    async def _changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
+    async def _plan_changes(self, objects: tuple[Manifest, ...], *, complete: bool) -> list[Change]:
         """Return the change that each object needs.
 
         *complete* says that you have all permissions that submitting jobs needs.
         """
-        seen = [await self._seen(one) for one in objects]
+        comparisons = [await self._compare(manifest) for manifest in objects]
         changes: list[Change] = []
-        for one, there in zip(objects, seen, strict=True):
-            kept = there is not None and there.action is Action.KEEP
+        for manifest, comparison in zip(objects, comparisons, strict=True):
+            is_kept = comparison is not None and comparison.action is Action.KEEP
             # The first object is the namespace. If you must ask for it, nothing can be in it yet.
-            absent = bool(changes) and changes[0].action is Action.ASK
-            may = not kept and not absent and await self._may(one, there)
-            changes.append(decided(one, there, may=may, complete=complete))
+            namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
+            permitted = (
+                not is_kept
+                and not namespace_is_missing
+                and await self._is_permitted(manifest, comparison)
+            )
+            changes.append(decide(manifest, comparison, permitted=permitted, complete=complete))
         return changes
 
-    async def _seen(self, one: Manifest) -> Change | None:
-        """Return the change that *one* needs; None if you may not read the object."""
+    async def _compare(self, manifest: Manifest) -> Change | None:
+        """Return the change that *manifest* needs; None if you may not read the object."""
         try:
-            return await compare(self._api, one)
+            return await compare(self._api, manifest)
         except Forbidden:
             return None
 
-    async def _may(self, one: Manifest, there: Change | None) -> bool:
-        patch = Request(method="PATCH", path=one.path).right
+    async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
+        patch = Request(method="PATCH", path=manifest.path).right
         create = replace(patch, verb="create", name="")
-        asked = [patch] if there is not None and there.action is Action.UPDATE else [patch, create]
-        return all(await all_or_none(*(is_allowed(self._api, right) for right in asked)))
+        needed = (
+            [patch]
+            if comparison is not None and comparison.action is Action.UPDATE
+            else [patch, create]
+        )
+        return all(await all_or_none(*(is_allowed(self._api, right) for right in needed)))
 
 
-def decided(one: Manifest, there: Change | None, *, may: bool, complete: bool) -> Change:
-    """Decide what to do with *one*.
+def decide(
+    manifest: Manifest, comparison: Change | None, *, permitted: bool, complete: bool
+) -> Change:
+    """Decide what to do with *manifest*.
 
     Args:
-        one: The object.
-        there: The result of `compare` for the object; None if you may not read the object.
-        may: Whether you may create or update the object.
+        manifest: The object.
+        comparison: The result of `compare` for the object; None if you may not read the object.
+        permitted: Whether you may create or update the object.
         complete: Whether you have all permissions that submitting jobs needs.
     """
-    if there is None and complete:
+    if comparison is None and complete:
         reason = "you may not read it; only a job can show whether it exists"
-        return replace(one.change, action=Action.UNSEEN, reason=reason)
-    wanted = there or one.change
-    if wanted.action is Action.KEEP or may:
+        return replace(manifest.change, action=Action.UNSEEN, reason=reason)
+    wanted = comparison or manifest.change
+    if wanted.action is Action.KEEP or permitted:
         return wanted
     return replace(wanted, action=Action.ASK, reason="you may not create it")
 
 
 def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
-    optional = [one for one in missing if one.resource in NEEDED_BY]
+    optional = [right for right in missing if right.resource in NEEDED_BY]
     if optional:
         yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
-    if hidden := [one for one in changes if one.action is Action.UNSEEN]:
-        yield f"you may not read {', '.join(f'{one.kind} {one.name}' for one in hidden)}"
+    if hidden := [change for change in changes if change.action is Action.UNSEEN]:
+        yield f"you may not read {', '.join(f'{change.kind} {change.name}' for change in hidden)}"
 
 
 async def init(

@@ -6,7 +6,7 @@ from typing import Any
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.apply import explained, listed
+from kinetic.aio.infra.apply import list_items, refusal_error
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.setup import Setup, account
@@ -22,20 +22,20 @@ async def location(google: GoogleClient, site: Site) -> str | None:
     except HttpError as refusal:
         if refusal.status == 404 or is_disabled(refusal):
             return None
-        raise explained("list the clusters of the project", refusal) from refusal
-    there = {
-        str(one["location"])
-        for one in answer.get("clusters") or ()
-        if one.get("name") == site.cluster
+        raise refusal_error("list the clusters of the project", refusal) from refusal
+    found_locations = {
+        str(document["location"])
+        for document in answer.get("clusters") or ()
+        if document.get("name") == site.cluster
     }
-    places = (site.zone, site.region)
-    if unlisted := set(places) & set(answer.get("missingZones") or ()) - there:
+    candidates = (site.zone, site.region)
+    if unlisted := set(candidates) & set(answer.get("missingZones") or ()) - found_locations:
         raise Unavailable(
             f"Google can't list the clusters of {', '.join(sorted(unlisted))} now; run the "
             "command again later",
             retryable=True,
         )
-    return next((one for one in places if one in there), None)
+    return next((candidate for candidate in candidates if candidate in found_locations), None)
 
 
 async def setup_of(google: GoogleClient, site: Site) -> Setup:
@@ -50,8 +50,8 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
     Raises:
         NotFound: The cluster doesn't exist.
     """
-    place = await location(google, site) or site.zone
-    path = f"projects/{site.project}/locations/{place}/clusters/{site.cluster}"
+    zone_or_region = await location(google, site) or site.zone
+    path = f"projects/{site.project}/locations/{zone_or_region}/clusters/{site.cluster}"
     try:
         return await google.call(call(api="container", method="GET", path=path))
     except HttpError as refusal:
@@ -60,10 +60,10 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
                 f"there is no cluster {site.cluster} in {site.zone} of "
                 f"{site.project}; make one with `kinetic up`"
             ) from refusal
-        raise explained(f"read the cluster {site.cluster}", refusal) from refusal
+        raise refusal_error(f"read the cluster {site.cluster}", refusal) from refusal
 
 
-async def outliving(google: GoogleClient, site: Site) -> list[str]:
+async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
     GKE makes them for volumes and Services. A disk is the cluster's if its labels have the
@@ -74,11 +74,11 @@ async def outliving(google: GoogleClient, site: Site) -> list[str]:
         Refused: Google refuses a request.
     """
 
-    def is_its(one: Document) -> bool:
-        labels: Document = one.get("labels") or {}
-        place = labels.get("goog-k8s-cluster-location")
+    def belongs_to_cluster(document: Document) -> bool:
+        labels: Document = document.get("labels") or {}
+        cluster_location = labels.get("goog-k8s-cluster-location")
         return labels.get("goog-k8s-cluster-name") == site.cluster and (
-            place in (None, site.zone, site.region)
+            cluster_location in (None, site.zone, site.region)
         )
 
     found: list[str] = []
@@ -86,14 +86,16 @@ async def outliving(google: GoogleClient, site: Site) -> list[str]:
         for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
             path = f"projects/{site.project}/aggregated/{items}"
             listing = call(api="compute", method="GET", path=path)
-            async for place, one in google.aggregated(listing, items):
-                ours = is_its(one) and (kind != "disk" or "goog-gke-volume" in one["labels"])
-                network = str(one.get("network") or "")
-                if ours or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
-                    found.append(f"{kind} {one['name']} ({place})")
+            async for zone_or_region, document in google.aggregated(listing, items):
+                belongs = belongs_to_cluster(document) and (
+                    kind != "disk" or "goog-gke-volume" in document["labels"]
+                )
+                network = str(document.get("network") or "")
+                if belongs or (kind != "disk" and network.endswith(f"/networks/{site.prefix}")):
+                    found.append(f"{kind} {document['name']} ({zone_or_region})")
     except HttpError as refusal:
         if not is_disabled(refusal):
-            raise explained("list disks and load balancers", refusal) from refusal
+            raise refusal_error("list disks and load balancers", refusal) from refusal
     return found
 
 
@@ -101,9 +103,13 @@ async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the service accounts that jobs in other namespaces act as."""
     listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
-    async for one in listed(google, listing, "accounts"):
-        email = str(one["email"])
-        if email != site.account("workers") and site.is_workers(email) and site.owns(one):
+    async for account_document in list_items(google, listing, "accounts"):
+        email = str(account_document["email"])
+        if (
+            email != site.account("workers")
+            and site.is_workers(email)
+            and site.owns(account_document)
+        ):
             found.append(account(site, "workers", email))
     return found
 
@@ -113,7 +119,7 @@ async def placement_policies(google: GoogleClient, site: Site) -> list[Resource]
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     listing = call(api="compute", method="GET", path=parent)
     return [
-        placement_policy(site, str(one["name"]))
-        async for one in listed(google, listing, "items")
-        if str(one["name"]).startswith(f"{site.prefix}-") and site.owns(one)
+        placement_policy(site, str(document["name"]))
+        async for document in list_items(google, listing, "items")
+        if str(document["name"]).startswith(f"{site.prefix}-") and site.owns(document)
     ]

@@ -16,7 +16,7 @@ from kinetic.errors import NotFound
 SETS = ("leaderworkerset.x-k8s.io", "jobset.x-k8s.io")
 """The API groups of the controllers that run jobs on several hosts."""
 
-NO_SETS = (
+NO_SETS_NOTE = (
     "jobs on several hosts need LeaderWorkerSet, which isn't installed; choose a VERSION at "
     "https://github.com/kubernetes-sigs/lws/releases, download its manifests.yaml, and run the "
     "command again with --controller manifests.yaml"
@@ -57,12 +57,12 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
     """
     import yaml
 
-    found: list[dict[str, Any]] = [
+    templates: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
         *yaml.safe_load_all(MANIFEST.read_text()),
     ]
-    made: list[Manifest] = []
-    for document in found:
+    prepared: list[Manifest] = []
+    for document in templates:
         kind, metadata = str(document["kind"]), dict(document["metadata"])
         if kind != "Namespace":
             metadata["namespace"] = namespace
@@ -75,43 +75,45 @@ def manifests(namespace: str, account: str = "", user: str = "") -> tuple[Manife
             document = {**document, "subjects": [subject(user)]}
         if kind == "RoleBinding":
             subjects = [
-                {"namespace": namespace, **one} if one["kind"] == "ServiceAccount" else one
-                for one in document["subjects"]
+                {"namespace": namespace, **item} if item["kind"] == "ServiceAccount" else item
+                for item in document["subjects"]
             ]
             document = {**document, "subjects": subjects}
         parent = PATHS[kind].format(namespace=namespace)
         name = urllib.parse.quote(metadata["name"], safe="")
-        made.append(Manifest(path=f"{parent}/{name}", document={**document, "metadata": metadata}))
-    return tuple(made)
+        prepared.append(
+            Manifest(path=f"{parent}/{name}", document={**document, "metadata": metadata})
+        )
+    return tuple(prepared)
 
 
-async def compared(
+async def compare_all(
     api: Api, wanted: tuple[Manifest, ...]
 ) -> AsyncGenerator[tuple[Manifest, Change]]:
     """Yield each object with the change that it needs."""
-    for one in wanted:
-        yield one, await compare(api, one)
+    for manifest in wanted:
+        yield manifest, await compare(api, manifest)
 
 
-async def compare(api: Api, one: Manifest) -> Change:
-    """Compare *one* with the object in the cluster; return the change that it needs.
+async def compare(api: Api, manifest: Manifest) -> Change:
+    """Compare *manifest* with the object in the cluster; return the change that it needs.
 
     Raises:
         Forbidden: You may not read the object.
     """
     try:
-        there = await api.call("GET", one.path)
+        existing = await api.call("GET", manifest.path)
     except NotFound:
-        return one.change
-    found = [*differences(one.document, there)]
-    action = Action.UPDATE if found else Action.KEEP
-    return replace(one.change, action=action, reason="; ".join(found))
+        return manifest.change
+    changed = [*differences(manifest.document, existing)]
+    action = Action.UPDATE if changed else Action.KEEP
+    return replace(manifest.change, action=action, reason="; ".join(changed))
 
 
-async def apply(api: Api, one: Manifest) -> None:
-    """Create or update *one*; fields that only other programs set stay."""
+async def apply(api: Api, manifest: Manifest) -> None:
+    """Create or update *manifest*; fields that only other programs set stay."""
     query = {"fieldManager": "kinetic", "force": "true"}
-    await api.call("PATCH", one.path, query=query, body=one.document, content_type=APPLY)
+    await api.call("PATCH", manifest.path, query=query, body=manifest.document, content_type=APPLY)
 
 
 async def has_sets(api: Api) -> bool:
@@ -129,5 +131,5 @@ def as_yaml(wanted: tuple[Manifest, ...]) -> str:
     """Return the manifests as YAML documents, for an administrator to apply."""
     import yaml
 
-    documents = json.loads(json.dumps([one.document for one in wanted]))
+    documents = json.loads(json.dumps([manifest.document for manifest in wanted]))
     return str(yaml.safe_dump_all(documents, default_flow_style=None, sort_keys=False, width=100))

@@ -10,12 +10,12 @@ from kinetic.aio.infra.resources import (
     Action,
     Change,
     Document,
+    Observed,
     Policy,
     Resource,
-    Seen,
     differences,
 )
-from kinetic.aio.infra.site import OF, SOLUTION, Site, is_our_pool
+from kinetic.aio.infra.site import CLUSTER_LABEL, SOLUTION_LABEL, Site, is_our_pool
 
 UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
 BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
@@ -38,17 +38,19 @@ class Plan:
     @property
     def steps(self) -> tuple[Change, ...]:
         """Return the changes that have an effect."""
-        return tuple(one for one in self.changes if one.action in WRITES)
+        return tuple(change for change in self.changes if change.action in WRITES)
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
         """Return what blocks the plan: names that others use, and what can't be read."""
-        return tuple(one for one in self.changes if one.action in (Action.FOREIGN, Action.UNSEEN))
+        return tuple(
+            change for change in self.changes if change.action in (Action.FOREIGN, Action.UNSEEN)
+        )
 
     @property
     def usd_per_hour(self) -> float:
         """Return the change in cost, in US dollars per hour; negative if the steps save money."""
-        return sum(one.usd_per_hour or 0.0 for one in self.steps)
+        return sum(change.usd_per_hour or 0.0 for change in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as ``--json`` shows it."""
@@ -56,41 +58,45 @@ class Plan:
             "project": self.site.project,
             "zone": self.site.zone,
             "cluster": self.site.cluster,
-            "changes": [one.to_dict() for one in self.changes],
+            "changes": [change.to_dict() for change in self.changes],
             "usd_per_hour": round(self.usd_per_hour, 4),
         }
 
 
 def additions(
-    site: Site, wanted: Iterable[Resource | Policy], seen: Mapping[str, Seen]
+    site: Site, wanted: Iterable[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Change, ...]:
     """Return one change per resource in *wanted*, so that all of them exist."""
-    adopted = _made_by_keras_kinetic(seen, site)
-    changes = tuple(_addition(site, one, seen[one.key], adopted) for one in wanted)
-    if any(one.kind == "cluster" and one.action is Action.REPLACE for one in changes):
+    adopted = _is_made_by_keras_kinetic(observed, site)
+    changes = tuple(
+        _addition(site, resource, observed[resource.key], adopted) for resource in wanted
+    )
+    if any(change.kind == "cluster" and change.action is Action.REPLACE for change in changes):
         return tuple(
-            replace(one, action=Action.CREATE, reason="") if one.kind == "node pool" else one
-            for one in changes
+            replace(change, action=Action.CREATE, reason="")
+            if change.kind == "node pool"
+            else change
+            for change in changes
         )
     return changes
 
 
-def _made_by_keras_kinetic(seen: Mapping[str, Seen], site: Site) -> bool:
-    witnesses = (
+def _is_made_by_keras_kinetic(observed: Mapping[str, Observed], site: Site) -> bool:
+    labeled_keys = (
         f"cluster {site.cluster}",
         f"repository {site.prefix}",
-        *(f"bucket {site.bucket(what)}" for what in ("jobs", "builds")),
+        *(f"bucket {site.bucket(purpose)}" for purpose in ("jobs", "builds")),
     )
-    for key in witnesses:
-        document = seen.get(key, Seen()).document or {}
+    for key in labeled_keys:
+        document = observed.get(key, Observed()).document or {}
         labels: Document = document.get("resourceLabels") or document.get("labels") or {}
-        if labels.get(SOLUTION) == "kinetic" and OF not in labels:
+        if labels.get(SOLUTION_LABEL) == "kinetic" and CLUSTER_LABEL not in labels:
             return True
     return False
 
 
-def marked_last(
-    site: Site, present: Sequence[Resource | Policy], seen: Mapping[str, Seen]
+def order_marked_last(
+    site: Site, present: Sequence[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Resource | Policy, ...]:
     """Order *present* so that `down` removes keras-kinetic's repository after its network.
 
@@ -98,63 +104,71 @@ def marked_last(
     both. If `down` removed the repository first and was interrupted, the next run would keep the
     network.
     """
-    if not _made_by_keras_kinetic(seen, site):
+    if not _is_made_by_keras_kinetic(observed, site):
         return tuple(present)
     last = f"repository {site.prefix}"
     return tuple(
-        replace(one, needs=(*one.needs, last)) if one.kind in UNMARKED else one for one in present
+        replace(resource, needs=(*resource.needs, last)) if resource.kind in UNMARKED else resource
+        for resource in present
     )
 
 
-def _addition(site: Site, one: Resource | Policy, seen: Seen, adopted: bool) -> Change:
+def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopted: bool) -> Change:
     def change(action: Action, reason: str = "", usd: float | None = None) -> Change:
-        return Change(action=action, kind=one.kind, name=one.name, reason=reason, usd_per_hour=usd)
+        return Change(
+            action=action, kind=resource.kind, name=resource.name, reason=reason, usd_per_hour=usd
+        )
 
-    if seen.problem:
-        return change(Action.UNSEEN, seen.problem)
-    document = seen.document
-    if isinstance(one, Policy):
-        missing = one.missing(document or {})
+    if observed.problem:
+        return change(Action.UNSEEN, observed.problem)
+    document = observed.document
+    if isinstance(resource, Policy):
+        missing = resource.missing(document or {})
         if not missing:
             return change(Action.KEEP)
         return change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
     if document is None:
-        return change(Action.CREATE, one.about, one.usd_per_hour)
-    if not is_ours(site, one, document, adopted):
+        return change(Action.CREATE, resource.about, resource.usd_per_hour)
+    if not is_ours(site, resource, document, adopted):
         return change(
             Action.FOREIGN,
             f"one of this name exists, and it isn't marked as part of {site.cluster}; remove it"
-            + ("" if one.kind == "node pool" else ", or choose another cluster name"),
+            + ("" if resource.kind == "node pool" else ", or choose another cluster name"),
         )
     status = str(document.get("status") or "")
     if status in UNDER_WAY:
         return change(Action.WAIT, f"it is {status}")
-    if status == "ERROR" and one.kind in ("cluster", "node pool"):
-        what = "is unusable, and goes with its pools and jobs"
-        what = what if one.kind == "cluster" else "has no nodes"
-        return change(Action.REPLACE, f"it {what}: {problem_of(document)}")
+    if status == "ERROR" and resource.kind in ("cluster", "node pool"):
+        damage = "is unusable, and goes with its pools and jobs"
+        damage = damage if resource.kind == "cluster" else "has no nodes"
+        return change(Action.REPLACE, f"it {damage}: {problem_of(document)}")
     if status in BROKEN:
         return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
-    found, left = [*differences(one.want, document)], [*differences(one.shown, document)]
-    if not (found or left):
+    fixable, unfixable = (
+        [*differences(resource.want, document)],
+        [*differences(resource.shown, document)],
+    )
+    if not (fixable or unfixable):
         return change(Action.KEEP)
-    updates = found and one.update is not None
-    return change(Action.UPDATE if updates else Action.DIFFERS, "; ".join([*found, *left]))
+    can_update = fixable and resource.update is not None
+    return change(
+        Action.UPDATE if can_update else Action.DIFFERS, "; ".join([*fixable, *unfixable])
+    )
 
 
-def is_ours(site: Site, one: Resource, document: Document, adopted: bool) -> bool:
+def is_ours(site: Site, resource: Resource, document: Document, adopted: bool) -> bool:
     """Return whether kinetic may change the resource in *document*.
 
     It may if the resource has kinetic's mark, or a kind that needs no mark. With *adopted*, because
     keras-kinetic made the setup, it may also change a network, subnetwork, or router that has
     neither description nor labels.
     """
-    if one.kind == "node pool":
+    if resource.kind == "node pool":
         return is_our_pool(document)
-    if one.kind in UNOWNED or site.owns(document):
+    if resource.kind in UNOWNED or site.owns(document):
         return True
-    marked = document.get("description") or document.get("labels")
-    return adopted and one.kind in UNMARKED and not marked
+    is_marked = document.get("description") or document.get("labels")
+    return adopted and resource.kind in UNMARKED and not is_marked
 
 
 def problem_of(document: Document) -> str:
@@ -162,15 +176,15 @@ def problem_of(document: Document) -> str:
     conditions = document.get("conditions") or ()
     messages = [
         str(document.get("statusMessage") or ""),
-        *(str(one.get("message")) for one in conditions),
+        *(str(condition.get("message")) for condition in conditions),
     ]
-    return "; ".join(one for one in messages if one) or "Google gives no reason"
+    return "; ".join(message for message in messages if message) or "Google gives no reason"
 
 
 def removals(
     site: Site,
     present: Sequence[Resource | Policy],
-    seen: Mapping[str, Seen],
+    observed: Mapping[str, Observed],
     *,
     keep: Mapping[str, str],
 ) -> tuple[Change, ...]:
@@ -178,39 +192,43 @@ def removals(
 
     *keep* maps the key of each resource that must stay to the reason.
     """
-    adopted = _made_by_keras_kinetic(seen, site)
+    adopted = _is_made_by_keras_kinetic(observed, site)
     return tuple(
         change
-        for one in present
-        if (change := _removal(site, one, seen[one.key], adopted, keep)) is not None
+        for resource in present
+        if (change := _removal(site, resource, observed[resource.key], adopted, keep)) is not None
     )
 
 
 def _removal(
-    site: Site, one: Resource | Policy, seen: Seen, adopted: bool, keep: Mapping[str, str]
+    site: Site,
+    resource: Resource | Policy,
+    observed: Observed,
+    adopted: bool,
+    keep: Mapping[str, str],
 ) -> Change | None:
     def change(action: Action, reason: str = "") -> Change:
-        usd = one.usd_per_hour if action is Action.REMOVE else None
+        usd = resource.usd_per_hour if action is Action.REMOVE else None
         return Change(
             action=action,
-            kind=one.kind,
-            name=one.name,
+            kind=resource.kind,
+            name=resource.name,
             reason=reason,
             usd_per_hour=-usd if usd else None,
         )
 
-    if seen.problem:
-        return change(Action.UNSEEN, seen.problem)
-    document = seen.document
+    if observed.problem:
+        return change(Action.UNSEEN, observed.problem)
+    document = observed.document
     if document is None:
         return None
-    if isinstance(one, Policy):
-        members = [binding.member for binding in one.bindings]
-        there = one.without(document, members)["bindings"]
-        gone = there != [*(document.get("bindings") or ())]
-        return change(Action.REMOVE, "the bindings of our accounts") if gone else None
-    if not is_ours(site, one, document, adopted):
+    if isinstance(resource, Policy):
+        members = [binding.member for binding in resource.bindings]
+        bindings = resource.without_members(document, members)["bindings"]
+        has_bindings = bindings != [*(document.get("bindings") or ())]
+        return change(Action.REMOVE, "the bindings of our accounts") if has_bindings else None
+    if not is_ours(site, resource, document, adopted):
         return change(Action.KEEP, "it has kinetic's name but not its labels")
-    if reason := keep.get(one.key):
+    if reason := keep.get(resource.key):
         return change(Action.KEEP, reason)
     return change(Action.REMOVE)

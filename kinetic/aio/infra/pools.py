@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.compute_classes import class_name
 from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
-ROOM = 10
+EXTRA_NODES = 10
 """How many nodes more than its minimum a pool may have if each node is a single host."""
 
 PODS_PER_TPU_NODE = "15"
@@ -27,10 +27,10 @@ EXTRA_NETWORKS = frozenset(
 )
 """Machine types whose GPUs need additional networks, which a plain pool lacks."""
 
-LONGEST_NAME = 39
+MAX_NAME = 39
 """Google allows 40 characters in the name of a node pool."""
 
-SHARED = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
+RESERVATION_PATH = re.compile(r"(?:projects/([^/]+)/)?reservations/([^/]+)(?:/.*)?")
 """The form of a reservation's name with its project, or with a block of the reservation."""
 
 SYSTEM_POOLS = (SYSTEM_POOL, "default-pool")
@@ -55,24 +55,26 @@ class Pool:
     zone: str = ""
 
     def __post_init__(self) -> None:
-        wanted = self.accelerator
-        if wanted.kind == "cpu":
+        accelerator = self.accelerator
+        if accelerator.kind == "cpu":
             raise ConfigurationError(
                 "a CPU job needs no pool: the cluster makes nodes for it; name a GPU or TPU"
             )
-        if wanted.spot and self.reservation:
+        if accelerator.spot and self.reservation:
             raise ConfigurationError(
                 f"a spot pool can't use the reservation {self.reservation!r}; drop one of both"
             )
-        if wanted.machine in EXTRA_NETWORKS:
+        if accelerator.machine in EXTRA_NETWORKS:
             raise ConfigurationError(
-                f"{wanted} needs {wanted.machine}, whose GPUs need additional networks; make "
-                "that pool as Google's documentation of GPUDirect says, and kinetic will use it"
+                f"{accelerator} needs {accelerator.machine}, whose GPUs need additional networks; "
+                "make that pool as Google's documentation of GPUDirect says, and kinetic will use "
+                "it"
             )
-        if wanted.multi_host and self.min_nodes not in (0, wanted.hosts):
+        if accelerator.multi_host and self.min_nodes not in (0, accelerator.hosts):
             raise ConfigurationError(
-                f"a pool of {wanted} is one slice of {wanted.hosts} hosts, so its minimum is 0 "
-                f"or {wanted.hosts}, not {self.min_nodes}; add another pool for another slice"
+                f"a pool of {accelerator} is one slice of {accelerator.hosts} hosts, so its "
+                f"minimum is 0 or {accelerator.hosts}, not {self.min_nodes}; add another pool for "
+                "another slice"
             )
 
     @property
@@ -81,16 +83,16 @@ class Pool:
         number = str(self.number) if self.number > 1 else ""
         parts = [class_name(self.accelerator), self.reserved[1], number]
         name = "-".join(part for part in parts if part)
-        if len(name) <= LONGEST_NAME:
+        if len(name) <= MAX_NAME:
             return name
         digest = hashlib.sha256(f"{name} {self.reservation}".encode()).hexdigest()[:6]
-        return f"{name[: LONGEST_NAME - 7].rstrip('-')}-{digest}"
+        return f"{name[: MAX_NAME - 7].rstrip('-')}-{digest}"
 
     @property
     def reserved(self) -> tuple[str, str]:
         """Return the reservation's project (empty: the cluster's project) and its short name."""
-        found = SHARED.fullmatch(self.reservation)
-        return (found[1] or "", found[2]) if found else ("", self.reservation)
+        match = RESERVATION_PATH.fullmatch(self.reservation)
+        return (match[1] or "", match[2]) if match else ("", self.reservation)
 
     @property
     def first_nodes(self) -> int:
@@ -113,12 +115,12 @@ class Pool:
     @property
     def policy(self) -> str:
         """Return how the name of a tpu7x slice's placement policy ends; empty for other pools."""
-        wanted = self.accelerator
-        needs = wanted.name == "tpu7x" and wanted.multi_host
-        return f"-tpu7x-{wanted.topology}" if needs else ""
+        accelerator = self.accelerator
+        needs = accelerator.name == "tpu7x" and accelerator.multi_host
+        return f"-tpu7x-{accelerator.topology}" if needs else ""
 
 
-def named(site: Site, name: str) -> Resource:
+def reference(site: Site, name: str) -> Resource:
     """Return the resource by which to read or remove the pool *name*; it can't create it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
     return resource("node pool", name, "container", parent, {})
@@ -129,28 +131,28 @@ def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource
 
     *environ* may name a file of prices (KINETIC_PRICES).
     """
-    known = named(site, pool.name)
-    made = replace(
-        known,
-        create=replace(known.create, body={"nodePool": body(site, pool)}),
+    base = reference(site, pool.name)
+    pool_resource = replace(
+        base,
+        create=replace(base.create, body={"nodePool": body(site, pool)}),
         want={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
         update=call(
             api="container",
             method="POST",
-            path=f"{known.read.path}:setAutoscaling",
+            path=f"{base.read.path}:setAutoscaling",
             body={"autoscaling": body(site, pool)["autoscaling"]},
         ),
         needs=(
             f"cluster {site.cluster}",
             *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
         ),
-        usd_per_hour=_hourly(site, pool, environ),
-        about=_about(site, pool, environ),
+        usd_per_hour=_hourly_usd(site, pool, environ),
+        about=_describe(site, pool, environ),
     )
     if not pool.policy:
-        return (made,)
+        return (pool_resource,)
     name = f"{site.prefix}{pool.policy}"
-    return (placement_policy(site, name, pool.accelerator.topology or ""), made)
+    return (placement_policy(site, name, pool.accelerator.topology or ""), pool_resource)
 
 
 def all_wanted(
@@ -158,10 +160,10 @@ def all_wanted(
 ) -> tuple[Resource, ...]:
     """Return all *pools*, each placement policy once."""
     parts = (part for pool in pools for part in wanted(site, pool, environ))
-    return tuple({one.key: one for one in parts}.values())
+    return tuple({part.key: part for part in parts}.values())
 
 
-def _about(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
+def _describe(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
     accelerator = pool.accelerator
     parts = [f"{pool.min_nodes} to {_max_nodes(pool)} {accelerator.machine}"]
     if pool.zone:
@@ -180,7 +182,7 @@ def _about(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
     return ", ".join(parts)
 
 
-def _hourly(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
+def _hourly_usd(site: Site, pool: Pool, environ: Mapping[str, str]) -> float | None:
     """Return the hourly cost, in US dollars, of the pool's minimum number of nodes."""
     if not pool.min_nodes:
         return 0.0
@@ -192,20 +194,20 @@ def placement_policy(site: Site, name: str, topology: str = "") -> Resource:
     """Return the placement policy *name*; creating it needs *topology*, other requests don't."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": topology}
-    made = {"name": name, "description": site.description, "workloadPolicy": workload}
-    return resource("placement policy", name, "compute", parent, made)
+    policy_body = {"name": name, "description": site.description, "workloadPolicy": workload}
+    return resource("placement policy", name, "compute", parent, policy_body)
 
 
 def _max_nodes(pool: Pool) -> int:
-    wanted = pool.accelerator
-    return wanted.hosts if wanted.multi_host else pool.min_nodes + ROOM
+    accelerator = pool.accelerator
+    return accelerator.hosts if accelerator.multi_host else pool.min_nodes + EXTRA_NODES
 
 
 def body(site: Site, pool: Pool) -> dict[str, Any]:
     """Return the `NodePool` to send."""
     accelerator = pool.accelerator
     config: dict[str, Any] = {}
-    more: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if accelerator.kind == "gpu":
         # Over REST the default is to install no driver.
         driver = {"gpuDriverVersion": "LATEST"}
@@ -218,11 +220,11 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
         ]
         config["gvnic"] = {"enabled": True}
     else:
-        more["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
+        fields["maxPodsConstraint"] = {"maxPodsPerNode": PODS_PER_TPU_NODE}
         if pool.policy:
-            more["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy}"}
+            fields["placementPolicy"] = {"policyName": f"{site.prefix}{pool.policy}"}
         elif accelerator.multi_host:
-            more["placementPolicy"] = {"type": "COMPACT", "tpuTopology": accelerator.topology}
+            fields["placementPolicy"] = {"type": "COMPACT", "tpuTopology": accelerator.topology}
     if accelerator.spot:
         config["spot"] = True
     if pool.reservation:
@@ -231,13 +233,13 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
             "key": RESERVATION,
             "values": [pool.reservation],
         }
-    most = _max_nodes(pool)
+    max_nodes = _max_nodes(pool)
     node = node_body(site, accelerator.machine, **config)
-    more["locations"] = [pool.zone or site.zone]
-    return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=most, **more)
+    fields["locations"] = [pool.zone or site.zone]
+    return pool_body(site, pool.name, node, min_nodes=pool.min_nodes, max_nodes=max_nodes, **fields)
 
 
-def kept(document: Mapping[str, Any]) -> str:
+def keep_reason(document: Mapping[str, Any]) -> str:
     """Return why `remove_pool` keeps this pool, and what to do; empty if it may go."""
     name = str(document["name"])
     if is_gkes_pool(document):
@@ -262,15 +264,15 @@ def is_autopilot(cluster: Mapping[str, Any]) -> bool:
 def existing(cluster: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return a cluster's node pools by name; none for Autopilot, whose pools belong to GKE."""
     pools = () if is_autopilot(cluster) else cluster.get("nodePools") or ()
-    return {str(one["name"]): one for one in pools}
+    return {str(document["name"]): document for document in pools}
 
 
 def foreign(cluster: Mapping[str, Any]) -> list[str]:
     """Return the names of the node pools that neither kinetic nor GKE made."""
     return [
         name
-        for name, one in existing(cluster).items()
-        if not (is_our_pool(one) or is_gkes_pool(one))
+        for name, document in existing(cluster).items()
+        if not (is_our_pool(document) or is_gkes_pool(document))
     ]
 
 
@@ -281,24 +283,24 @@ def node_price(document: Mapping[str, Any], zone: str, environ: Mapping[str, str
     machine, topology = config.get("machineType"), placement.get("tpuTopology")
     if machine in MACHINE_USD and not config.get("accelerators"):
         return MACHINE_USD[machine]
-    gpus = {
-        one["acceleratorType"]: str(one["acceleratorCount"])
-        for one in config.get("accelerators") or ()
+    gpu_counts = {
+        gpu["acceleratorType"]: str(gpu["acceleratorCount"])
+        for gpu in config.get("accelerators") or ()
     }
-    for one in catalogue():
-        fits = (
-            gpus.get(one.label) == str(one.chips_per_host)
-            if gpus
-            else topology in (None, one.topology)
+    for candidate in catalogue():
+        matches = (
+            gpu_counts.get(candidate.label) == str(candidate.chips_per_host)
+            if gpu_counts
+            else topology in (None, candidate.topology)
         )
-        if one.machine == machine and fits:
-            wanted = parse(str(one), spot=bool(config.get("spot")))
-            price = price_of(wanted, zone, environ)
-            return None if price is None else price.usd_per_hour / wanted.hosts
+        if candidate.machine == machine and matches:
+            accelerator = parse(str(candidate), spot=bool(config.get("spot")))
+            price = price_of(accelerator, zone, environ)
+            return None if price is None else price.usd_per_hour / accelerator.hosts
     return None
 
 
-def described(document: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a node pool offers, in the fields that `kinetic pool list` shows."""
     config: Mapping[str, Any] = document.get("config") or {}
     scaling: Mapping[str, Any] = document.get("autoscaling") or {}
@@ -310,7 +312,7 @@ def described(document: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "node pool",
         "machine": str(config.get("machineType") or ""),
         "accelerator": ", ".join(
-            f"{one['acceleratorType']} x{one['acceleratorCount']}" for one in gpus
+            f"{gpu['acceleratorType']} x{gpu['acceleratorCount']}" for gpu in gpus
         ),
         "topology": placement.get("tpuTopology") or "",
         "min_nodes": int(scaling.get("totalMinNodeCount") or scaling.get("minNodeCount") or 0),
@@ -319,5 +321,7 @@ def described(document: Mapping[str, Any]) -> dict[str, Any]:
         "reservation": ", ".join(affinity.get("values") or ()),
         "status": str(document.get("status") or ""),
         "problem": document.get("statusMessage")
-        or "; ".join(str(one.get("message")) for one in document.get("conditions") or ()),
+        or "; ".join(
+            str(condition.get("message")) for condition in document.get("conditions") or ()
+        ),
     }

@@ -71,8 +71,10 @@ class Preflight:
             ConfigurationError: There are problems; the message lists all.
         """
         if self.problems:
-            many = "\n".join(f"- {one}" for one in self.problems)
-            raise ConfigurationError(f"nothing was created, because this is missing:\n{many}")
+            listed_problems = "\n".join(f"- {problem}" for problem in self.problems)
+            raise ConfigurationError(
+                f"nothing was created, because this is missing:\n{listed_problems}"
+            )
 
 
 async def preflight(
@@ -82,60 +84,60 @@ async def preflight(
     setup: Setup | None = None,
     *,
     regional: bool = False,
-    links: bool = False,
+    links_billing: bool = False,
 ) -> Preflight:
     """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
-    reservation. *regional* says that the pools may be in any zone of the region. *links* says that
-    the plan links a billing account, so this doesn't check billing.
+    reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
+    says that the plan links a billing account, so this doesn't check billing.
     """
-    found = Preflight()
+    result = Preflight()
     checks: list[Callable[[GoogleClient, Setup, Preflight], Awaitable[None]]] = [
-        _project,
-        _permissions,
-        *([] if links else [_billing]),
-        _machines,
-        _elsewhere,
+        _check_project,
+        _check_permissions,
+        *([] if links_billing else [_check_billing]),
+        _choose_machine,
+        _find_namesakes,
     ]
-    work: list[Coroutine[Any, Any, None]] = []
+    coroutines: list[Coroutine[Any, Any, None]] = []
     if setup is not None:
-        work += [_guarded(check, google, setup, found) for check in checks]
+        coroutines += [_run_check(check, google, setup, result) for check in checks]
     nodes: Counter[Pool] = Counter()
     for pool in pools:
         nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
     for pool, needed in nodes.items():
-        at = replace(site, zone=pool.zone or site.zone)
-        if at.region != site.region:
-            found.problems.append(
+        pool_site = replace(site, zone=pool.zone or site.zone)
+        if pool_site.region != site.region:
+            result.problems.append(
                 f"the nodes of a cluster are in its region, {site.region}, and {pool.zone} isn't; "
                 "name another zone of it"
             )
-        work += [
-            _reservation(google, at, pool, needed, found),
-            _quota(google, site, pool, needed, found),
-            _machine(google, at, pool, found, regional=regional),
+        coroutines += [
+            _check_reservation(google, pool_site, pool, needed, result),
+            _check_quota(google, site, pool, needed, result),
+            _find_zones(google, pool_site, pool, result, regional=regional),
         ]
-    await all_or_none(*work)
-    found.problems.sort()
-    return found
+    await all_or_none(*coroutines)
+    result.problems.sort()
+    return result
 
 
-async def _guarded(
+async def _run_check(
     check: Callable[[GoogleClient, Setup, Preflight], Awaitable[None]],
     google: GoogleClient,
     setup: Setup,
-    found: Preflight,
+    result: Preflight,
 ) -> None:
     try:
-        await check(google, setup, found)
+        await check(google, setup, result)
     except HttpError as refusal:
         if not is_disabled(refusal):
-            what = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
-            found.notes.append(f"couldn't {what}: {refusal.message}")
+            action = (check.__doc__ or "").partition("\n")[0].rstrip(".").lower()
+            result.notes.append(f"couldn't {action}: {refusal.message}")
 
 
-async def _project(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+async def _check_project(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Check that the project isn't being deleted."""
     project = setup.site.project
     read = call(api="cloudresourcemanager", method="GET", path=f"projects/{project}")
@@ -146,90 +148,90 @@ async def _project(google: GoogleClient, setup: Setup, found: Preflight) -> None
             raise
         return  # the check of permissions reports this
     if state != "ACTIVE":
-        found.problems.append(
+        result.problems.append(
             f"the project {project} is {state}; restore it at "
             "https://console.cloud.google.com/cloud-resource-manager, or use another --project"
         )
 
 
-async def _permissions(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+async def _check_permissions(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Check your permissions in the project."""
     project = setup.site.project
-    asked = call(
+    request = call(
         api="cloudresourcemanager",
         method="POST",
         path=f"projects/{project}:testIamPermissions",
         body={"permissions": [*PERMISSIONS]},
     )
     try:
-        held = (await google.call(asked)).get("permissions") or ()
+        granted = (await google.call(request)).get("permissions") or ()
     except HttpError as refusal:
         if refusal.status not in (403, 404):
             raise
-        found.problems.append(
+        result.problems.append(
             f"the project {project} doesn't exist, or you may not see it ({refusal.message}); "
             "check --project, or pass --create-project"
         )
         return
-    if missing := [one for one in PERMISSIONS if one not in held]:
-        found.problems.append(
+    if missing := [permission for permission in PERMISSIONS if permission not in granted]:
+        result.problems.append(
             f"permissions in {project}: {', '.join(missing)}; ask an owner for {ROLES}"
         )
 
 
-async def _billing(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+async def _check_billing(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Check the project's billing account."""
     project = setup.site.project
     path = f"projects/{project}/billingInfo"
     info = await google.call(call(api="cloudbilling", method="GET", path=path))
     if not info.get("billingEnabled"):
-        found.problems.append(
+        result.problems.append(
             f"{project} has no billing account; pass --billing-account ID, or link one at "
             f"https://console.cloud.google.com/billing/linkedaccount?project={project}"
         )
 
 
-async def _machines(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Choose a machine type for the system pods that the zone has."""
     site = setup.site
     if setup.shape == "autopilot":
         return
     parent = f"projects/{site.project}/zones/{site.zone}/machineTypes"
-    wanted = " OR ".join(f'(name = "{one}")' for one in SYSTEM_MACHINES)
-    listing = call(api="compute", method="GET", path=parent, query=query(filter=wanted))
+    name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
+    listing = call(api="compute", method="GET", path=parent, query=query(filter=name_filter))
     try:
-        there = {str(one["name"]) async for one in google.pages(listing, "items")}
+        offered = {str(document["name"]) async for document in google.pages(listing, "items")}
     except HttpError as refusal:
         if refusal.status != 404:
             raise
-        found.problems.append(f"there is no zone {site.zone}; choose another --zone")
+        result.problems.append(f"there is no zone {site.zone}; choose another --zone")
         return
-    choice = next((one for one in SYSTEM_MACHINES if one in there), None)
+    choice = next((machine for machine in SYSTEM_MACHINES if machine in offered), None)
     if choice is None:
-        found.problems.append(
+        result.problems.append(
             f"{site.zone} has none of {', '.join(SYSTEM_MACHINES)} for the cluster's own pods; "
             "choose another --zone, or --autopilot"
         )
-    found.machine = choice or found.machine
+    result.machine = choice or result.machine
 
 
-async def _elsewhere(google: GoogleClient, setup: Setup, found: Preflight) -> None:
+async def _find_namesakes(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Look for a cluster of that name in another place."""
     site = setup.site
     path = f"projects/{site.project}/locations/-/clusters"
     answer = await google.call(call(api="container", method="GET", path=path))
-    for one in answer.get("clusters") or ():
-        if one.get("name") == site.cluster and one.get("location") != setup.location:
-            found.problems.append(
-                f"a cluster {site.cluster} exists in {one['location']}; both would use the same "
-                f"resource names. Use --zone {one['location']}, or another --cluster"
+    for cluster in answer.get("clusters") or ():
+        if cluster.get("name") == site.cluster and cluster.get("location") != setup.location:
+            result.problems.append(
+                f"a cluster {site.cluster} exists in {cluster['location']}; both would use the "
+                f"same resource names. Use --zone {cluster['location']}, or another --cluster"
             )
     if missing := answer.get("missingZones"):
-        found.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
+        result.notes.append(f"Google couldn't list the clusters of {', '.join(missing)}")
 
 
-async def _reservation(
-    google: GoogleClient, site: Site, pool: Pool, nodes: int, found: Preflight
+async def _check_reservation(
+    google: GoogleClient, site: Site, pool: Pool, nodes: int, result: Preflight
 ) -> None:
     """Check that a pool's reservation has *nodes* free machines."""
     if not pool.reservation:
@@ -240,24 +242,24 @@ async def _reservation(
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
         if refusal.status != 404:
-            found.notes.append(f"couldn't read the reservation {name}: {refusal.message}")
+            result.notes.append(f"couldn't read the reservation {name}: {refusal.message}")
         else:
-            found.problems.append(
+            result.problems.append(
                 f"there is no reservation {name} in {site.zone}; check its name and zone"
             )
         return
-    specific: Document = answer.get("specificReservation") or {}
-    properties: Document = specific.get("instanceProperties") or {}
+    machines: Document = answer.get("specificReservation") or {}
+    properties: Document = machines.get("instanceProperties") or {}
     machine = properties.get("machineType")
-    wanted = pool.accelerator
-    if machine and machine != wanted.machine:
-        found.problems.append(
-            f"the reservation {name} is of {machine}, but {wanted} needs {wanted.machine}"
+    accelerator = pool.accelerator
+    if machine and machine != accelerator.machine:
+        result.problems.append(
+            f"the reservation {name} is of {machine}, but {accelerator} needs {accelerator.machine}"
         )
-    free = int(specific.get("count") or 0) - int(specific.get("inUseCount") or 0)
-    if specific and free < nodes:
-        found.problems.append(
-            f"the reservation {name} has {free} free machines, but {wanted} needs {nodes}"
+    free = int(machines.get("count") or 0) - int(machines.get("inUseCount") or 0)
+    if machines and free < nodes:
+        result.problems.append(
+            f"the reservation {name} has {free} free machines, but {accelerator} needs {nodes}"
         )
 
 
@@ -275,40 +277,40 @@ QUOTAS = {
 """Quotas that a region of the compute API shows; it doesn't show those of other TPUs."""
 
 
-async def _quota(
-    google: GoogleClient, site: Site, pool: Pool, nodes: int, found: Preflight
+async def _check_quota(
+    google: GoogleClient, site: Site, pool: Pool, nodes: int, result: Preflight
 ) -> None:
     """Check the quota of a pool's accelerator for *nodes* machines."""
-    wanted = pool.accelerator
-    metric = QUOTAS.get(wanted.name, "")
-    if wanted.spot:
+    accelerator = pool.accelerator
+    metric = QUOTAS.get(accelerator.name, "")
+    if accelerator.spot:
         metric = f"PREEMPTIBLE_{metric}" if metric else ""
     path = f"projects/{site.project}/regions/{site.region}"
     try:
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
         if not is_disabled(refusal):
-            found.notes.append(f"couldn't read the quotas of {site.region}: {refusal.message}")
+            result.notes.append(f"couldn't read the quotas of {site.region}: {refusal.message}")
         return
-    quotas = {str(one.get("metric")): one for one in answer.get("quotas") or ()}
+    quotas = {str(entry.get("metric")): entry for entry in answer.get("quotas") or ()}
     quota = quotas.get(metric)
     if quota is None:
-        found.notes.append(
-            f"the quota of {wanted} in {site.region} isn't visible here; see "
+        result.notes.append(
+            f"the quota of {accelerator} in {site.region} isn't visible here; see "
             "https://console.cloud.google.com/iam-admin/quotas"
         )
         return
     free = float(quota.get("limit") or 0) - float(quota.get("usage") or 0)
-    needed = nodes * wanted.chips_per_host
+    needed = nodes * accelerator.chips_per_host
     if free < needed:
-        found.problems.append(
-            f"the quota {metric} of {site.region} has {free:g} free, but {wanted} needs "
+        result.problems.append(
+            f"the quota {metric} of {site.region} has {free:g} free, but {accelerator} needs "
             f"{needed}; ask for more at https://console.cloud.google.com/iam-admin/quotas"
         )
 
 
-async def _machine(
-    google: GoogleClient, site: Site, pool: Pool, found: Preflight, *, regional: bool
+async def _find_zones(
+    google: GoogleClient, site: Site, pool: Pool, result: Preflight, *, regional: bool
 ) -> None:
     """Find the zones that have a pool's machine type."""
     machine = pool.accelerator.machine
@@ -319,18 +321,18 @@ async def _machine(
         query=query(filter=f'name = "{machine}"'),
     )
     try:
-        every = sorted({zone async for zone, _ in google.aggregated(listing, "machineTypes")})
+        zones = sorted({zone async for zone, _ in google.aggregated(listing, "machineTypes")})
     except HttpError as refusal:
         if not is_disabled(refusal):
-            found.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
+            result.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
         return
-    here = [one for one in every if one == site.zone or one.startswith(f"{site.region}-")]
-    found.zones = tuple(sorted(here, key=lambda one: one != site.zone)) or found.zones
-    place = site.region if regional else site.zone
-    if not every:
-        found.notes.append(f"Google lists {machine} in no zone, so {place} may lack it")
-    elif not here if regional else site.zone not in every:
-        found.problems.append(
-            f"{place} has no {machine}, which {pool.accelerator} needs; these zones do: "
-            f"{', '.join(every)}"
+    nearby = [zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")]
+    result.zones = tuple(sorted(nearby, key=lambda zone: zone != site.zone)) or result.zones
+    location = site.region if regional else site.zone
+    if not zones:
+        result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
+    elif not nearby if regional else site.zone not in zones:
+        result.problems.append(
+            f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
+            f"{', '.join(zones)}"
         )

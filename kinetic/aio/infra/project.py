@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kinetic.aio._net.google import GoogleClient, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.apply import explained
+from kinetic.aio.infra.apply import refusal_error
 from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError
@@ -44,15 +44,15 @@ def wanted(site: Site, parent: str = "") -> Resource:
     """Return the project, in the organization or folder *parent* if one is named."""
     path = f"projects/{site.project}"
     api = "cloudresourcemanager"
-    inside = {"parent": parent} if parent else {}
+    parent_field = {"parent": parent} if parent else {}
     names = {"projectId": site.project, "displayName": site.project}
-    body = {**names, "labels": {"kinetic": "true"}, **inside}
+    body = {**names, "labels": {"kinetic": "true"}, **parent_field}
     return Resource(
         kind="project",
         name=site.project,
         read=call(api=api, method="GET", path=path),
         create=call(api=api, method="POST", path="projects", body=body),
-        shown=inside,
+        shown=parent_field,
         about=f"in {parent}" if parent else "",
     )
 
@@ -61,36 +61,36 @@ def link(site: Site, account: str) -> Resource:
     """Return the link of the project to the billing account *account*."""
     path = f"projects/{site.project}/billingInfo"
     want = {"billingAccountName": f"billingAccounts/{account.removeprefix('billingAccounts/')}"}
-    put = call(api="cloudbilling", method="PUT", path=path, body=want)
+    set_account = call(api="cloudbilling", method="PUT", path=path, body=want)
     return Resource(
         kind="billing",
         name=site.project,
         read=call(api="cloudbilling", method="GET", path=path),
-        create=put,
-        update=put,
+        create=set_account,
+        update=set_account,
         want=want,
         needs=(f"project {site.project}",),
     )
 
 
-async def _found(google: GoogleClient, one: Resource) -> Document | None:
+async def _read(google: GoogleClient, resource: Resource) -> Document | None:
     try:
-        return await google.call(one.read)
+        return await google.call(resource.read)
     except HttpError as refusal:
         if refusal.status in (403, 404) or is_disabled(refusal):
             return None
-        raise explained(f"read the {one.key}", refusal) from refusal
+        raise refusal_error(f"read the {resource.key}", refusal) from refusal
 
 
 async def exists(google: GoogleClient, site: Site) -> bool:
     """Return whether the project exists. Google hides those that you may not see."""
-    return await _found(google, wanted(site)) is not None
+    return await _read(google, wanted(site)) is not None
 
 
 async def is_billed(google: GoogleClient, site: Site) -> bool:
     """Return whether the project has a billing account, as far as you can see."""
-    found = await _found(google, link(site, ""))
-    return bool((found or {}).get("billingEnabled"))
+    answer = await _read(google, link(site, ""))
+    return bool((answer or {}).get("billingEnabled"))
 
 
 async def accounts(google: GoogleClient) -> list[BillingAccount]:
@@ -99,10 +99,11 @@ async def accounts(google: GoogleClient) -> list[BillingAccount]:
     try:
         return [
             BillingAccount(
-                id=str(one["name"]).rpartition("/")[2], name=str(one.get("displayName") or "")
+                id=str(account["name"]).rpartition("/")[2],
+                name=str(account.get("displayName") or ""),
             )
-            async for one in google.pages(listing, "billingAccounts")
-            if one.get("open")
+            async for account in google.pages(listing, "billingAccounts")
+            if account.get("open")
         ]
     except HttpError as refusal:
-        raise explained("list the billing accounts", refusal) from refusal
+        raise refusal_error("list the billing accounts", refusal) from refusal

@@ -41,16 +41,16 @@ def call(
     body: Document | None = None,
 ) -> GoogleRequest:
     """Return a request; *path* comes after the API's version unless it begins with a slash."""
-    whole = path if path.startswith("/") else VERSIONS[api] + path
-    return GoogleRequest(api, whole, query, method, body)
+    full_path = path if path.startswith("/") else VERSIONS[api] + path
+    return GoogleRequest(api, full_path, query, method, body)
 
 
 def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return *values* as a URL query; a list repeats its name for each of its elements."""
     return tuple(
-        (name, one)
+        (name, element)
         for name, value in values.items()
-        for one in ((value,) if isinstance(value, str) else value)
+        for element in ((value,) if isinstance(value, str) else value)
     )
 
 
@@ -120,28 +120,30 @@ class Policy:
 
     def missing(self, policy: Document) -> tuple[Binding, ...]:
         """Return the bindings that *policy* lacks."""
-        return tuple(one for one in self.bindings if not _has(policy, one))
+        return tuple(binding for binding in self.bindings if not _has_binding(policy, binding))
 
-    def completed(self, policy: Document) -> dict[str, Any]:
+    def with_bindings(self, policy: Document) -> dict[str, Any]:
         """Return *policy* with these bindings added."""
-        bindings = [dict(one) for one in policy.get("bindings") or ()]
-        for one in self.missing(policy):
-            into = next((each for each in bindings if _is_of(each, one)), None)
-            if into is None:
-                into = dict[str, Any](role=one.role, members=[])
-                if one.condition:
-                    into["condition"] = one.condition
-                bindings.append(into)
-            into["members"] = [*into["members"], one.member]
+        bindings = [dict(entry) for entry in policy.get("bindings") or ()]
+        for binding in self.missing(policy):
+            entry = next((stored for stored in bindings if _matches(stored, binding)), None)
+            if entry is None:
+                entry = dict[str, Any](role=binding.role, members=[])
+                if binding.condition:
+                    entry["condition"] = binding.condition
+                bindings.append(entry)
+            entry["members"] = [*entry["members"], binding.member]
         return {**policy, "bindings": bindings, "version": 3}
 
-    def without(self, policy: Document, members: Sequence[str]) -> dict[str, Any]:
+    def without_members(self, policy: Document, members: Sequence[str]) -> dict[str, Any]:
         """Return *policy* without *members*, including those that IAM marks as deleted."""
         bindings: list[dict[str, Any]] = []
-        for each in policy.get("bindings") or ():
-            kept = [one for one in each.get("members") or () if not _is_member(one, members)]
+        for entry in policy.get("bindings") or ():
+            kept = [
+                member for member in entry.get("members") or () if not _is_one_of(member, members)
+            ]
             if kept:
-                bindings.append({**each, "members": kept})
+                bindings.append({**entry, "members": kept})
         return {**policy, "bindings": bindings, "version": 3}
 
 
@@ -153,21 +155,21 @@ def resource(
     body: Document,
     *,
     path: str = "",
-    add: tuple[tuple[str, str], ...] = (),
-    **more: Any,
+    create_query: tuple[tuple[str, str], ...] = (),
+    **fields: Any,
 ) -> Resource:
     """Return a resource of the usual form: POST to its parent, GET and DELETE at its own path.
 
-    *add* is the query of the POST request.
+    *create_query* is the query of the POST request.
     """
-    own = path or f"{parent}/{name}"
+    own_path = path or f"{parent}/{name}"
     return Resource(
         kind=kind,
         name=name,
-        read=call(api=api, method="GET", path=own),
-        create=call(api=api, method="POST", path=parent, query=add, body=body),
-        remove=call(api=api, method="DELETE", path=own),
-        **more,
+        read=call(api=api, method="GET", path=own_path),
+        create=call(api=api, method="POST", path=parent, query=create_query, body=body),
+        remove=call(api=api, method="DELETE", path=own_path),
+        **fields,
     )
 
 
@@ -185,23 +187,23 @@ def policy(
     )
 
 
-def _is_of(each: Document, binding: Binding) -> bool:
-    condition: Document = each.get("condition") or {}
+def _matches(entry: Document, binding: Binding) -> bool:
+    condition: Document = entry.get("condition") or {}
     return (
-        each.get("role") == binding.role
+        entry.get("role") == binding.role
         and str(condition.get("expression") or "") == binding.expression
     )
 
 
-def _has(policy: Document, binding: Binding) -> bool:
+def _has_binding(policy: Document, binding: Binding) -> bool:
     return any(
-        _is_of(each, binding) and binding.member in (each.get("members") or ())
-        for each in policy.get("bindings") or ()
+        _matches(entry, binding) and binding.member in (entry.get("members") or ())
+        for entry in policy.get("bindings") or ()
     )
 
 
-def _is_member(listed: str, members: Sequence[str]) -> bool:
-    return listed.removeprefix("deleted:").partition("?")[0] in members
+def _is_one_of(member: str, members: Sequence[str]) -> bool:
+    return member.removeprefix("deleted:").partition("?")[0] in members
 
 
 class Action(enum.Enum):
@@ -220,7 +222,7 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observed:
     """The observed state of one resource: its document, None if it doesn't exist, or a ``problem``.
 
     ``status`` is the HTTP status of a refusal, or 0.
@@ -252,23 +254,25 @@ class Change:
         }
 
 
-def differences(want: Any, have: Any, at: str = "") -> Iterator[str]:
+def differences(want: Any, have: Any, path: str = "") -> Iterator[str]:
     """Yield how *have* differs from *want* in the fields that *want* names.
 
     Google leaves empty fields out of an answer, so a missing field equals an empty one.
     """
     if isinstance(want, Mapping):
         fields = cast("Mapping[str, Any]", want)
-        there: Document = cast("Document", have) if isinstance(have, Mapping) else {}
+        existing: Document = cast("Document", have) if isinstance(have, Mapping) else {}
         for name, value in fields.items():
-            yield from differences(value, there.get(name), f"{at}.{name}" if at else name)
+            yield from differences(value, existing.get(name), f"{path}.{name}" if path else name)
     elif isinstance(want, list | tuple):
         items = cast("Sequence[Any]", want)
-        present: Sequence[Any] = cast("Sequence[Any]", have) if isinstance(have, list) else ()
-        if len(items) != len(present):
-            yield f"{at} has {len(present)} entries instead of {len(items)}"
+        existing_items: Sequence[Any] = (
+            cast("Sequence[Any]", have) if isinstance(have, list) else ()
+        )
+        if len(items) != len(existing_items):
+            yield f"{path} has {len(existing_items)} entries instead of {len(items)}"
             return
-        for index, (one, other) in enumerate(zip(items, present, strict=True)):
-            yield from differences(one, other, f"{at}[{index}]")
+        for index, (item, existing_item) in enumerate(zip(items, existing_items, strict=True)):
+            yield from differences(item, existing_item, f"{path}[{index}]")
     elif want != have and not (not want and not have) and str(want) != str(have):
-        yield f"{at} is {have!r} instead of {want!r}"
+        yield f"{path} is {have!r} instead of {want!r}"

@@ -20,14 +20,14 @@ from kinetic.aio.infra.site import Site
 
 API = "secretmanager"
 SERVICE = f"{API}.googleapis.com"
-READS = "roles/secretmanager.secretAccessor"
+READER_ROLE = "roles/secretmanager.secretAccessor"
 """The role that lets the service account of builds read these two secrets."""
 
 
 def wanted(site: Site) -> tuple[Resource | Policy, ...]:
     """Return both secrets, each with the policy that lets the builds of *site* read it."""
     parts = ((_secret(site, name), _policy(site, name)) for name in (USERNAME, TOKEN))
-    return tuple(one for pair in parts for one in pair)
+    return tuple(part for pair in parts for part in pair)
 
 
 def versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]:
@@ -46,7 +46,12 @@ def versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]
 def _secret(site: Site, name: str) -> Resource:
     body: dict[str, Any] = {"replication": {"automatic": {}}, "labels": {"kinetic": "true"}}
     return resource(
-        "secret", name, API, f"projects/{site.project}/secrets", body, add=query(secretId=name)
+        "secret",
+        name,
+        API,
+        f"projects/{site.project}/secrets",
+        body,
+        create_query=query(secretId=name),
     )
 
 
@@ -55,6 +60,6 @@ def _policy(site: Site, name: str) -> Policy:
         f"secret {name}",
         API,
         f"projects/{site.project}/secrets/{name}",
-        Binding(role=READS, member=f"serviceAccount:{site.account('builds')}"),
+        Binding(role=READER_ROLE, member=f"serviceAccount:{site.account('builds')}"),
         needs=(f"secret {name}",),
     )

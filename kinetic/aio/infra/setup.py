@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kinetic.accelerators import GPUS, TPUS
 from kinetic.aio._net.google import GoogleRequest
 from kinetic.aio.infra.resources import Binding, Policy, Resource, call, policy, query, resource
-from kinetic.aio.infra.site import MARK, Site
+from kinetic.aio.infra.site import KINETIC_LABEL, Site
 from kinetic.errors import ConfigurationError
 
 SERVICES = tuple(
@@ -35,11 +35,11 @@ SYSTEM_NODES = 10
 """Maximum number of nodes for the cluster's own pods."""
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
-MOST_CPUS, MOST_MEMORY_GB = "1000000", "10000000"
+MAX_CPUS, MAX_MEMORY_GB = "1000000", "10000000"
 """Limits of node auto-provisioning. They count all nodes: a low one stops large TPU slices."""
 
-MOST_ACCELERATORS = "10000"
-OBJECTS = "roles/storage.objectUser"
+MAX_ACCELERATORS = "10000"
+OBJECTS_ROLE = "roles/storage.objectUser"
 """The role of pods in the bucket of jobs, for the objects of their namespace."""
 
 KEEP_DAYS = 30
@@ -84,7 +84,7 @@ class Setup:
 def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
     """Return all wanted resources of Google Cloud, each after the resources that it needs."""
     site = setup.site
-    accounts = [account(site, what) for what in ("nodes", "workers", "builds")]
+    accounts = [account(site, purpose) for purpose in ("nodes", "workers", "builds")]
     return (
         _repository(site),
         _bucket(site, "jobs", site.region.upper()),
@@ -93,7 +93,7 @@ def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
         *_network(site),
         *_policies(site),
         cluster(setup),
-        _identity(site),
+        _workload_identity(site),
     )
 
 
@@ -104,16 +104,18 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
     removed account. So the policy ``needs`` the accounts, which makes `down` change it first.
     """
     bucket = f"bucket {setup.site.bucket('jobs')}"
-    members = [Binding(role=OBJECTS, member=f"serviceAccount:{one.name}") for one in workers]
+    members = [
+        Binding(role=OBJECTS_ROLE, member=f"serviceAccount:{worker.name}") for worker in workers
+    ]
     parts = [
         replace(
-            one,
-            bindings=(*one.bindings, *members),
-            needs=(*one.needs, *(each.key for each in workers)),
+            part,
+            bindings=(*part.bindings, *members),
+            needs=(*part.needs, *(worker.key for worker in workers)),
         )
-        if isinstance(one, Policy) and one.name == bucket
-        else one
-        for one in wanted(setup)
+        if isinstance(part, Policy) and part.name == bucket
+        else part
+        for part in wanted(setup)
     ]
     return (*parts, *workers)
 
@@ -121,7 +123,7 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
 def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest, GoogleRequest]:
     """Return the requests that read and enable the APIs *names*, by default all of a setup."""
     path = f"projects/{site.project}/services"
-    paths = [f"{path}/{one}" for one in names]
+    paths = [f"{path}/{name}" for name in names]
     return (
         call(api="serviceusage", method="GET", path=f"{path}:batchGet", query=query(names=paths)),
         call(
@@ -155,7 +157,7 @@ def _repository(site: Site) -> Resource:
             "labels": site.labels,
             **want,
         },
-        add=query(repositoryId=site.prefix),
+        create_query=query(repositoryId=site.prefix),
         want=want,
         update=call(
             api="artifactregistry",
@@ -167,8 +169,8 @@ def _repository(site: Site) -> Resource:
     )
 
 
-def _bucket(site: Site, what: str, location: str) -> Resource:
-    name = site.bucket(what)
+def _bucket(site: Site, purpose: str, location: str) -> Resource:
+    name = site.bucket(purpose)
     rules = [
         {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": KEEP_DAYS}},
         {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
@@ -192,15 +194,15 @@ def _bucket(site: Site, what: str, location: str) -> Resource:
             "softDeletePolicy": {"retentionDurationSeconds": "0"},
             **want,
         },
-        add=query(project=site.project),
+        create_query=query(project=site.project),
         want=want,
         update=call(api="storage", method="PATCH", path=f"b/{name}", body=want),
     )
 
 
-def account(site: Site, what: str, email: str = "") -> Resource:
+def account(site: Site, purpose: str, email: str = "") -> Resource:
     """Return a service account; *email* selects the workers' account of another namespace."""
-    email = email or site.account(what)
+    email = email or site.account(purpose)
     parent = f"projects/{site.project}/serviceAccounts"
     return resource(
         "service account",
@@ -210,7 +212,7 @@ def account(site: Site, what: str, email: str = "") -> Resource:
         {
             "accountId": email.partition("@")[0],
             "serviceAccount": {
-                "displayName": f"kinetic {site.cluster} {what}",
+                "displayName": f"kinetic {site.cluster} {purpose}",
                 "description": site.description,
             },
         },
@@ -277,14 +279,14 @@ def cluster(setup: Setup) -> Resource:
     """Return the GKE cluster."""
     site = setup.site
     body = _autopilot(setup) if setup.shape == "autopilot" else _standard(setup)
-    machine = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
+    machine_usd = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
-    shown = {
+    reported = {
         "workloadIdentityConfig": {"workloadPool": site.identity_pool},
         "releaseChannel": {"channel": "REGULAR"},
     }
     endpoint = {"ipEndpointsConfig": {"enabled": True}}
-    opens = call(
+    open_endpoint = call(
         api="container",
         method="PUT",
         path=f"{parent}/{site.cluster}",
@@ -297,15 +299,15 @@ def cluster(setup: Setup) -> Resource:
         parent,
         {"cluster": body},
         want={"controlPlaneEndpointsConfig": endpoint} if setup.public_endpoint else {},
-        update=opens if setup.public_endpoint else None,
-        shown={} if setup.shape == "autopilot" else shown,
+        update=open_endpoint if setup.public_endpoint else None,
+        shown={} if setup.shape == "autopilot" else reported,
         needs=(
             f"subnetwork {site.prefix}",
             f"router {site.prefix}-router",
             f"service account {site.account('nodes')}",
             f"access project {site.project}",
         ),
-        usd_per_hour=CLUSTER_USD + machine,
+        usd_per_hour=CLUSTER_USD + machine_usd,
         about=_about(setup),
     )
 
@@ -358,7 +360,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
     shielded = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
     labels = sorted(
         {gpu.label for gpu in GPUS.values()}
-        | {one.label for tpu in TPUS.values() for one in tpu.slices}
+        | {tpu_slice.label for tpu in TPUS.values() for tpu_slice in tpu.slices}
     )
     return {
         **_common(setup),
@@ -386,9 +388,9 @@ def _standard(setup: Setup) -> dict[str, Any]:
             "autoscalingProfile": "OPTIMIZE_UTILIZATION",
             "autoprovisioningLocations": [site.zone],
             "resourceLimits": [
-                {"resourceType": "cpu", "maximum": MOST_CPUS},
-                {"resourceType": "memory", "maximum": MOST_MEMORY_GB},
-                *({"resourceType": label, "maximum": MOST_ACCELERATORS} for label in labels),
+                {"resourceType": "cpu", "maximum": MAX_CPUS},
+                {"resourceType": "memory", "maximum": MAX_MEMORY_GB},
+                *({"resourceType": label, "maximum": MAX_ACCELERATORS} for label in labels),
             ],
             "autoprovisioningNodePoolDefaults": {
                 "serviceAccount": site.account("nodes"),
@@ -409,22 +411,22 @@ def _standard(setup: Setup) -> dict[str, Any]:
     }
 
 
-def node_body(site: Site, machine: str, **more: Any) -> dict[str, Any]:
+def node_body(site: Site, machine: str, **extra: Any) -> dict[str, Any]:
     """Return the `NodeConfig` of nodes of this machine type."""
     return {
         "machineType": machine,
         "serviceAccount": site.account("nodes"),
         "oauthScopes": SCOPES,
-        "labels": {MARK: "true"},
+        "labels": {KINETIC_LABEL: "true"},
         "resourceLabels": site.labels,
         "workloadMetadataConfig": {"mode": "GKE_METADATA"},
         "shieldedInstanceConfig": {"enableIntegrityMonitoring": True, "enableSecureBoot": True},
-        **more,
+        **extra,
     }
 
 
 def pool_body(
-    site: Site, name: str, config: dict[str, Any], *, min_nodes: int, max_nodes: int, **more: Any
+    site: Site, name: str, config: dict[str, Any], *, min_nodes: int, max_nodes: int, **extra: Any
 ) -> dict[str, Any]:
     """Return a `NodePool` that scales between *min_nodes* and *max_nodes* nodes."""
     return {
@@ -439,23 +441,24 @@ def pool_body(
         },
         "management": {"autoRepair": True, "autoUpgrade": True},
         "locations": [site.zone],
-        **more,
+        **extra,
     }
 
 
 def _policies(site: Site) -> tuple[Policy, ...]:
     """Return the IAM policies, with the least rights; docs/security.md lists all of them."""
     nodes, workers, builds = (
-        f"serviceAccount:{site.account(what)}" for what in ("nodes", "workers", "builds")
+        f"serviceAccount:{site.account(purpose)}" for purpose in ("nodes", "workers", "builds")
     )
     jobs = site.bucket("jobs")
     folder = f"{site.namespace}/"
-    own = (
+    namespace_objects = (
         f'resource.name.startsWith("projects/_/buckets/{jobs}/objects/{folder}") || '
         f'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("{folder}")'
     )
     accounts = {
-        what: f"service account {site.account(what)}" for what in ("nodes", "workers", "builds")
+        purpose: f"service account {site.account(purpose)}"
+        for purpose in ("nodes", "workers", "builds")
     }
     project = Policy(
         name=f"project {site.project}",
@@ -489,10 +492,10 @@ def _policies(site: Site) -> tuple[Policy, ...]:
             site,
             "jobs",
             Binding(
-                role=OBJECTS,
+                role=OBJECTS_ROLE,
                 member=workers,
                 title=f"kinetic namespace {site.namespace}",
-                expression=own,
+                expression=namespace_objects,
             ),
             needs=accounts["workers"],
         ),
@@ -505,8 +508,8 @@ def _policies(site: Site) -> tuple[Policy, ...]:
     )
 
 
-def _bucket_policy(site: Site, what: str, *bindings: Binding, needs: str) -> Policy:
-    name = site.bucket(what)
+def _bucket_policy(site: Site, purpose: str, *bindings: Binding, needs: str) -> Policy:
+    name = site.bucket(purpose)
     return Policy(
         name=f"bucket {name}",
         read=call(
@@ -522,7 +525,7 @@ def _bucket_policy(site: Site, what: str, *bindings: Binding, needs: str) -> Pol
     )
 
 
-def _identity(site: Site) -> Policy:
+def _workload_identity(site: Site) -> Policy:
     """Return the binding that lets pods act as the workers' service account.
 
     It needs the cluster: the identity pool exists only once the project has had a cluster.

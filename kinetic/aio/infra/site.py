@@ -11,21 +11,21 @@ from typing import Any
 from kinetic.errors import ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
-CLUSTER = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
+CLUSTER_NAME = re.compile(r"[a-z]([a-z0-9-]{0,17}[a-z0-9])?", re.ASCII)
 """The form of a cluster's name: at most 19 characters, because the name of the service account
 `kn-CLUSTER-workers` may have only 30."""
 
-NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 """The form of a namespace: a DNS label. It goes into an IAM condition, so it can't have quotes."""
 
-LONGEST_BUCKET = 63
-ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
+MAX_BUCKET_NAME = 63
+ZONE_NAME = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
 """The form of a zone, or of a region (where Autopilot clusters are)."""
 
-PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
-SOLUTION = "goog-packaged-solution"
-OF = "kinetic-cluster"
-MARK = "kinetic"
+PROJECT_ID = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
+SOLUTION_LABEL = "goog-packaged-solution"
+CLUSTER_LABEL = "kinetic-cluster"
+KINETIC_LABEL = "kinetic"
 """The label of nodes and ComputeClasses of kinetic; its value is ``true``."""
 
 ACCOUNT = "kinetic"
@@ -45,27 +45,27 @@ class Site:
     namespace: str = "default"
 
     def __post_init__(self) -> None:
-        for what, value, form, example in (
-            ("project", self.project, PROJECT, "my-project-1"),
-            ("zone", self.zone, ZONE, "us-central1-a"),
-            ("cluster", self.cluster, CLUSTER, "kinetic-cluster"),
-            ("namespace", self.namespace, NAMESPACE, "default"),
+        for setting, value, form, example in (
+            ("project", self.project, PROJECT_ID, "my-project-1"),
+            ("zone", self.zone, ZONE_NAME, "us-central1-a"),
+            ("cluster", self.cluster, CLUSTER_NAME, "kinetic-cluster"),
+            ("namespace", self.namespace, NAMESPACE_NAME, "default"),
         ):
             if not value:
                 raise ConfigurationError(
-                    f"a cluster on Google Cloud needs a {what}: pass --{what}, or set "
-                    f"KINETIC_{what.upper()}; for any other cluster, run `kinetic doctor`"
+                    f"a cluster on Google Cloud needs a {setting}: pass --{setting}, or set "
+                    f"KINETIC_{setting.upper()}; for any other cluster, run `kinetic doctor`"
                 )
             if not form.fullmatch(value):
                 raise ConfigurationError(
-                    f"{value!r} can't be a {what}'s name; name one like {example!r}"
-                    + (", with at most 19 characters" if what == "cluster" else "")
+                    f"{value!r} can't be a {setting}'s name; name one like {example!r}"
+                    + (", with at most 19 characters" if setting == "cluster" else "")
                 )
 
-        if len(bucket := self.bucket("builds")) > LONGEST_BUCKET:
+        if len(bucket := self.bucket("builds")) > MAX_BUCKET_NAME:
             raise ConfigurationError(
                 f"the bucket {bucket} would have {len(bucket)} characters, and Google allows "
-                f"{LONGEST_BUCKET}; choose a shorter --cluster"
+                f"{MAX_BUCKET_NAME}; choose a shorter --cluster"
             )
 
     @property
@@ -123,7 +123,7 @@ class Site:
     @property
     def labels(self) -> dict[str, str]:
         """Return the labels that mark kinetic's resources."""
-        return {MARK: "true", SOLUTION: "kinetic", OF: self.cluster}
+        return {KINETIC_LABEL: "true", SOLUTION_LABEL: "kinetic", CLUSTER_LABEL: self.cluster}
 
     @property
     def description(self) -> str:
@@ -138,19 +138,21 @@ class Site:
         """
         labels: Mapping[str, Any] = document.get("resourceLabels") or document.get("labels") or {}
         if labels:
-            return bool(labels.get(OF) == self.cluster) or (
-                OF not in labels and labels.get(SOLUTION) == "kinetic"
+            return bool(labels.get(CLUSTER_LABEL) == self.cluster) or (
+                CLUSTER_LABEL not in labels and labels.get(SOLUTION_LABEL) == "kinetic"
             )
         description = str(document.get("description") or "")
-        shown = str(document.get("displayName") or "")
-        return description == self.description or shown.startswith(f"kinetic {self.cluster} ")
+        display_name = str(document.get("displayName") or "")
+        return description == self.description or display_name.startswith(
+            f"kinetic {self.cluster} "
+        )
 
 
 def is_our_pool(document: Mapping[str, Any]) -> bool:
     """Return whether a node pool is kinetic's or keras-kinetic's: both label its nodes."""
     config: Mapping[str, Any] = document.get("config") or {}
     labels: Mapping[str, Any] = config.get("labels") or {}
-    return bool(labels.get(MARK) == "true")
+    return bool(labels.get(KINETIC_LABEL) == "true")
 
 
 def is_gkes_pool(document: Mapping[str, Any]) -> bool:

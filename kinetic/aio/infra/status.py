@@ -127,7 +127,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Inside:
+class _ClusterState:
     """The answers of the cluster's Kubernetes API; None for an answer that is missing."""
 
     controllers: tuple[str, ...] = ()
@@ -137,23 +137,23 @@ class _Inside:
     pods: Sequence[Document] | None = None
 
 
-class _Looks:
-    """Limits the time of each look (a request for one part), and collects failures."""
+class _Reader:
+    """Sends requests, limits the time of each, and collects their failures."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self.failed: list[str] = []
+        self.failures: list[str] = []
         self.error: KineticError | None = None
 
-    async def at(self, what: str, look: Awaitable[T]) -> T | None:
-        """Return what *look* returns; None if it fails, or takes longer than the limit."""
+    async def read(self, subject: str, request: Awaitable[T]) -> T | None:
+        """Return what *request* returns; None if it fails, or takes longer than the limit."""
         try:
             async with asyncio.timeout(self._limit_s):
-                return await look
+                return await request
         except TimeoutError:
-            self.failed.append(f"{what}: no answer within {self._limit_s:g} s")
+            self.failures.append(f"{subject}: no answer within {self._limit_s:g} s")
         except KineticError as exc:
-            self.failed.append(f"{what}: {str(exc).splitlines()[0]}")
+            self.failures.append(f"{subject}: {str(exc).splitlines()[0]}")
             self.error = exc
         return None
 
@@ -166,150 +166,173 @@ async def survey(
     environ: Mapping[str, str],
 ) -> Status:
     """Return the status of *site*; *connect* opens access to its cluster."""
-    looks = _Looks(cloud.look_s)
-    setup = await looks.at("the place of the cluster", lookup.setup_of(google, site))
+    reader = _Reader(cloud.look_s)
+    setup = await reader.read("the place of the cluster", lookup.setup_of(google, site))
     if setup is None:
         setup = Setup(site=site, shape="autopilot" if site.zone == site.region else "standard")
-    wanted = [one for one in setups.wanted(setup) if isinstance(one, Resource)]
-    seen = await cloud.observe(wanted)
-    unseen = [f"{one.key}: {seen[one.key].problem}" for one in wanted if seen[one.key].problem]
-    if len(unseen) == len(wanted) and looks.error is not None:
-        raise looks.error
-    looks.failed += unseen
-    key = f"cluster {site.cluster}"
-    cluster = seen[key].document
-    inside = _Inside()
-    if cluster is not None:
-        inside = await _inside(site, connect, looks)
-    pools = tuple(
-        _pool(one, site, environ, inside) for one in (cluster or {}).get("nodePools") or ()
-    )
-    made = tuple(_class(one, inside) for one in inside.classes)
-    looks.failed += [
-        f"cost of the pool {one.name}: the price or the number of nodes is unknown"
-        for one in pools
-        if one.usd_per_hour is None
+    wanted = [resource for resource in setups.wanted(setup) if isinstance(resource, Resource)]
+    observed = await cloud.observe(wanted)
+    unseen = [
+        f"{resource.key}: {observed[resource.key].problem}"
+        for resource in wanted
+        if observed[resource.key].problem
     ]
-    fixed = sum(
-        setups.CLUSTER_USD if one.key == key else one.usd_per_hour or 0.0
-        for one in wanted
-        if seen[one.key].document is not None
+    if len(unseen) == len(wanted) and reader.error is not None:
+        raise reader.error
+    reader.failures += unseen
+    cluster_key = f"cluster {site.cluster}"
+    cluster = observed[cluster_key].document
+    cluster_state = _ClusterState()
+    if cluster is not None:
+        cluster_state = await _read_cluster_state(site, connect, reader)
+    pools = tuple(
+        _node_pool(document, site, environ, cluster_state)
+        for document in (cluster or {}).get("nodePools") or ()
+    )
+    class_pools = tuple(
+        _compute_class(document, cluster_state) for document in cluster_state.classes
+    )
+    reader.failures += [
+        f"cost of the pool {pool.name}: the price or the number of nodes is unknown"
+        for pool in pools
+        if pool.usd_per_hour is None
+    ]
+    fixed_usd = sum(
+        setups.CLUSTER_USD if resource.key == cluster_key else resource.usd_per_hour or 0.0
+        for resource in wanted
+        if observed[resource.key].document is not None
     )
     state = str(cluster.get("status")) if cluster else "absent"
     left: list[str] = []
-    if cluster is None and not seen[key].problem:
-        what = "disks and load balancers of the cluster"
-        left = await looks.at(what, lookup.outliving(google, site)) or []
+    if cluster is None and not observed[cluster_key].problem:
+        subject = "disks and load balancers of the cluster"
+        left = await reader.read(subject, lookup.list_outliving(google, site)) or []
     return Status(
         project=site.project,
         zone=site.zone,
         cluster=site.cluster,
         namespace=site.namespace,
-        state="unknown" if seen[key].problem else state,
+        state="unknown" if observed[cluster_key].problem else state,
         version=str((cluster or {}).get("currentMasterVersion") or ""),
-        usd_per_hour=round(fixed + sum(one.usd_per_hour or 0.0 for one in pools), 4),
+        usd_per_hour=round(fixed_usd + sum(pool.usd_per_hour or 0.0 for pool in pools), 4),
         parts=tuple(
             Part(
-                kind=one.kind,
-                name=one.name,
-                exists=None if seen[one.key].problem else seen[one.key].document is not None,
+                kind=resource.kind,
+                name=resource.name,
+                exists=None
+                if observed[resource.key].problem
+                else observed[resource.key].document is not None,
             )
-            for one in wanted
+            for resource in wanted
         ),
-        pools=(*pools, *made),
-        controllers=inside.controllers,
-        queues=inside.queues,
-        work=_work(inside.pods or ()),
+        pools=(*pools, *class_pools),
+        controllers=cluster_state.controllers,
+        queues=cluster_state.queues,
+        work=_list_work(cluster_state.pods or ()),
         left=tuple(left),
-        unseen=tuple(looks.failed),
+        unseen=tuple(reader.failures),
     )
 
 
-async def _inside(site: Site, connect: Callable[[], Awaitable[Access]], looks: _Looks) -> _Inside:
-    access = await looks.at("nodes, jobs, queues, and controllers", connect())
+async def _read_cluster_state(
+    site: Site, connect: Callable[[], Awaitable[Access]], reader: _Reader
+) -> _ClusterState:
+    access = await reader.read("nodes, jobs, queues, and controllers", connect())
     if access is None:
-        return _Inside()
+        return _ClusterState()
     api = Api(access)
     try:
         groups, nodes, pods = await asyncio.gather(
-            looks.at("controllers", api.call("GET", "/apis")),
-            looks.at("nodes", listing(api, "/api/v1/nodes", "")),
-            looks.at("jobs of all namespaces", listing(api, "/api/v1/pods", f"{MANAGED}=kinetic")),
+            reader.read("controllers", api.call("GET", "/apis")),
+            reader.read("nodes", listing(api, "/api/v1/nodes", "")),
+            reader.read(
+                "jobs of all namespaces", listing(api, "/api/v1/pods", f"{MANAGED}=kinetic")
+            ),
         )
         if pods is None:
-            own = listing(api, f"/api/v1/namespaces/{site.namespace}/pods", f"{MANAGED}=kinetic")
-            pods = await looks.at(f"jobs of {site.namespace}", own)
+            own_pods = listing(
+                api, f"/api/v1/namespaces/{site.namespace}/pods", f"{MANAGED}=kinetic"
+            )
+            pods = await reader.read(f"jobs of {site.namespace}", own_pods)
         versions = {
-            str(one["name"]): str(one["preferredVersion"]["version"])
-            for one in (groups or {}).get("groups") or ()
+            str(group["name"]): str(group["preferredVersion"]["version"])
+            for group in (groups or {}).get("groups") or ()
         }
         queues: tuple[Queue, ...] = ()
         if version := versions.get("kueue.x-k8s.io"):
-            queues = await _queues(api, site, f"/apis/kueue.x-k8s.io/{version}", looks)
-        made: Mapping[str, Document] = {}
+            queues = await _queues(api, site, f"/apis/kueue.x-k8s.io/{version}", reader)
+        compute_classes: Mapping[str, Document] = {}
         if "cloud.google.com" in versions:
-            made = await looks.at("ComputeClasses", classes.found(api)) or {}
+            compute_classes = (
+                await reader.read("ComputeClasses", classes.list_own_classes(api)) or {}
+            )
     finally:
         await api.aclose()
-    return _Inside(
+    return _ClusterState(
         controllers=tuple(name for group, name in CONTROLLERS.items() if group in versions),
         queues=queues,
-        classes=tuple(made.values()),
+        classes=tuple(compute_classes.values()),
         nodes=None if nodes is None else nodes.items,
         pods=None if pods is None else pods.items,
     )
 
 
-async def _queues(api: Api, site: Site, root: str, looks: _Looks) -> tuple[Queue, ...]:
-    own = f"{root}/namespaces/{site.namespace}/localqueues"
+async def _queues(api: Api, site: Site, root: str, reader: _Reader) -> tuple[Queue, ...]:
+    queues_path = f"{root}/namespaces/{site.namespace}/localqueues"
     local, shared = await asyncio.gather(
-        looks.at("LocalQueues", listing(api, own, "")),
-        looks.at("ClusterQueues", listing(api, f"{root}/clusterqueues", "")),
+        reader.read("LocalQueues", listing(api, queues_path, "")),
+        reader.read("ClusterQueues", listing(api, f"{root}/clusterqueues", "")),
     )
     found: list[Queue] = []
     for kind, queues in (("LocalQueue", local), ("ClusterQueue", shared)):
-        for one in queues.items if queues else ():
-            status = part(one, "status")
-            made = Queue(
+        for document in queues.items if queues else ():
+            status = part(document, "status")
+            queue = Queue(
                 kind=kind,
-                name=str(one["metadata"]["name"]),
+                name=str(document["metadata"]["name"]),
                 pending=int(status.get("pendingWorkloads") or 0),
                 admitted=int(status.get("admittedWorkloads") or 0),
             )
-            found.append(made)
+            found.append(queue)
     return tuple(found)
 
 
-def _pool(document: Document, site: Site, environ: Mapping[str, str], inside: _Inside) -> NodePool:
-    shown = node_pools.described(document)
-    nodes, used = _counts(inside, NODE_POOL, shown["name"])
+def _node_pool(
+    document: Document, site: Site, environ: Mapping[str, str], cluster_state: _ClusterState
+) -> NodePool:
+    summary = node_pools.summarize(document)
+    nodes, used = _count_nodes(cluster_state, NODE_POOL, summary["name"])
     price = node_pools.node_price(document, site.zone, environ)
     cost = None if price is None or nodes is None else round(nodes * price, 4)
     cost = 0.0 if nodes == 0 else cost
-    return NodePool(**shown, nodes=nodes, used=used, usd_per_hour=cost)
+    return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=cost)
 
 
-def _class(document: Document, inside: _Inside) -> NodePool:
-    shown = classes.described(document)
-    nodes, used = _counts(inside, COMPUTE_CLASS, shown["name"])
-    return NodePool(**shown, nodes=nodes, used=used, usd_per_hour=None)
+def _compute_class(document: Document, cluster_state: _ClusterState) -> NodePool:
+    summary = classes.summarize(document)
+    nodes, used = _count_nodes(cluster_state, COMPUTE_CLASS, summary["name"])
+    return NodePool(**summary, nodes=nodes, used=used, usd_per_hour=None)
 
 
-def _counts(inside: _Inside, label: str, value: str) -> tuple[int | None, int | None]:
+def _count_nodes(
+    cluster_state: _ClusterState, label: str, value: str
+) -> tuple[int | None, int | None]:
     """Return how many nodes have the label, and how many of them run jobs."""
-    if inside.nodes is None:
+    if cluster_state.nodes is None:
         return None, None
-    own = {
-        str(one["metadata"]["name"])
-        for one in inside.nodes
-        if part(one["metadata"], "labels").get(label) == value
+    names = {
+        str(node["metadata"]["name"])
+        for node in cluster_state.nodes
+        if part(node["metadata"], "labels").get(label) == value
     }
-    if inside.pods is None:
-        return len(own), None
-    return len(own), len(own & {_node(pod) for pod in inside.pods if _phase(pod) == "Running"})
+    if cluster_state.pods is None:
+        return len(names), None
+    return len(names), len(
+        names & {_node_name(pod) for pod in cluster_state.pods if _phase(pod) == "Running"}
+    )
 
 
-def _node(pod: Document) -> str:
+def _node_name(pod: Document) -> str:
     return str(part(pod, "spec").get("nodeName") or "")
 
 
@@ -317,14 +340,14 @@ def _phase(pod: Document) -> str:
     return str(part(pod, "status").get("phase") or "")
 
 
-def _work(pods: Sequence[Document]) -> tuple[Work, ...]:
+def _list_work(pods: Sequence[Document]) -> tuple[Work, ...]:
     """Return the jobs and batches of *pods* that haven't ended."""
     running, waiting = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for pod in pods:
-        about: Document = pod["metadata"]
-        labels, notes = part(about, "labels"), part(about, "annotations")
-        name = str(labels.get(SUBMISSION) or notes.get(NAME) or about["name"])
-        key = (name, str(about.get("namespace") or ""), str(labels.get(USER) or ""))
+        metadata: Document = pod["metadata"]
+        labels, annotations = part(metadata, "labels"), part(metadata, "annotations")
+        name = str(labels.get(SUBMISSION) or annotations.get(NAME) or metadata["name"])
+        key = (name, str(metadata.get("namespace") or ""), str(labels.get(USER) or ""))
         running[key] += _phase(pod) == "Running"
         waiting[key] += _phase(pod) == "Pending"
     return tuple(

@@ -31,38 +31,40 @@ Wait = tuple[str, float]
 """Why to wait, and for how many seconds at most."""
 
 
-def waits(request: GoogleRequest, refusal: HttpError) -> Wait | None:
+def wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | None:
     """Return why Google refuses *request* for now, and how many seconds to wait at most.
 
     None means that the refusal is final.
     """
-    why = reasons(refusal)
+    codes = reasons(refusal)
     message = refusal.message.lower()
     if is_disabled(refusal):
         return f"{request.api} is still being enabled", ENABLED_S
-    busy = "FAILED_PRECONDITION" in why and ("operation" in message or "currently" in message)
-    if request.api == "container" and refusal.status == 400 and busy:
+    is_busy = "FAILED_PRECONDITION" in codes and ("operation" in message or "currently" in message)
+    if request.api == "container" and refusal.status == 400 and is_busy:
         return f"another operation runs on the cluster ({refusal.message})", BUSY_S
     if request.api == "serviceusage" and refusal.status == 400 and "billing" in message:
         return "the project's billing account hasn't propagated yet", SETTLED_S
-    if "resourceNotReady" in why:
+    if "resourceNotReady" in codes:
         return "a resource that it needs isn't ready", SETTLED_S
-    if request.method == "DELETE" and "resourceInUseByAnotherResource" in why:
+    if request.method == "DELETE" and "resourceInUseByAnotherResource" in codes:
         return STILL_IN_USE, RELEASED_S
     if "IamPolicy" in request.path or request.path.endswith("/iam"):
-        new = refusal.status in (400, 403, 404) and any(one in message for one in UNKNOWN_ACCOUNT)
-        if new:
+        is_unknown_account = refusal.status in (400, 403, 404) and any(
+            phrase in message for phrase in UNKNOWN_ACCOUNT
+        )
+        if is_unknown_account:
             return "a new account hasn't propagated yet", SETTLED_S
     return None
 
 
-def in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
-    """Return what `waits` does, for a removal that Google accepted but that failed later."""
-    used = any("RESOURCE_IN_USE" in one for one in failure.codes)
-    return (STILL_IN_USE, RELEASED_S) if used and request.method == "DELETE" else None
+def wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
+    """Return why and how long to wait if a removal failed because the resource is in use."""
+    is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
+    return (STILL_IN_USE, RELEASED_S) if is_in_use and request.method == "DELETE" else None
 
 
-def unready(document: Document | None) -> Wait | None:
+def wait_if_unready(document: Document | None) -> Wait | None:
     """Return why a resource can't be used yet; None if it can."""
     if document is None:
         return "Google doesn't show it yet", SETTLED_S
@@ -70,13 +72,13 @@ def unready(document: Document | None) -> Wait | None:
     return (f"it is {status}", BUSY_S) if status in UNDER_WAY else None
 
 
-def leaving(document: Document | None) -> Wait | None:
+def wait_if_stopping(document: Document | None) -> Wait | None:
     """Return a reason to wait if an earlier `down` is removing a resource; else None."""
-    stopping = document is not None and document.get("status") == "STOPPING"
-    return ("it is STOPPING", BUSY_S) if stopping else None
+    is_stopping = document is not None and document.get("status") == "STOPPING"
+    return ("it is STOPPING", BUSY_S) if is_stopping else None
 
 
-def remaining(document: Document | None) -> Wait | None:
+def wait_if_present(document: Document | None) -> Wait | None:
     """Return why a removed resource still exists; None if it is gone."""
     if document is None:
         return None
@@ -84,7 +86,7 @@ def remaining(document: Document | None) -> Wait | None:
     return (f"it is {status}", BUSY_S) if status else ("Google still shows it", SETTLED_S)
 
 
-class Patience:
+class Backoff:
     """The pauses of one wait. Each reason has its own clock, which runs while that reason holds.
 
     *report* receives each reason once. *first_s* is the first pause; the longest one is ten times
@@ -96,19 +98,19 @@ class Patience:
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._waited_s: dict[str, float] = {}
-        self._latest = ""
+        self._latest_reason = ""
         self._since = 0.0
 
-    async def pause(self, why: str, limit_s: float) -> bool:
-        """Pause because of *why*; return False if that reason has held for *limit_s* seconds."""
+    async def pause(self, reason: str, limit_s: float) -> bool:
+        """Pause because of *reason*; return False if that reason has held for *limit_s* seconds."""
         now = self._clock()
-        if self._latest:
-            self._waited_s[self._latest] += now - self._since
-        self._latest, self._since = why, now
-        if why not in self._waited_s:
-            self._waited_s[why] = 0.0
-            self._report(why)
-        if self._waited_s[why] > limit_s:
+        if self._latest_reason:
+            self._waited_s[self._latest_reason] += now - self._since
+        self._latest_reason, self._since = reason, now
+        if reason not in self._waited_s:
+            self._waited_s[reason] = 0.0
+            self._report(reason)
+        if self._waited_s[reason] > limit_s:
             return False
         await asyncio.sleep(next(self._pauses))
         return True
