@@ -61,8 +61,8 @@ class Cloud:
             jobs=self.jobs,
             builds=GcsStore("gs://kn-test", environ),
             environ=environ,
-            look=(0.01, 0.02),
-            patience=patience,
+            poll_s=(0.01, 0.02),
+            retry_s=patience,
             wheel=own,
         )
         self.opened.append(made)

@@ -11,7 +11,7 @@ import pytest
 from google.cloud.devtools import cloudbuild_v1
 
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.images.cloud_build import Builder, explained_build
+from kinetic.aio.images.cloud_build import Builder, build_error
 from kinetic.aio.images.registry import Places, Registry
 from kinetic.errors import AuthError, BackendError
 from tests import programs
@@ -32,7 +32,7 @@ PLACES = Places(project="p", image="r/i", service_account="a")
 
 def builder_of(cloud: Cloud, credentials: Credentials | None) -> Builder:
     """A builder that takes the test's server for Google's, and shows it the token."""
-    return Builder(PLACES, cloud.jobs, credentials, emulator=cloud.builds.host, look=(0.01, 0.02))
+    return Builder(PLACES, cloud.jobs, credentials, emulator=cloud.builds.host, poll_s=(0.01, 0.02))
 
 
 @pytest.mark.usefixtures("login")
@@ -65,7 +65,7 @@ async def test_who_asks_a_registry_while_the_client_is_closed_is_told(
     async with faults.FaultServer() as server, aclosing(Credentials()) as credentials:
         server.always = trouble
         host = server.url.partition("://")[2]
-        registry = Registry(credentials, plain=host)
+        registry = Registry(credentials, insecure_host=host)
         asking = asyncio.create_task(registry.has(f"{host}/i:t"))
         async with asyncio.timeout(60):
             while not server.seen:
@@ -103,7 +103,7 @@ def test_the_end_of_a_build_says_what_to_do(status: str, kind: str, words: str) 
     build = Build(id="b", status=Build.Status[status], log_url="https://l.test", status_detail="D")
     if kind:
         build.failure_info.type_ = Build.FailureInfo.FailureType[kind]
-    error = explained_build(build, "r/i:t", ["one", "two"])
+    error = build_error(build, "r/i:t", ["one", "two"])
     assert error is not None and words in str(error)
     assert "r/i:t" in str(error) and "(D)" in str(error)
     assert "  one\n  two\n" in str(error) and "https://l.test" in str(error)
@@ -111,4 +111,4 @@ def test_the_end_of_a_build_says_what_to_do(status: str, kind: str, words: str) 
 
 
 def test_a_build_that_succeeded_is_no_error() -> None:
-    assert explained_build(Build(status=Build.Status.SUCCESS), "r/i:t", []) is None
+    assert build_error(Build(status=Build.Status.SUCCESS), "r/i:t", []) is None

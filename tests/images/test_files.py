@@ -130,10 +130,10 @@ def test_a_base_image_has_no_dependencies_of_a_project() -> None:
 
 def test_a_context_packs_to_the_files_it_has() -> None:
     context = recipe.image_context("cpu", "3.12", Dependencies(text="a\n"), wheel=OWN)
-    with tarfile.open(fileobj=io.BytesIO(recipe.packed(context))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(recipe.pack_context(context))) as archive:
         found = {one.name: archive.extractfile(one).read() for one in archive}  # type: ignore[union-attr]
     assert found == context
-    assert recipe.packed(context) == recipe.packed(dict(reversed(context.items())))
+    assert recipe.pack_context(context) == recipe.pack_context(dict(reversed(context.items())))
 
 
 def test_names_and_contents_cannot_be_exchanged() -> None:

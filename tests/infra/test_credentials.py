@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images.docker_hub import is_known, login
+from kinetic.aio.images.docker_hub import has_token, login_step
 from kinetic.aio.infra import Infrastructure
 from kinetic.errors import NotFound
 from tests.images.conftest import Cloud, cloud, project, request_of
@@ -44,14 +44,14 @@ async def test_the_command_asks_and_builds_use_them(
     await up(infra)
     console = Console.of(google, tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
-    assert not await is_known("acme-1", google.environ)
+    assert not await has_token("acme-1", google.environ)
     build = ("build-image", *SITE, "--repo", "ghcr.io/me", "--category", "cpu")
     output = await console.run(*build, "--update-credentials", ends=2)
     assert "DOCKERHUB_TOKEN" in output
     console.environ |= {"DOCKERHUB_USERNAME": "ana", "DOCKERHUB_TOKEN": "t0ken"}
     output = await console.run(*build, "--update-credentials", ends=2)  # it can't push to ghcr.io
     assert "log in to Docker Hub as ana" in output and "t0ken" not in output
-    assert await is_known("acme-1", google.environ)
+    assert await has_token("acme-1", google.environ)
 
 
 async def test_a_build_logs_in_if_the_project_has_credentials(
@@ -68,7 +68,7 @@ async def test_a_build_logs_in_if_the_project_has_credentials(
 
 
 def test_a_build_logs_in_without_showing_the_token() -> None:
-    step, secrets = login("acme-1", "docker")
+    step, secrets = login_step("acme-1", "docker")
     assert step["secret_env"] == ["DOCKERHUB_USERNAME", "DOCKERHUB_TOKEN"]
     assert "--password-stdin" in json.dumps(step)
     names = [one["version_name"] for one in secrets["secret_manager"]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images.dependencies import filtered, find_dependencies
+from kinetic.aio.images.dependencies import filter_requirements, find_dependencies
 from kinetic.errors import PackError
 
 from .conftest import Make
@@ -15,7 +15,7 @@ SOURCE = Path("requirements.txt")
 
 
 def text(*lines: str) -> str:
-    return filtered("\n".join(lines), SOURCE).text
+    return filter_requirements("\n".join(lines), SOURCE).text
 
 
 def test_requirements_beat_pyproject_and_near_beats_far(tmp_path: Path, make: Make) -> None:
@@ -94,7 +94,7 @@ def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
      "keras-kinetic", "Keras.Kinetic==1"],
 )  # fmt: skip
 def test_what_the_image_has_is_dropped_with_a_notice(line: str) -> None:
-    found = filtered(f"numpy\n{line}\n# end\n", SOURCE)
+    found = filter_requirements(f"numpy\n{line}\n# end\n", SOURCE)
     assert found.text == "numpy\n# end\n"
     (notice,) = found.notices
     assert "line 2" in notice
@@ -140,9 +140,9 @@ def test_what_lies_on_this_machine_is_refused_with_its_line(line: str) -> None:
 
 
 def test_a_password_is_said_and_not_repeated() -> None:
-    found = filtered("--index-url https://me:secret@example.com/simple\n", SOURCE)
+    found = filter_requirements("--index-url https://me:secret@example.com/simple\n", SOURCE)
     (notice,) = found.notices
     assert "password" in notice
     assert "secret" not in notice
     plain = "--index-url https://${USER}:${TOKEN}@example.com/simple\n"
-    assert filtered(plain, SOURCE).notices == ()
+    assert filter_requirements(plain, SOURCE).notices == ()

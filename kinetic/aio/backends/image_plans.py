@@ -55,7 +55,7 @@ def base_image(
     context = recipe.image_context(
         category,
         python or platform.python_version(),
-        python_image=python_image or container.started_from(os.environ),
+        python_image=python_image or container.python_image_from(os.environ),
     )
     if dockerfile is not None:
         context["Dockerfile"] = dockerfile.encode()
@@ -104,7 +104,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
         base = base_image(category, container.named_repo(request.base_image_repo))
         return replace(base, requirements=requirements.text, source=requirements.source)
     repository = registry.places(target).image if target.project else ""
-    python_image = container.started_from(os.environ)
+    python_image = container.python_image_from(os.environ)
     return recipe.bundled_plan(request, requirements, repository, python_image=python_image)
 
 

@@ -1,4 +1,4 @@
-"""Build images with Cloud Build: order a build, follow its log, and cancel it.
+"""Build images with Cloud Build: start a build, follow its log, and cancel it.
 
 The first build imports google-cloud-build, in a worker thread: the import takes a third of a
 second and starts threads.
@@ -20,7 +20,7 @@ from kinetic._tasks import in_thread, release
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images import recipe
-from kinetic.aio.images.docker_hub import login
+from kinetic.aio.images.docker_hub import login_step
 from kinetic.aio.images.registry import Places
 from kinetic.aio.ports import Store
 from kinetic.errors import (
@@ -47,7 +47,7 @@ CALL_S = 30.0
 LOG_S = 5.0
 """The timeout of one read of the log, in seconds; a failed read doesn't fail the build."""
 
-SHOWN, SHOWN_CHARACTERS = 20, 400
+SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
 """How many of the log's last lines an error shows, and how many characters of each line."""
 
 
@@ -60,11 +60,11 @@ class BuildLog:
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
-        self._read = 0
-        self._rest = b""
-        self.last: deque[str] = deque(maxlen=SHOWN)
+        self._offset = 0
+        self._unfinished = b""
+        self.last: deque[str] = deque(maxlen=SHOWN_LINES)
 
-    async def more(self, *, last: bool = False) -> list[str]:
+    async def read_new_lines(self, *, last: bool = False) -> list[str]:
         """Return the lines added since the last call, without newlines.
 
         With *last* an unfinished line counts as a line, because nothing will finish it.
@@ -72,21 +72,23 @@ class BuildLog:
         Raises:
             BackendError: The log can't be read.
         """
-        there = await self._store.look(self._name)
-        if there is not None and there.size > self._read:
-            body = (await self._store.get(self._name, start=self._read)).body
-            self._read += len(body)
-            self._rest += body
-        *whole, self._rest = self._rest.split(b"\n")
-        if last and self._rest:
-            whole, self._rest = [*whole, self._rest], b""
+        stored = await self._store.look(self._name)
+        if stored is not None and stored.size > self._offset:
+            body = (await self._store.get(self._name, start=self._offset)).body
+            self._offset += len(body)
+            self._unfinished += body
+        *complete, self._unfinished = self._unfinished.split(b"\n")
+        if last and self._unfinished:
+            complete, self._unfinished = [*complete, self._unfinished], b""
         # A progress bar overwrites its line by carriage returns; show its last state.
-        lines = [line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in whole]
+        lines = [
+            line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in complete
+        ]
         self.last += (line[:SHOWN_CHARACTERS] for line in lines if line.strip())
         return lines
 
 
-_ENDED = MappingProxyType(
+_STATUS_TEXTS = MappingProxyType(
     {
         "TIMEOUT": "took too long",
         "CANCELLED": "was cancelled",
@@ -94,7 +96,7 @@ _ENDED = MappingProxyType(
         "INTERNAL_ERROR": "failed inside Cloud Build; try again",
     }
 )
-_ADVICE = MappingProxyType(
+_FAILURE_TEXTS = MappingProxyType(
     {
         "PUSH_FAILED": "the image was built but could not be pushed",
         "PUSH_IMAGE_NOT_FOUND": "the build made no image to push",
@@ -114,9 +116,7 @@ _ADVICE = MappingProxyType(
 )
 
 
-def explained_build(
-    build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]
-) -> BuildError | None:
+def build_error(build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]) -> BuildError | None:
     """Return the error of a finished build, or None if the build made the image *uri*.
 
     The message quotes *lines*, the last ones of the log.
@@ -126,11 +126,13 @@ def explained_build(
         return None
     kind = build.failure_info.type_.name
     detail = build.failure_info.detail or build.status_detail
-    parts = [f"the image {uri} was not built: build {build.id} {_ENDED.get(status, 'failed')}"]
+    parts = [
+        f"the image {uri} was not built: build {build.id} {_STATUS_TEXTS.get(status, 'failed')}"
+    ]
     if detail:
         parts.append(f" ({detail.strip()})")
-    if kind in _ADVICE:
-        parts.append(f"; {_ADVICE[kind]}")
+    if kind in _FAILURE_TEXTS:
+        parts.append(f"; {_FAILURE_TEXTS[kind]}")
     if lines:
         parts.append("; the last lines of the log:\n")
         parts.append("\n".join(f"  {line}" for line in lines))
@@ -141,7 +143,7 @@ def explained_build(
     return BuildError("".join(parts), build_id=build.id, log_url=build.log_url)
 
 
-_PASSING = frozenset(
+_TEMPORARY = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED", "UNKNOWN"}
 )
 
@@ -152,17 +154,17 @@ def _status(failure: BaseException) -> str:
     return str(getattr(code, "name", ""))
 
 
-def passing(failure: BaseException) -> bool:
+def is_temporary(failure: BaseException) -> bool:
     """Return whether the same call may work a moment later."""
-    return _status(failure) in _PASSING
+    return _status(failure) in _TEMPORARY
 
 
-def refuses_token(failure: BaseException) -> bool:
+def is_token_refused(failure: BaseException) -> bool:
     """Return whether Cloud Build refused the access token."""
     return _status(failure) == "UNAUTHENTICATED"
 
 
-def explained_call(failure: Exception, project: str) -> BackendError | BuildError:
+def call_error(failure: Exception, project: str) -> BackendError | BuildError:
     """Translate the failure of a call to Cloud Build."""
     status, message = _status(failure), str(getattr(failure, "message", "") or failure)
     match status:
@@ -188,7 +190,7 @@ def explained_call(failure: Exception, project: str) -> BackendError | BuildErro
                 f"Cloud Build of project {project} refused the build ({message}); the cluster's "
                 "set-up makes the bucket, the repository, and the service account that it names"
             )
-        case _ if status in _PASSING:
+        case _ if status in _TEMPORARY:
             return Unavailable(
                 f"Cloud Build did not answer ({status}: {message}); check the network, or try "
                 "again later",
@@ -205,10 +207,10 @@ class Builder:
 
     *store*, a bucket or a folder in a bucket, holds each build's context until the build ends, and
     the logs. If *credentials* is None, calls carry no token. *emulator* is ``host:port`` of a
-    server without TLS to use instead of Google's. *hub* returns whether the project has Docker Hub
-    credentials, which builds then use; None means that it has none. *look* has the first and the
-    longest pause between two status requests, and *patience* is how long to retry a call; all in
-    seconds.
+    server without TLS to use instead of Google's. *has_docker_hub* returns whether the
+    project has Docker Hub credentials, which builds then use; None means that it has none.
+    *poll_s* has the first and the longest pause between two status requests, and *retry_s* is how
+    long to retry a call; all in seconds.
     """
 
     def __init__(
@@ -218,17 +220,17 @@ class Builder:
         credentials: Credentials | None,
         *,
         emulator: str = "",
-        hub: Callable[[], Awaitable[bool]] | None = None,
-        look: tuple[float, float] = (0.5, 5.0),
-        patience: float = 60.0,
+        has_docker_hub: Callable[[], Awaitable[bool]] | None = None,
+        poll_s: tuple[float, float] = (0.5, 5.0),
+        retry_s: float = 60.0,
     ) -> None:
         self._places = places
         self._store = store
         self._credentials = credentials
         self._emulator = emulator
-        self._hub = hub
-        self._look = look
-        self._policy = RetryPolicy(total_s=patience)
+        self._has_docker_hub = has_docker_hub
+        self._poll_s = poll_s
+        self._policy = RetryPolicy(total_s=retry_s)
         self._outage = Outage("Cloud Build")
         self._client: Any = None  # the library doesn't type all of its methods
 
@@ -248,41 +250,41 @@ class Builder:
         name = f"kinetic-{uuid.uuid4().hex}"
         source = f"contexts/{name}.tar.gz"
         try:
-            content = await in_thread(recipe.packed, context)
+            content = await in_thread(recipe.pack_context, context)
             await self._store.create(source, content, shared=True)
-            await self._order_and_follow(uri, name, source, show)
+            await self._start_and_follow(uri, name, source, show)
         finally:
             await release(self._store.delete([source]), what=f"deleting {source}")
 
-    async def _order_and_follow(
+    async def _start_and_follow(
         self, uri: str, name: str, source: str, show: Callable[[str], None]
     ) -> None:
-        # If a reply is lost, a retry orders a second build of the same image. That is harmless.
+        # If a reply is lost, a retry starts a second build of the same image. That is harmless.
         build = self._build_request(uri, name, source)
-        if self._hub is not None and await self._hub():
-            first, build["available_secrets"] = login(self._places.project, DOCKER)
+        if self._has_docker_hub is not None and await self._has_docker_hub():
+            first, build["available_secrets"] = login_step(self._places.project, DOCKER)
             build["steps"] = [first, *build["steps"]]
-        ordering = asyncio.create_task(self._call("create_build", {"build": build}))
+        creating = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
-            operation = await asyncio.shield(ordering)
+            operation = await asyncio.shield(creating)
             await self._follow(uri, str(operation.metadata.build.id), show)
         except BuildError:
             raise  # Cloud Build refused the build, or it is over
         except BaseException:
             # Cancelling first waits for the call in progress, then makes calls with retries.
             grace = 2 * (CALL_S + self._policy.total_s)
-            cancelling = self._cancel(ordering, name)
+            cancelling = self._cancel(creating, name)
             await release(cancelling, what=f"cancelling the build of {uri}", grace=grace)
             raise
 
-    async def _cancel(self, ordering: asyncio.Task[Any], name: str) -> None:
-        """Cancel the build that the task *ordering* requests.
+    async def _cancel(self, creating: asyncio.Task[Any], name: str) -> None:
+        """Cancel the build that the task *creating* requests.
 
         Also cancel builds tagged *name*: earlier tries may have started them and lost the reply.
         """
-        await asyncio.wait({ordering})
-        if ordering.exception() is None:
-            await self._cancel_build(str(ordering.result().metadata.build.id))
+        await asyncio.wait({creating})
+        if creating.exception() is None:
+            await self._cancel_build(str(creating.result().metadata.build.id))
         page = await self._call("list_builds", {"filter": f'tags="{name}"', "page_size": 10})
         for build in page.builds:
             if not _is_over(build):
@@ -296,22 +298,24 @@ class Builder:
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
-        pauses = growing(*self._look, 1.5)
+        pauses = growing(*self._poll_s, 1.5)
         while True:
             build: cloudbuild_v1.Build = await self._call("get_build", {"id": build_id})
-            over = _is_over(build)
-            await self._show(log, show, last=over)
-            if over:
+            is_over = _is_over(build)
+            await self._show_new_lines(log, show, last=is_over)
+            if is_over:
                 break
             await asyncio.sleep(next(pauses))
-        failure = explained_build(build, uri, log.last)
+        failure = build_error(build, uri, log.last)
         if failure is not None:
             raise failure
 
-    async def _show(self, log: BuildLog, show: Callable[[str], None], *, last: bool) -> None:
+    async def _show_new_lines(
+        self, log: BuildLog, show: Callable[[str], None], *, last: bool
+    ) -> None:
         try:
             async with asyncio.timeout(LOG_S):
-                lines = await log.more(last=last)
+                lines = await log.read_new_lines(last=last)
         except (KineticError, TimeoutError) as exc:
             logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
             return
@@ -325,23 +329,23 @@ class Builder:
             return await self._call_once(method, request)
 
         try:
-            return await retry(attempt, self._policy, self._outage, is_passing=passing)
+            return await retry(attempt, self._policy, self._outage, is_passing=is_temporary)
         except KineticError:
             raise
         except Exception as exc:
-            raise explained_call(exc, self._places.project) from exc
+            raise call_error(exc, self._places.project) from exc
 
     async def _call_once(self, method: str, request: dict[str, Any]) -> Any:
         call = getattr(await self._open_client(), method)
 
-        async def once(token: str = "") -> Any:
+        async def send(token: str = "") -> Any:
             metadata = [("authorization", f"Bearer {token}")] if token else []
             # `_call` retries, so the library must not.
             return await call(request=request, retry=None, timeout=CALL_S, metadata=metadata)
 
         if self._credentials is None:
-            return await once()
-        return await with_token(self._credentials, once, refuses_token)
+            return await send()
+        return await with_token(self._credentials, send, is_token_refused)
 
     async def _open_client(self) -> Any:
         if self._client is None:

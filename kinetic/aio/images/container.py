@@ -22,7 +22,7 @@ from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images import recipe
 from kinetic.aio.images.cloud_build import Builder
 from kinetic.aio.images.dependencies import dependencies_of
-from kinetic.aio.images.docker_hub import is_known
+from kinetic.aio.images.docker_hub import has_token
 from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
 from kinetic.aio.images.registry import Registry, places, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Store
@@ -33,13 +33,13 @@ from kinetic.options import checked_image
 COMMAND = ("python3",)
 """The command that starts Python in every image."""
 
-BELIEVED_S = 600.0
+CONFIRMATION_S = 600.0
 """How long, in seconds, kinetic assumes that an image or object it has found still exists."""
 
-STARTED_FROM = "KINETIC_PYTHON_IMAGE"
-SECRETS = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
-BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
-REGISTRY = "ARTIFACT_REGISTRY_EMULATOR_HOST"
+PYTHON_IMAGE_VARIABLE = "KINETIC_PYTHON_IMAGE"
+SECRET_MANAGER_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
+CLOUD_BUILD_VARIABLE = "CLOUD_BUILD_EMULATOR_HOST"
+REGISTRY_VARIABLE = "ARTIFACT_REGISTRY_EMULATOR_HOST"
 
 
 class ContainerImages:
@@ -49,7 +49,7 @@ class ContainerImages:
     builds and their logs; `aclose` closes it. ``CLOUD_BUILD_EMULATOR_HOST`` and
     ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
     without credentials. An emulated Cloud Build gets no Docker Hub credentials, unless a variable
-    of gcloud also replaces Secret Manager. *look* and *patience* are passed to `Builder`.
+    of gcloud also replaces Secret Manager. *poll_s* and *retry_s* are passed to `Builder`.
     *wheel* makes kinetic's wheel; by default, the wheel of the running kinetic.
     """
 
@@ -60,26 +60,28 @@ class ContainerImages:
         jobs: Store,
         builds: Store,
         environ: Mapping[str, str] = os.environ,
-        look: tuple[float, float] = (0.5, 5.0),
-        patience: float = 60.0,
+        poll_s: tuple[float, float] = (0.5, 5.0),
+        retry_s: float = 60.0,
         wheel: Callable[[], Wheel] = installed_wheel,
     ) -> None:
         self.builds = builds
         self._target = target
         self._jobs = jobs
-        self._look, self._patience = look, patience
+        self._poll_s, self._retry_s = poll_s, retry_s
         self._wheel = wheel
-        self._python_image = started_from(environ)
-        self._registry_host = environ.get(REGISTRY, "")
-        self._builds_host = environ.get(BUILDS, "")
-        self._hub: Callable[[], Awaitable[bool]] | None = None
-        if target.project and (SECRETS in environ or not self._builds_host):
-            self._hub = partial(is_known, target.project, environ)
+        self._python_image = python_image_from(environ)
+        self._registry_host = environ.get(REGISTRY_VARIABLE, "")
+        self._builds_host = environ.get(CLOUD_BUILD_VARIABLE, "")
+        self._has_docker_hub: Callable[[], Awaitable[bool]] | None = None
+        if target.project and (SECRET_MANAGER_VARIABLE in environ or not self._builds_host):
+            self._has_docker_hub = partial(has_token, target.project, environ)
         self._credentials = Credentials()
-        self._registry = Registry(self._credentials, plain=self._registry_host, patience=patience)
+        self._registry = Registry(
+            self._credentials, insecure_host=self._registry_host, retry_s=retry_s
+        )
         self._builder: Builder | None = None
         self._logged: set[str] = set()
-        self._seen: dict[str, float] = {}
+        self._confirmed_at: dict[str, float] = {}
         self._running: dict[str, _Build] = {}
         self._closed = False
 
@@ -118,7 +120,7 @@ class ContainerImages:
 
         Cancelled: the build is cancelled.
         """
-        if not self._can_ask(uri):
+        if not self._can_query(uri):
             raise ConfigurationError(
                 "Cloud Build can push to Artifact Registry (REGION-docker.pkg.dev/…), not to "
                 f"{uri}; write the build context with python -m kinetic.images base CATEGORY "
@@ -130,15 +132,15 @@ class ContainerImages:
         return True
 
     async def _bundled(self, request: ImageRequest) -> Image:
-        place = places(self._target, self._registry_host).image
-        plan = await in_thread(self._plan, request, place)
-        await self._once(plan.image, lambda: self._share_build(plan))
+        repository = places(self._target, self._registry_host).image
+        plan = await in_thread(self._plan, request, repository)
+        await self._ensure(plan.image, lambda: self._share_build(plan))
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
-    def _plan(self, request: ImageRequest, place: str) -> Plan:
-        found = dependencies_of(request, self._logged)
+    def _plan(self, request: ImageRequest, repository: str) -> Plan:
+        dependencies = dependencies_of(request, self._logged)
         return recipe.bundled_plan(
-            request, found, place, wheel=self._wheel(), python_image=self._python_image
+            request, dependencies, repository, wheel=self._wheel(), python_image=self._python_image
         )
 
     async def _share_build(self, plan: Plan) -> None:
@@ -173,9 +175,9 @@ class ContainerImages:
                 self.builds,
                 None if self._builds_host else self._credentials,
                 emulator=self._builds_host,
-                hub=self._hub,
-                look=self._look,
-                patience=self._patience,
+                has_docker_hub=self._has_docker_hub,
+                poll_s=self._poll_s,
+                retry_s=self._retry_s,
             )
         with step(f"building {uri.rpartition('/')[2]}") as building:
             logging.info("Building %s; this takes 2 to 5 minutes", uri)
@@ -184,14 +186,14 @@ class ContainerImages:
 
     async def _prebuilt(self, request: ImageRequest) -> Image:
         uri = base_uri(named_repo(request.base_image_repo), request.category)
-        found = await in_thread(dependencies_of, request, self._logged)
-        await self._once(uri, lambda: self._check_published(uri))
+        dependencies = await in_thread(dependencies_of, request, self._logged)
+        await self._ensure(uri, lambda: self._check_published(uri))
         requirements = None
-        if found.wanted:
-            body = found.text.encode()
+        if dependencies.has_packages:
+            body = dependencies.text.encode()
             digest = hashlib.sha256(body).hexdigest()
             name = f"requirements/{digest}.txt"
-            await self._once(name, lambda: _shared_objects.ensure(self._jobs, name, body))
+            await self._ensure(name, lambda: _shared_objects.ensure(self._jobs, name, body))
             requirements = Input(name=name, start=0, stop=len(body), digest=digest)
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
 
@@ -200,37 +202,37 @@ class ContainerImages:
 
         Another registry may hide the image from this machine, although the cluster can pull it.
         """
-        if not self._can_ask(uri):
+        if not self._can_query(uri):
             return
         try:
-            there = await self._registry.has(uri)
+            exists = await self._registry.has(uri)
         except AuthError:  # the cluster's nodes may have the permission
-            there = True
-        if not there:
+            exists = True
+        if not exists:
             raise ConfigurationError(
                 f"the base image {uri} was not published. Publish it with kinetic build-image "
                 f"--repo {uri.rpartition('/')[0]}, or leave container_image out to build one"
             )
 
-    def _can_ask(self, uri: str) -> bool:
+    def _can_query(self, uri: str) -> bool:
         host = registry_of(uri)
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
-    async def _once(self, name: str, make: Callable[[], Awaitable[object]]) -> None:
-        """Await *make*, unless it confirmed *name* in the last `BELIEVED_S` seconds."""
-        if time.monotonic() - self._seen.get(name, -BELIEVED_S) >= BELIEVED_S:
-            await make()
-            self._seen[name] = time.monotonic()
+    async def _ensure(self, name: str, check: Callable[[], Awaitable[object]]) -> None:
+        """Await *check*, unless it confirmed *name* in the last `CONFIRMATION_S` seconds."""
+        if time.monotonic() - self._confirmed_at.get(name, -CONFIRMATION_S) >= CONFIRMATION_S:
+            await check()
+            self._confirmed_at[name] = time.monotonic()
 
     async def aclose(self) -> None:
         """Cancel the builds that run here, and close everything but the store of jobs."""
         self._closed = True
         for build in tuple(self._running.values()):
             await build.end()
-        async with contextlib.AsyncExitStack() as closing:
+        async with contextlib.AsyncExitStack() as closers:
             for part in (self.builds, self._credentials, self._registry, self._builder):
                 if part is not None:
-                    closing.push_async_callback(part.aclose)
+                    closers.push_async_callback(part.aclose)
 
 
 @dataclass(slots=True)
@@ -288,18 +290,18 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
         ) from exc
 
 
-def started_from(environ: Mapping[str, str]) -> str:
+def python_image_from(environ: Mapping[str, str]) -> str:
     """Return the Python image from which kinetic builds images: the public one, or a mirror.
 
     Raises:
         ConfigurationError: ``KINETIC_PYTHON_IMAGE`` isn't a valid name of an image.
     """
-    named = environ.get(STARTED_FROM, "") or recipe.PYTHON_IMAGE
+    image = environ.get(PYTHON_IMAGE_VARIABLE, "") or recipe.PYTHON_IMAGE
     try:
-        checked_image(named.replace("{python}", "3.12"))
+        checked_image(image.replace("{python}", "3.12"))
     except ConfigurationError as exc:
         raise ConfigurationError(
-            f"{STARTED_FROM}={named!r} is not a valid name of an image with Python, such as "
-            f"{recipe.PYTHON_IMAGE!r}"
+            f"{PYTHON_IMAGE_VARIABLE}={image!r} is not a valid name of an image with Python, such "
+            f"as {recipe.PYTHON_IMAGE!r}"
         ) from exc
-    return named
+    return image

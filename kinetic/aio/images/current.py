@@ -29,13 +29,13 @@ from kinetic.errors import BuildError, ConfigurationError
 if TYPE_CHECKING:
     from kinetic.aio.images.recipe import Wheel
 
-READY = "kinetic-ready"
+COMPLETE_MARK = "kinetic-ready"
 """The file that marks a complete environment."""
 
-LOOK_S = 0.1
+LOCK_POLL_S = 0.1
 """Seconds between two tries to lock an environment that another process is creating."""
 
-SHOWN = 20
+SHOWN_LINES = 20
 """How many of uv's last lines an error shows."""
 
 
@@ -74,43 +74,46 @@ class CurrentInterpreter:
         if request.mode == "bundled":
             return Image(uri="", command=(sys.executable,))
         if request.mode == "prebuilt":
-            return Image(uri="", command=(str(await self._installed(request)),))
+            return Image(uri="", command=(str(await self._ensure_environment(request)),))
         raise ConfigurationError(
             "the local platform starts processes, not containers: it cannot run "
             f"container_image={request.mode!r}; leave it out, or choose another backend"
         )
 
-    async def _installed(self, request: ImageRequest) -> Path:
+    async def _ensure_environment(self, request: ImageRequest) -> Path:
         """Return the interpreter of an environment, made once for the same dependencies."""
         from kinetic.aio.images.dependencies import dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
-        found = await in_thread(dependencies_of, request, self._logged, own_accelerator=True)
+        dependencies = await in_thread(dependencies_of, request, self._logged, own_accelerator=True)
         wheel = await in_thread(self._wheel or installed_wheel)
         home = self._home or configuration.home(self._environ)
-        place = home / "cache" / "environments" / _name(wheel, found.text)
-        if not (place / READY).exists():
-            async with _locked(place.with_suffix(".lock")):
-                if not (place / READY).exists():
-                    files = {wheel.name: wheel.content, "requirements.txt": found.text.encode()}
-                    await self._make(place, files)
-        return place / "bin" / "python"
+        folder = home / "cache" / "environments" / _environment_name(wheel, dependencies.text)
+        if not (folder / COMPLETE_MARK).exists():
+            async with _hold_lock(folder.with_suffix(".lock")):
+                if not (folder / COMPLETE_MARK).exists():
+                    files = {
+                        wheel.name: wheel.content,
+                        "requirements.txt": dependencies.text.encode(),
+                    }
+                    await self._create_environment(folder, files)
+        return folder / "bin" / "python"
 
-    async def _make(self, place: Path, files: Mapping[str, bytes]) -> None:
+    async def _create_environment(self, folder: Path, files: Mapping[str, bytes]) -> None:
         uv = find_uv(self._environ)
-        logging.info("Creating an environment with the project's dependencies: %s", place)
+        logging.info("Creating an environment with the project's dependencies: %s", folder)
         with (
             step("installing the dependencies") as installing,
-            tempfile.TemporaryDirectory(prefix="kinetic-") as folder,
+            tempfile.TemporaryDirectory(prefix="kinetic-") as scratch,
         ):
-            wheel, wanted = await in_thread(_write, Path(folder), files)
-            venv = (uv, "venv", "--clear", "--python", sys.executable, place)
-            await self._run(venv, installing)
-            install = (uv, "pip", "install", "--python", place / "bin" / "python")
-            await self._run((*install, wheel, "--requirement", wanted), installing)
-        (place / READY).touch()
+            wheel, requirements = await in_thread(_write_files, Path(scratch), files)
+            venv = (uv, "venv", "--clear", "--python", sys.executable, folder)
+            await self._run_uv(venv, installing)
+            install = (uv, "pip", "install", "--python", folder / "bin" / "python")
+            await self._run_uv((*install, wheel, "--requirement", requirements), installing)
+        (folder / COMPLETE_MARK).touch()
 
-    async def _run(self, command: Sequence[str | Path], installing: Step) -> None:
+    async def _run_uv(self, command: Sequence[str | Path], installing: Step) -> None:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -118,11 +121,11 @@ class CurrentInterpreter:
             stderr=asyncio.subprocess.STDOUT,
             env=dict(self._environ),
         )
-        lines: deque[str] = deque(maxlen=SHOWN)
+        lines: deque[str] = deque(maxlen=SHOWN_LINES)
         try:
             assert process.stdout is not None
-            async for raw in process.stdout:
-                line = raw.decode("utf-8", "replace").rstrip()
+            async for raw_line in process.stdout:
+                line = raw_line.decode("utf-8", "replace").rstrip()
                 lines.append(line)
                 installing.say(f"installing: {line}")
             code = await process.wait()
@@ -132,25 +135,25 @@ class CurrentInterpreter:
             await release(process.wait(), what="ending uv")
             raise
         if code != 0:
-            shown = "\n".join(f"  {line}" for line in lines)
+            last_lines = "\n".join(f"  {line}" for line in lines)
             raise BuildError(
-                f"the environment wasn't created: `uv {command[1]}` ended with {code}:\n{shown}\n"
-                "fix the project's dependencies, or check the network"
+                f"the environment wasn't created: `uv {command[1]}` ended with {code}:\n"
+                f"{last_lines}\nfix the project's dependencies, or check the network"
             )
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
 
 
-def _name(wheel: Wheel, requirements: str) -> str:
+def _environment_name(wheel: Wheel, requirements: str) -> str:
     """Return the name of an environment's folder: a hash of all that determines its content."""
     python, version = os.path.realpath(sys.executable), platform.python_version()
     parts = (python, version, platform.machine(), wheel.name, requirements)
-    whole = hashlib.sha256("\n".join(parts).encode() + wheel.content).hexdigest()
-    return f"py{'.'.join(version.split('.')[:2])}-{whole[:16]}"
+    digest = hashlib.sha256("\n".join(parts).encode() + wheel.content).hexdigest()
+    return f"py{'.'.join(version.split('.')[:2])}-{digest[:16]}"
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     for name, body in files.items():
         (folder / name).write_bytes(body)
     return [folder / name for name in files]
@@ -162,21 +165,21 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
     Raises:
         ConfigurationError: uv isn't installed.
     """
-    found = shutil.which("uv", path=environ.get("PATH"))
-    if found is None:
+    path = shutil.which("uv", path=environ.get("PATH"))
+    if path is None:
         with contextlib.suppress(ImportError, FileNotFoundError):
             package: Any = importlib.import_module("uv")
-            found = package.find_uv_bin()
-    if found is None:
+            path = package.find_uv_bin()
+    if path is None:
         raise ConfigurationError(
             'container_image="prebuilt" on the local platform needs uv, which is not on the PATH: '
             "`pip install uv`, or leave container_image out to run in this interpreter"
         )
-    return found
+    return path
 
 
 @contextlib.asynccontextmanager
-async def _locked(file: Path) -> AsyncGenerator[None]:
+async def _hold_lock(file: Path) -> AsyncGenerator[None]:
     """Hold an exclusive lock on *file*, which the kernel releases if this process dies."""
     make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -186,7 +189,7 @@ async def _locked(file: Path) -> AsyncGenerator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOCK_POLL_S)
         yield
     finally:
         os.close(fd)

@@ -29,8 +29,8 @@ KEEP = "kn:keep"
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@$]+@")
 _ARCHIVES = (".whl", ".zip", ".tgz", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz")
-_INSTALLING = frozenset({"-e", "--editable", "-r", "--requirement"})
-_LOCATING = _INSTALLING | {
+_INSTALL_OPTIONS = frozenset({"-e", "--editable", "-r", "--requirement"})
+_LOCATION_OPTIONS = _INSTALL_OPTIONS | {
     *("-c", "--constraint", "-f", "--find-links"),
     *("-i", "--index-url", "--extra-index-url"),
 }
@@ -49,14 +49,14 @@ class Dependencies:
     notices: tuple[str, ...] = ()
 
     @property
-    def wanted(self) -> bool:
+    def has_packages(self) -> bool:
         """Whether there is anything to install."""
-        return any(line.installs for line in _lines(self.text))
+        return any(line.installs for line in _parse_lines(self.text))
 
     @property
     def brings_jax(self) -> bool:
         """Whether the project keeps its own version of an accelerator package."""
-        return any(line.package in ACCELERATOR_PACKAGES for line in _lines(self.text))
+        return any(line.package in ACCELERATOR_PACKAGES for line in _parse_lines(self.text))
 
 
 def dependencies_of(
@@ -92,39 +92,39 @@ def find_dependencies(
             is the file and the line.
     """
     notices: list[str] = []
-    for directory in _upwards(entry_dir, root):
+    for directory in _walk_up(entry_dir, root):
         requirements, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
         if requirements.is_file():
-            found = filtered(_decoded(requirements), requirements, own_accelerator)
-        elif pyproject.is_file() and (lines := _of_pyproject(pyproject, notices)) is not None:
+            found = filter_requirements(_read_text(requirements), requirements, own_accelerator)
+        elif pyproject.is_file() and (lines := _read_pyproject(pyproject, notices)) is not None:
             text = "".join(f"{line}\n" for line in lines)
-            found = filtered(text, pyproject, own_accelerator)
+            found = filter_requirements(text, pyproject, own_accelerator)
         else:
             continue
         return replace(found, notices=(*notices, *found.notices))
     return Dependencies(notices=tuple(notices))
 
 
-def _upwards(entry_dir: Path, root: Path | None) -> Iterator[Path]:
+def _walk_up(entry_dir: Path, root: Path | None) -> Iterator[Path]:
     yield entry_dir
     if root is not None and entry_dir.is_relative_to(root):
-        yield from (one for one in entry_dir.parents if one.is_relative_to(root))
+        yield from (parent for parent in entry_dir.parents if parent.is_relative_to(root))
 
 
-def _decoded(file: Path) -> str:
+def _read_text(file: Path) -> str:
     """Return the text of a file; PowerShell writes requirements as UTF-16."""
     try:
         content = file.read_bytes()
-        wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return content.decode("utf-16" if wide else "utf-8-sig")
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         raise PackError(f"{file} cannot be read: {exc}", culprit=str(file)) from exc
 
 
-def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
+def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
     """Return ``[project.dependencies]``; None if there is no ``[project]``."""
     try:
-        content = tomllib.loads(_decoded(file))
+        content = tomllib.loads(_read_text(file))
     except tomllib.TOMLDecodeError as exc:
         raise PackError(f"{file} is not valid TOML: {exc}", culprit=str(file)) from exc
     project: Any = content.get("project")
@@ -155,7 +155,7 @@ def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
     return lines
 
 
-def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:
+def filter_requirements(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:
     """Return the part of the requirements *text* that goes into an image. No I/O.
 
     Raises:
@@ -163,32 +163,32 @@ def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependen
     """
     kept: list[str] = []
     notices: list[str] = []
-    for line in _lines(text):
-        where = f"{source}, line {line.number}"
+    for line in _parse_lines(text):
+        position = f"{source}, line {line.number}"
         if line.package == "keras-kinetic":
             notices.append(
-                f"{where}: keras-kinetic is not installed in the job, because it would overwrite "
-                "this package."
+                f"{position}: keras-kinetic is not installed in the job, because it would "
+                "overwrite this package."
             )
         elif line.package == "kinetic-aio":
             pass  # the job gets the version of kinetic that submits it
         elif line.package in ACCELERATOR_PACKAGES and not (own_accelerator or line.keeps):
             notices.append(
-                f"{where}: {line.bare!r} is left to the image, which has the {line.package} of "
-                f"its accelerator; write '# {KEEP}' behind it to install yours."
+                f"{position}: {line.text!r} is left to the image, which has the {line.package} "
+                f"of its accelerator; write '# {KEEP}' behind it to install yours."
             )
-        elif line.place is not None and not _is_remote(line.place):
+        elif line.location is not None and not _is_remote(line.location):
             raise PackError(
-                f"{where}: {line.bare!r} is neither a requirement nor a URL. A job cannot install "
-                "what exists on this machine only: the project's own code travels with it; name "
-                "packages by an index or a URL.",
+                f"{position}: {line.text!r} is neither a requirement nor a URL. A job cannot "
+                "install what exists on this machine only: the project's own code travels with it; "
+                "name packages by an index or a URL.",
                 culprit=f"{source}:{line.number}",
             )
         else:
-            kept += line.written
-            if _PASSWORD.search(line.bare):
+            kept += line.raw_lines
+            if _PASSWORD.search(line.text):
                 notices.append(
-                    f"{where} contains a password, which ends up in the image and its build log."
+                    f"{position} contains a password, which ends up in the image and its build log."
                 )
     return Dependencies(
         source=source, text="".join(f"{line}\n" for line in kept), notices=tuple(notices)
@@ -199,69 +199,71 @@ def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependen
 class _Line:
     """A line of a requirements file, with the following lines that backslashes join to it.
 
-    ``bare`` has no comments. ``package`` is the normalized name of the package that the line
-    requests, if any. ``place`` is the file or URL that the line names; None if an index has it.
+    ``text`` has no comments. ``package`` is the normalized name of the package that the line
+    requests, if any. ``location`` is the file or URL that the line names; None if an index has it.
     """
 
     number: int
-    written: tuple[str, ...]
-    bare: str
+    raw_lines: tuple[str, ...]
+    text: str
     package: str = ""
-    place: str | None = None
+    location: str | None = None
     installs: bool = False
 
     @property
     def keeps(self) -> bool:
-        return any(KEEP in one.partition("#")[2] for one in self.written)
+        return any(KEEP in raw_line.partition("#")[2] for raw_line in self.raw_lines)
 
 
-def _lines(text: str) -> Iterator[_Line]:
+def _parse_lines(text: str) -> Iterator[_Line]:
     joined: list[str] = []
-    for number, written in enumerate(text.splitlines(), 1):
-        joined.append(written.rstrip())
+    for number, raw_line in enumerate(text.splitlines(), 1):
+        joined.append(raw_line.rstrip())
         # A comment goes to the end of its line; a backslash in it joins nothing.
-        if written.rstrip().endswith("\\") and not written.lstrip().startswith("#"):
+        if raw_line.rstrip().endswith("\\") and not raw_line.lstrip().startswith("#"):
             continue
-        yield _parsed(number + 1 - len(joined), joined)
+        yield _parse_line(number + 1 - len(joined), joined)
         joined = []
     if joined:
-        yield _parsed(len(text.splitlines()) + 1 - len(joined), joined)
+        yield _parse_line(len(text.splitlines()) + 1 - len(joined), joined)
 
 
-def _parsed(number: int, written: list[str]) -> _Line:
+def _parse_line(number: int, raw_lines: list[str]) -> _Line:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    pieces = (_COMMENT.sub("", line).removesuffix("\\").strip() for line in written)
-    line = _Line(number=number, written=tuple(written), bare=" ".join(pieces).strip())
-    option, value = _option(line.bare)
-    if not value or (option and option not in _LOCATING):
+    pieces = (_COMMENT.sub("", line).removesuffix("\\").strip() for line in raw_lines)
+    line = _Line(number=number, raw_lines=tuple(raw_lines), text=" ".join(pieces).strip())
+    option, value = _split_option(line.text)
+    if not value or (option and option not in _LOCATION_OPTIONS):
         return line
-    line = replace(line, installs=not option or option in _INSTALLING)
+    line = replace(line, installs=not option or option in _INSTALL_OPTIONS)
     try:
-        asked = Requirement(re.split(r"\s--", value)[0])  # without its hashes
+        requirement = Requirement(re.split(r"\s--", value)[0])  # without its hashes
     except InvalidRequirement:
-        return replace(line, place=value)
+        return replace(line, location=value)
     if option:
-        return replace(line, place=asked.url or value)
-    archive = asked.name if asked.name.endswith(_ARCHIVES) else None
-    return replace(line, package=canonicalize_name(asked.name), place=asked.url or archive)
+        return replace(line, location=requirement.url or value)
+    archive = requirement.name if requirement.name.endswith(_ARCHIVES) else None
+    return replace(
+        line, package=canonicalize_name(requirement.name), location=requirement.url or archive
+    )
 
 
-def _option(bare: str) -> tuple[str, str]:
+def _split_option(text: str) -> tuple[str, str]:
     """Split ``--name=value``, ``--name value``, or ``-nvalue`` into option and value.
 
     For a requirement, the option is empty.
     """
-    if not bare.startswith("-"):
-        return "", bare
-    if not bare.startswith("--"):
-        return bare[:2], bare[2:].lstrip(" =")
-    name, _, value = re.sub(r"[=\s]", " ", bare, count=1).partition(" ")
+    if not text.startswith("-"):
+        return "", text
+    if not text.startswith("--"):
+        return text[:2], text[2:].lstrip(" =")
+    name, _, value = re.sub(r"[=\s]", " ", text, count=1).partition(" ")
     return name, value.strip()
 
 
-def _is_remote(place: str) -> bool:
-    """Return whether *place* is a URL of another machine, such as ``git+https://…``."""
-    url = urlsplit(place.strip("'\""))
+def _is_remote(location: str) -> bool:
+    """Return whether *location* is a URL of another machine, such as ``git+https://…``."""
+    url = urlsplit(location.strip("'\""))
     return bool(url.netloc) and not f"+{url.scheme}".endswith(("+", "+file"))

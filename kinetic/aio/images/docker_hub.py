@@ -23,7 +23,7 @@ _VARIABLES = {USERNAME: "DOCKERHUB_USERNAME", TOKEN: "DOCKERHUB_TOKEN"}
 _LOGIN = 'docker login --username "$$DOCKERHUB_USERNAME" --password-stdin <<< "$$DOCKERHUB_TOKEN"'
 
 
-async def is_known(project: str, environ: Mapping[str, str]) -> bool:
+async def has_token(project: str, environ: Mapping[str, str]) -> bool:
     """Return whether *project* has an enabled Docker Hub token that you may read.
 
     This sends one request.
@@ -31,16 +31,16 @@ async def is_known(project: str, environ: Mapping[str, str]) -> bool:
     google = GoogleClient(environ, RetryPolicy(total_s=RETRY_S), idle_s=RETRY_S)
     path = f"/v1/{_version(urllib.parse.quote(project, safe=''), TOKEN)}"
     try:
-        found = await google.call(GoogleRequest("secretmanager", path))
+        answer = await google.call(GoogleRequest("secretmanager", path))
     except (HttpError, BackendError) as exc:
         logging.info("building without Docker Hub credentials: %s", exc)
         return False
     finally:
         await google.aclose()
-    return found.get("state") == "ENABLED"
+    return answer.get("state") == "ENABLED"
 
 
-def login(project: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def login_step(project: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a build step that logs in to Docker Hub, and the secrets that the step reads.
 
     The step runs in *image*.

@@ -56,7 +56,7 @@ _SYSTEM = (
 )
 _UV = '(command -v uv) || python3 -m pip install --no-cache-dir "uv>=0.8"'
 _ACCOUNT = f"getent passwd {USER} || useradd --create-home --uid {USER} kinetic"
-_OWNED = (
+_CHOWN = (
     f'find "$(python3 -c \'import sysconfig; print(sysconfig.get_path("data"))\')"'
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
@@ -107,73 +107,75 @@ class Wheel:
 
 def bundled_plan(
     request: ImageRequest,
-    found: Dependencies,
-    place: str,
+    dependencies: Dependencies,
+    repository: str,
     *,
     wheel: Wheel | None = None,
     python_image: str = PYTHON_IMAGE,
 ) -> Plan:
-    """Plan the image of *request* with the dependencies *found*.
+    """Plan the image of *request* with *dependencies*.
 
-    Its name is *place* with a tag made from its content: the tag changes if and only if the
-    content does. If *place* is empty, the name is only the tag.
+    Its name is *repository* with a tag made from its content: the tag changes if and only if the
+    content does. If *repository* is empty, the name is only the tag.
     """
     context = image_context(
-        request.category, request.python, found, wheel=wheel, python_image=python_image
+        request.category, request.python, dependencies, wheel=wheel, python_image=python_image
     )
     tag = f"{request.category}-{digest(context)[:12]}"
     return Plan(
-        image=f"{place}:{tag}" if place else tag,
+        image=f"{repository}:{tag}" if repository else tag,
         category=request.category,
         context=context,
-        requirements=found.text,
-        source=found.source,
+        requirements=dependencies.text,
+        source=dependencies.source,
     )
 
 
 def image_context(
     category: str,
     python: str,
-    found: Dependencies | None = None,
+    dependencies: Dependencies | None = None,
     *,
     wheel: Wheel | None = None,
     python_image: str = PYTHON_IMAGE,
 ) -> dict[str, bytes]:
     """Return everything that an image is built from, by its path in the context.
 
-    Without the dependencies *found*, the result is a base image. *wheel* is kinetic's wheel, by
-    default of the running kinetic. *python_image* is the image to start from, see `PYTHON_IMAGE`.
+    Without *dependencies*, the result is a base image. *wheel* is kinetic's wheel, by default of
+    the running kinetic. *python_image* is the image to start from, see `PYTHON_IMAGE`.
     """
-    found = found or Dependencies()
+    dependencies = dependencies or Dependencies()
     wheel = wheel or installed_wheel()
     context = {f"app/{name}": body for name, body in runner_files().items()}
     context[f"install/{wheel.name}"] = wheel.content
-    if found.text:
-        context["install/requirements.txt"] = found.text.encode()
+    if dependencies.text:
+        context["install/requirements.txt"] = dependencies.text.encode()
     minor = ".".join(python.split(".")[:2])  # pickles of code agree within a minor version
-    start = python_image.replace("{python}", minor)
-    context["Dockerfile"] = _dockerfile(category, start, minor, wheel, found).encode()
+    base_image = python_image.replace("{python}", minor)
+    context["Dockerfile"] = _dockerfile(category, base_image, minor, wheel, dependencies).encode()
     return context
 
 
-def _dockerfile(category: str, start: str, minor: str, wheel: Wheel, found: Dependencies) -> str:
+def _dockerfile(
+    category: str, base_image: str, minor: str, wheel: Wheel, dependencies: Dependencies
+) -> str:
     jax = CATEGORIES[category]
-    packages = [jax if found.brings_jax else f"{jax}=={JAX}", "keras", *RUNNER_NEEDS]
+    packages = [jax if dependencies.brings_jax else f"{jax}=={JAX}", "keras", *RUNNER_NEEDS]
     install = [
         "uv pip install --system --no-cache --compile-bytecode",
         *([f"--find-links {_LIBTPU}"] if category == "tpu" else []),
         *map(json.dumps, packages),
         f"/tmp/install/{wheel.name}",
-        *(["-r /tmp/install/requirements.txt"] if found.text else []),
+        *(["-r /tmp/install/requirements.txt"] if dependencies.text else []),
     ]
     lines = [
-        f"FROM {start}",
+        f"FROM {base_image}",
         "USER root",
         f"RUN {_SYSTEM}",
         f"RUN {_UV}",
         f"RUN {_ACCOUNT}",
         "COPY install/ /tmp/install/",
-        f"RUN {' '.join(install)} && rm -rf /tmp/install /tmp/uv-*.lock && {_OWNED}",
+        f"RUN {' '.join(install)} && rm -rf /tmp/install /tmp/uv-*.lock && {_CHOWN}",
         "WORKDIR /app",
         "COPY app/ /app/",
         "ENV KERAS_BACKEND=jax PYTHONUNBUFFERED=1",
@@ -218,12 +220,12 @@ def installed_wheel() -> Wheel:
             f"{DISTRIBUTION} runs without being installed, so no image can install it; install "
             "it, for example with `pip install -e` on its source"
         ) from exc
-    about = {name: installed.read_text(name) or "" for name in ("METADATA", "entry_points.txt")}
-    return wheel(package_files(PACKAGE), installed.version, about)
+    metadata = {name: installed.read_text(name) or "" for name in ("METADATA", "entry_points.txt")}
+    return wheel(package_files(PACKAGE), installed.version, metadata)
 
 
-def wheel(files: Mapping[str, bytes], version: str, about: Mapping[str, str]) -> Wheel:
-    """Make kinetic's wheel from *files* and the metadata files *about* it. No I/O.
+def wheel(files: Mapping[str, bytes], version: str, metadata: Mapping[str, str]) -> Wheel:
+    """Make kinetic's wheel from *files* and the metadata files *metadata* it. No I/O.
 
     The same input gives the same bytes on every machine: nothing is compressed, because
     libraries compress differently, and every entry has the oldest time that a zip can name.
@@ -232,7 +234,7 @@ def wheel(files: Mapping[str, bytes], version: str, about: Mapping[str, str]) ->
     tag = "py3-none-any"
     info = f"{stem}.dist-info"
     entries = {path: files[path] for path in sorted(files)}
-    entries |= {f"{info}/{name}": text.encode() for name, text in sorted(about.items()) if text}
+    entries |= {f"{info}/{name}": text.encode() for name, text in sorted(metadata.items()) if text}
     entries[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
     # Installers read names here; hashes are optional, and the build's digest covers the file.
     record = f"{info}/RECORD"
@@ -249,15 +251,15 @@ def wheel(files: Mapping[str, bytes], version: str, about: Mapping[str, str]) ->
 
 def digest(context: Mapping[str, bytes]) -> str:
     """Return SHA-256 over the names and contents of a context."""
-    total = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(context):
         body = context[name]
-        total.update(f"{len(name.encode())}:{name}:{len(body)}:".encode())
-        total.update(body)
-    return total.hexdigest()
+        hasher.update(f"{len(name.encode())}:{name}:{len(body)}:".encode())
+        hasher.update(body)
+    return hasher.hexdigest()
 
 
-def packed(context: Mapping[str, bytes]) -> bytes:
+def pack_context(context: Mapping[str, bytes]) -> bytes:
     """Return the context as the ``tar.gz`` that a build takes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:

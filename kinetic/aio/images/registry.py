@@ -15,7 +15,7 @@ from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.errors import AuthError, ConfigurationError
 
 CONTINENTS = ("us", "europe", "asia")
-_KINDS = ", ".join(
+_MANIFEST_TYPES = ", ".join(
     (
         "application/vnd.oci.image.index.v1+json",
         "application/vnd.oci.image.manifest.v1+json",
@@ -61,8 +61,8 @@ def places(target: configuration.Target, registry: str = "") -> Places:
 
 def registry_of(uri: str) -> str:
     """Return the host of an image's registry; empty for Docker Hub."""
-    first, slash, _ = uri.partition("/")
-    return first if slash and ("." in first or ":" in first or first == "localhost") else ""
+    host, slash, _ = uri.partition("/")
+    return host if slash and ("." in host or ":" in host or host == "localhost") else ""
 
 
 def manifest_url(uri: str, *, scheme: str = "https") -> str:
@@ -75,16 +75,16 @@ def manifest_url(uri: str, *, scheme: str = "https") -> str:
 class Registry:
     """Ask registries whether they have an image, with an access token of Google.
 
-    Requests to the host *plain* use no token and no TLS. *patience* is how long to retry a
+    Requests to the host *insecure_host* use no token and no TLS. *retry_s* is how long to retry a
     request, in seconds.
     """
 
     def __init__(
-        self, credentials: Credentials, *, plain: str = "", patience: float = 60.0
+        self, credentials: Credentials, *, insecure_host: str = "", retry_s: float = 60.0
     ) -> None:
         self._credentials = credentials
-        self._plain = plain
-        self._policy = RetryPolicy(total_s=patience)
+        self._insecure_host = insecure_host
+        self._policy = RetryPolicy(total_s=retry_s)
         self._http = HttpClient("the client of image registries", idle_s=30.0, trust_env=True)
         self.aclose = self._http.aclose
 
@@ -100,32 +100,32 @@ class Registry:
             BackendError: The registry gives another answer.
         """
         host = registry_of(uri)
-        plain = bool(host) and host == self._plain
-        url = manifest_url(uri, scheme="http" if plain else "https")
+        is_insecure = bool(host) and host == self._insecure_host
+        url = manifest_url(uri, scheme="http" if is_insecure else "https")
 
-        async def once(token: str = "") -> None:
-            headers = {"Accept": _KINDS}
+        async def send(token: str = "") -> None:
+            headers = {"Accept": _MANIFEST_TYPES}
             if token:
                 headers["Authorization"] = f"Bearer {token}"
             with self._http.translated(f"cannot ask for {url}", host):
                 # A HEAD would do, but its answer can't explain a refusal.
-                asking = self._http.session().request("GET", url, headers=headers)
-                cut(await self._http.answered(asking))
+                sending = self._http.session().request("GET", url, headers=headers)
+                cut(await self._http.answered(sending))
 
         async def request() -> None:
-            await (once() if plain else with_token(self._credentials, once))
+            await (send() if is_insecure else with_token(self._credentials, send))
 
         try:
             await retry(request, self._policy, Outage(host))
-        except HttpError as answer:
-            if answer.status == 404:
+        except HttpError as refusal:
+            if refusal.status == 404:
                 return False
-            what = f"cannot ask for {uri}"
-            if answer.status in (401, 403):
+            problem = f"cannot ask for {uri}"
+            if refusal.status in (401, 403):
                 raise AuthError(
-                    f"{what}: the registry does not let you look ({answer.status}: "
-                    f"{answer.message}); give yourself the role roles/artifactregistry.reader on "
+                    f"{problem}: the registry does not let you look ({refusal.status}: "
+                    f"{refusal.message}); give yourself the role roles/artifactregistry.reader on "
                     "its repository"
                 ) from None
-            raise google_refusal(answer, what, host) from None
+            raise google_refusal(refusal, problem, host) from None
         return True
