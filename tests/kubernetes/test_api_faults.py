@@ -350,7 +350,7 @@ async def test_leaving_a_stream_closes_its_connection(server: FaultServer, api: 
 
 
 def test_connections_are_probed_by_the_system() -> None:
-    with Sockets().make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:
+    with Sockets().create((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
             assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15

@@ -53,11 +53,11 @@ class OperationFailed(Exception):
         first = errors[0] if errors else error
         super().__init__(str(first.get("message") or error.get("message") or error))
         self.error = error
-        about: list[dict[str, Any]] = [*errors, *(error.get("details") or ())]
+        sources: list[dict[str, Any]] = [*errors, *(error.get("details") or ())]
         for conditions in ("clusterConditions", "nodepoolConditions"):
-            about += operation.get(conditions) or ()
+            sources += operation.get(conditions) or ()
         self.codes = frozenset(
-            str(one[field]) for one in about for field in ("code", "reason") if one.get(field)
+            str(source[key]) for source in sources for key in ("code", "reason") if source.get(key)
         )
 
 
@@ -66,10 +66,12 @@ def reasons(refusal: HttpError) -> frozenset[str]:
     error: Any = refusal.body.get("error")
     if not isinstance(error, Mapping):
         return frozenset()
-    about = cast("Mapping[str, Any]", error)
-    found = [*(about.get("details") or ()), *(about.get("errors") or ())]
+    document = cast("Mapping[str, Any]", error)
+    details = [*(document.get("details") or ()), *(document.get("errors") or ())]
     return frozenset(
-        str(one) for one in (about.get("status"), *(each.get("reason") for each in found)) if one
+        str(reason)
+        for reason in (document.get("status"), *(detail.get("reason") for detail in details))
+        if reason
     )
 
 
@@ -123,18 +125,18 @@ class GoogleClient:
 
         server = self._server(request.api)
         url = URL(server + request.path, encoded=True).update_query(request.query)
-        data = None if request.body is None else json.dumps(request.body).encode()
+        body = None if request.body is None else json.dumps(request.body).encode()
 
         async def send(token: str) -> dict[str, Any]:
             headers = {"Authorization": f"Bearer {token}"}
             if project := self.credentials.quota_project:
                 headers["X-Goog-User-Project"] = project
-            if data is not None:
+            if body is not None:
                 headers["Content-Type"] = "application/json"
-            sent = self._http.session().request(
-                request.method, url, data=data, headers=headers, allow_redirects=False
+            sending = self._http.session().request(
+                request.method, url, data=body, headers=headers, allow_redirects=False
             )
-            answer = await self._http.answered(sent)
+            answer = await self._http.answered(sending)
             try:
                 return json_object(await answer.text())
             finally:
@@ -150,18 +152,18 @@ class GoogleClient:
     async def pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
         """Yield every item of a list, page after page; *items* is the field that has them."""
         async for page in self._pages(request):
-            for one in page.get(items) or ():
-                yield one
+            for item in page.get(items) or ():
+                yield item
 
     async def aggregated(
         self, request: GoogleRequest, items: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Yield every item of a list over all zones and regions, each with its zone or region."""
         async for page in self._pages(request):
-            places: dict[str, dict[str, Any]] = page.get("items") or {}
-            for place, part in places.items():
-                for one in part.get(items) or ():
-                    yield place.rpartition("/")[2], one
+            scopes: dict[str, dict[str, Any]] = page.get("items") or {}
+            for scope, listing in scopes.items():
+                for item in listing.get(items) or ():
+                    yield scope.rpartition("/")[2], item
 
     async def _pages(self, request: GoogleRequest) -> AsyncGenerator[dict[str, Any]]:
         query = request.query
@@ -172,7 +174,7 @@ class GoogleClient:
                 return
             query = (*request.query, ("pageToken", str(token)))
 
-    async def done(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def wait_for(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Wait until a long-running operation of any Google API has ended, and return it.
 
         Cancelled: the operation continues on Google's side.
@@ -196,7 +198,7 @@ class GoogleClient:
 def _has_ended(operation: Mapping[str, Any]) -> bool:
     """Return whether *operation* has ended.
 
-    google.longrunning sets ``done``; the container and compute APIs set the status DONE.
+    google.longrunning sets ``wait_for``; the container and compute APIs set the status DONE.
     """
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 

@@ -27,7 +27,7 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     import aiohttp
 
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that are worth a retry."""
 
 NO_PAGE = "404 page not found"
@@ -49,7 +49,7 @@ class HttpError(Exception):
     @property
     def retryable(self) -> bool:
         """Whether the same request may succeed later."""
-        return self.status in PASSING
+        return self.status in RETRYABLE_STATUSES
 
     @property
     def body(self) -> dict[str, Any]:
@@ -61,50 +61,50 @@ class HttpError(Exception):
         """The server's message on one line; each API has another place for it."""
         body: Any = self.body
         try:
-            found = (
+            message = (
                 body.get("message")  # Kubernetes
                 or (body["error"]["message"] if "error" in body else "")  # Google's APIs
-                or "; ".join(str(one.get("message") or one["code"]) for one in body["errors"])
+                or "; ".join(str(error.get("message") or error["code"]) for error in body["errors"])
             )
         except (AttributeError, KeyError, TypeError):
-            found = ""
+            message = ""
         text = "" if self.text.strip() == NO_PAGE else self.text
-        return one_line(str(found or text or "no reason given"), 600)
+        return one_line(str(message or text or "no reason given"), 600)
 
 
-def google_refusal(answer: HttpError, what: str, service: str) -> BackendError:
+def google_refusal(refusal: HttpError, operation: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *what* names the failed operation. Pass a 403 only if it's about the rate of requests.
+    *operation* names the failed operation. Pass a 403 only if it's about the rate of requests.
     """
-    match answer.status:
+    match refusal.status:
         case 401:
             return AuthError(
-                f"{what}: Google does not accept the access token ({answer.message}); run "
+                f"{operation}: Google does not accept the access token ({refusal.message}); run "
                 "`gcloud auth application-default login` again"
             )
         case 403 | 429:
             return Throttled(
-                f"{what}: too many requests for {service} ({answer.message}); try again later, "
-                "with fewer at a time",
+                f"{operation}: too many requests for {service} ({refusal.message}); try again "
+                "later, with fewer at a time",
                 retryable=True,
-                retry_after=answer.retry_after,
+                retry_after=refusal.retry_after,
             )
         case status:
-            failure = f"{what}: {service} answered {status} ({answer.message})"
-            if not answer.retryable:
+            failure = f"{operation}: {service} answered {status} ({refusal.message})"
+            if not refusal.retryable:
                 return BackendError(failure)
             later = f"{failure}; try again later"
-            return Unavailable(later, retryable=True, retry_after=answer.retry_after)
+            return Unavailable(later, retryable=True, retry_after=refusal.retry_after)
 
 
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object in *text*, after any other text; empty if there is none."""
     try:
-        found: Any = json.loads(text[text.index("{") :])
+        value: Any = json.loads(text[text.index("{") :])
     except ValueError:
         return {}
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", value)
 
 
 def proxy_for(server: str) -> str | None:
@@ -139,17 +139,17 @@ class Sockets:
 
     When a request is cancelled during the TLS handshake, aiohttp forgets the connection, whose
     socket closes later. If the event loop ends first, Python warns of an unclosed socket. A closed
-    session also leaves the readers of its answers waiting; `hang_up` wakes them.
+    session also leaves the readers of its answers waiting; `close_answers` wakes them.
     """
 
     def __init__(self) -> None:
-        self._made: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
-    def make(self, address: tuple[Any, ...]) -> socket.socket:
+    def create(self, address: tuple[Any, ...]) -> socket.socket:
         """Make a socket with TCP keepalive, so that a read notices when its peer is dead."""
-        made = socket.socket(family=address[0], type=address[1], proto=address[2])
-        self._made.add(made)
+        new_socket = socket.socket(family=address[0], type=address[1], proto=address[2])
+        self._sockets.add(new_socket)
         for level, option, value in (
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
             (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PROBE_S),
@@ -160,23 +160,23 @@ class Sockets:
         ):
             if hasattr(socket, option):
                 with contextlib.suppress(OSError):  # some systems define an option that they refuse
-                    made.setsockopt(level, getattr(socket, option), value)
-        return made
+                    new_socket.setsockopt(level, getattr(socket, option), value)
+        return new_socket
 
-    def read(self, answer: aiohttp.ClientResponse) -> None:
-        """Register *answer*, so that `hang_up` can end it."""
+    def register(self, answer: aiohttp.ClientResponse) -> None:
+        """Register *answer*, so that `close_answers` can end it."""
         self._answers.add(answer)
 
-    def hang_up(self) -> None:
+    def close_answers(self) -> None:
         """End all answers in progress; call this before the sessions are closed."""
         for answer in tuple(self._answers):
             cut(answer)
 
-    async def closed(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Wait up to `GOODBYE_S` until all sockets of the closed sessions are closed."""
         await asyncio.sleep(0)
         for _ in range(round(GOODBYE_S / LOOK_S)):
-            if all(one.fileno() < 0 for one in self._made):
+            if all(known_socket.fileno() < 0 for known_socket in self._sockets):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -258,7 +258,7 @@ class HttpClient:
                 connector=aiohttp.TCPConnector(
                     limit=limit,
                     keepalive_timeout=KEEPALIVE_S,
-                    socket_factory=self._sockets.make,
+                    socket_factory=self._sockets.create,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
@@ -266,7 +266,7 @@ class HttpClient:
                 read_bufsize=READ_BYTES,
                 proxy=self._proxy,
                 trust_env=self._trust_env,
-                raise_for_status=self._examined if refusals else False,
+                raise_for_status=self._raise_for_status if refusals else False,
             )
         return self._sessions[limit]
 
@@ -288,11 +288,11 @@ class HttpClient:
             HttpError: The answer's status is 300 or more.
         """
         answer = await request
-        await self._examined(answer)
+        await self._raise_for_status(answer)
         return answer
 
-    async def _examined(self, answer: aiohttp.ClientResponse) -> None:
-        self._sockets.read(answer)
+    async def _raise_for_status(self, answer: aiohttp.ClientResponse) -> None:
+        self._sockets.register(answer)
         if answer.status < 300:
             return
         try:
@@ -309,13 +309,13 @@ class HttpClient:
     @contextlib.contextmanager
     def translated(
         self,
-        what: str,
+        problem: str,
         server: str,
         *,
         whose: str = "the server's",
         advice: str = "check the network",
     ) -> Generator[None]:
-        """Translate network failures into kinetic's errors, whose messages begin with *what*.
+        """Translate network failures into kinetic's errors, whose messages begin with *problem*.
 
         *whose* names the expected owner of the certificate. *advice* says what to do if the
         server doesn't answer.
@@ -331,43 +331,44 @@ class HttpClient:
             raise HttpError(exc.status, exc.message, wait_s) from exc
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(
-                f"{what}: the certificate of {server} is not {whose} ({exc.certificate_error}); "
+                f"{problem}: the certificate of {server} is not {whose} ({exc.certificate_error}); "
                 "check that address and CA belong together, the clock and the proxy"
             ) from exc
         except aiohttp.ClientSSLError as exc:
             # A connection cut during the handshake is worth a retry.
-            cut = isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError)
-            kind: Any = Unavailable if cut else BackendError
+            is_cut_off = isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError)
+            kind: Any = Unavailable if is_cut_off else BackendError
             raise kind(
-                f"{what}: no trusted connection to {server} ({exc}); check the clock, the proxy "
+                f"{problem}: no trusted connection to {server} ({exc}); check the clock, the proxy "
                 "and the certificates",
-                retryable=cut,
+                retryable=is_cut_off,
             ) from exc
         except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as exc:
-            self._check_open(what, exc)
+            self._check_open(problem, exc)
             raise Unavailable(
-                f"{what}: {server} does not answer as it should ({_words(exc)}); {advice}",
+                f"{problem}: {server} does not answer as it should ({_failure_text(exc)}); "
+                f"{advice}",
                 retryable=True,
             ) from exc
         except Exception as exc:
             # aiohttp raises various errors for a closed session, even AssertionError.
-            self._check_open(what, exc)
+            self._check_open(problem, exc)
             raise
 
-    def _check_open(self, what: str, failure: Exception) -> None:
+    def _check_open(self, problem: str, failure: Exception) -> None:
         if self._closed:
-            raise ClientClosed(f"{what}: {self._owner} was closed meanwhile") from failure
+            raise ClientClosed(f"{problem}: {self._owner} was closed meanwhile") from failure
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
         self._closed = True
-        self._sockets.hang_up()
+        self._sockets.close_answers()
         for session in self._sessions.values():
             await session.close()
-        await self._sockets.closed()
+        await self._sockets.wait_until_closed()
 
 
-def _words(failure: Exception) -> str:
+def _failure_text(failure: Exception) -> str:
     """Return the cause's message; aiohttp's own message has addresses of objects in memory."""
     cause = getattr(failure, "os_error", None) or failure
     return str(cause) or type(cause).__name__

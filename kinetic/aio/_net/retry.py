@@ -130,55 +130,57 @@ async def retry(
     except Exception as exc:
         if not is_passing(exc):
             raise
-        first = exc
+        first_failure = exc
     else:
         outage.works()
         return result
     outage.begin()
     try:
-        result = await _retried(first, call, _Patience(policy, outage, progress), is_passing)
+        result = await _retry_with_tenacity(
+            first_failure, call, _RetryStrategy(policy, outage, progress), is_passing
+        )
     finally:
         outage.end()
     outage.works()
     return result
 
 
-async def _retried(
-    first: Exception,
+async def _retry_with_tenacity(
+    first_failure: Exception,
     call: Callable[[], Awaitable[T]],
-    patience: _Patience,
+    strategy: _RetryStrategy,
     is_passing: Callable[[Exception], bool],
 ) -> T:
-    """Retry, with tenacity, a call whose first attempt has failed with *first*.
+    """Retry, with tenacity, a call whose first attempt has failed with *first_failure*.
 
     Calls that succeed at once don't use tenacity. Importing it takes 20 ms, and each
     of its calls 40 µs, which a local job would pay several times.
     """
     from tenacity import AsyncRetrying, retry_if_exception
 
-    failed = [first]
+    pending_failures = [first_failure]
 
     async def attempt() -> T:
-        if failed:
-            raise failed.pop()
+        if pending_failures:
+            raise pending_failures.pop()
         return await call()
 
-    def passes(failure: BaseException) -> bool:
-        return failure is first or (isinstance(failure, Exception) and is_passing(failure))
+    def should_retry(failure: BaseException) -> bool:
+        return failure is first_failure or (isinstance(failure, Exception) and is_passing(failure))
 
     retrying = AsyncRetrying(
         sleep=asyncio.sleep,
-        retry=retry_if_exception(passes),
-        wait=patience.wait,
-        stop=patience.stop,
-        before_sleep=patience.warn,
+        retry=retry_if_exception(should_retry),
+        wait=strategy.wait,
+        stop=strategy.stop,
+        before_sleep=strategy.warn,
         reraise=True,
     )
     result: T = await retrying(attempt)
     return result
 
 
-class _Patience:
+class _RetryStrategy:
     """Tell tenacity how long to wait and when to stop; progress restarts the time limit."""
 
     def __init__(
@@ -193,13 +195,13 @@ class _Patience:
         # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
         self._clock = asyncio.get_running_loop().time
         self._since = self._clock()
-        self._reached = progress() if progress else 0
+        self._latest_progress = progress() if progress else 0
 
     def wait(self, state: RetryCallState) -> float:
         """Return the pause before the next attempt; tenacity calls this before `stop`."""
-        done = self._progress() if self._progress else 0
-        if done > self._reached:
-            self._reached, self._since = done, self._clock()
+        progress = self._progress() if self._progress else 0
+        if progress > self._latest_progress:
+            self._latest_progress, self._since = progress, self._clock()
             state.attempt_number = 1
         wait_s = getattr(_failure(state), "retry_after", None)
         if wait_s is None:
@@ -243,17 +245,17 @@ def is_passing(error: Exception) -> bool:
 FOREVER = RetryPolicy(total_s=math.inf)
 
 
-async def retry_forever(ask: Callable[[], Awaitable[T]], what: str) -> T:
-    """Await ``ask()`` and retry until it gets an answer; log messages call the request *what*.
+async def retry_forever(ask: Callable[[], Awaitable[T]], operation: str) -> T:
+    """Await ``ask()`` and retry until it gets an answer; log messages call the request *operation*.
 
     Raises:
         BackendError: The store's answer is final.
     """
 
-    def passes(failure: Exception) -> bool:
+    def should_retry(failure: Exception) -> bool:
         return isinstance(failure, BackendError) and not is_definite(failure)
 
-    return await retry(ask, FOREVER, Outage(what), is_passing=passes)
+    return await retry(ask, FOREVER, Outage(operation), is_passing=should_retry)
 
 
 async def create(
@@ -267,12 +269,12 @@ async def create(
     Raises:
         BackendError: The store's answer is final.
     """
-    marked = {**(metadata or {}), "nonce": os.urandom(8).hex()}
+    metadata_with_nonce = {**(metadata or {}), "nonce": os.urandom(8).hex()}
 
     async def ask() -> bool:
-        if await store.create(name, body, marked):
+        if await store.create(name, body, metadata_with_nonce):
             return True
-        there = [one for one in await store.list(name) if one.name == name]
-        return bool(there) and there[0].metadata.get("nonce") == marked["nonce"]
+        matches = [info for info in await store.list(name) if info.name == name]
+        return bool(matches) and matches[0].metadata.get("nonce") == metadata_with_nonce["nonce"]
 
     return await retry_forever(ask, f"creating {name}")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-EARLY, LATE = 0.2, 0.05
+EARLY_FRACTION, LATE_FRACTION = 0.2, 0.05
 """Fractions of the lifetime that are left at the two renewals of credentials. The early renewal
 runs in the background; requests wait only for the late one."""
 
-PAUSE_S = 10.0
+RENEWAL_PAUSE_S = 10.0
 """Seconds between early renewals that fail."""
 
 
@@ -47,10 +47,14 @@ class Fresh(Generic[T]):
     late: float = math.inf
 
 
-def lasting(value: T, asked: float, until: float) -> Fresh[T]:
-    """Return credentials that were requested at *asked* and expire at *until*."""
-    life = until - asked
-    return Fresh(value=value, early=until - EARLY * life, late=until - LATE * life)
+def lasting(value: T, requested_at: float, expires_at: float) -> Fresh[T]:
+    """Return credentials that were requested at *requested_at* and expire at *expires_at*."""
+    lifetime_s = expires_at - requested_at
+    return Fresh(
+        value=value,
+        early=expires_at - EARLY_FRACTION * lifetime_s,
+        late=expires_at - LATE_FRACTION * lifetime_s,
+    )
 
 
 class TokenSource(Protocol[T]):
@@ -83,13 +87,13 @@ async def with_token(
     is_refused: Callable[[Exception], bool] = _is_refused,
 ) -> R:
     """Make *request* with credentials; if the server refuses them, repeat it with new ones."""
-    shown = await tokens.get()
+    value = await tokens.get()
     try:
-        return await request(shown)
+        return await request(value)
     except Exception as exc:
         if not is_refused(exc):
             raise
-    tokens.forget(shown)
+    tokens.forget(value)
     return await request(await tokens.get())
 
 
@@ -110,7 +114,7 @@ class TokenCache(Generic[T]):
         self._name = name
         self._clock = clock
         self._fresh: Fresh[T] | None = None
-        self._had = False
+        self._has_renewed = False
         self._pause_until = -math.inf
         self._renewing: asyncio.Task[T] | None = None
         self._closed = False
@@ -130,9 +134,9 @@ class TokenCache(Generic[T]):
         now, fresh = self._clock(), self._fresh
         if fresh is not None and now < fresh.late:
             if now >= max(fresh.early, self._pause_until):
-                self._start()
+                self._start_renewal()
             return fresh.value
-        return await shared(self._start(), f"the client of {self._name}")
+        return await shared(self._start_renewal(), f"the client of {self._name}")
 
     def forget(self, value: T) -> None:
         """See `TokenSource`."""
@@ -146,35 +150,37 @@ class TokenCache(Generic[T]):
             self._renewing.cancel()
             await asyncio.wait({self._renewing})
 
-    def _start(self) -> asyncio.Task[T]:
+    def _start_renewal(self) -> asyncio.Task[T]:
         if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._once(), name=f"kinetic token {self._name}")
-            self._renewing.add_done_callback(self._ended)
+            self._renewing = asyncio.create_task(
+                self._renew_once(), name=f"kinetic token {self._name}"
+            )
+            self._renewing.add_done_callback(self._handle_renewal_end)
         return self._renewing
 
-    async def _once(self) -> T:
+    async def _renew_once(self) -> T:
         try:
             fresh = self._fresh = await self._renew()
         except (AuthError, ConfigurationError) as exc:
-            if not self._had or isinstance(exc, Revoked):
+            if not self._has_renewed or isinstance(exc, Revoked):
                 raise
             # Without a network, a plugin that worked before fails like one without credentials.
             raise Unavailable(f"{exc} (it worked before)", retryable=True) from exc
-        self._had = True
+        self._has_renewed = True
         return fresh.value
 
-    def _ended(self, task: asyncio.Task[T]) -> None:
+    def _handle_renewal_end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None and self._fresh:
-            self._pause_until = self._clock() + PAUSE_S
+            self._pause_until = self._clock() + RENEWAL_PAUSE_S
             logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
 
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 QUOTA_VARIABLE = "GOOGLE_CLOUD_QUOTA_PROJECT"
 LOGIN = (
     "run `gcloud auth application-default login`, or set "
-    f"{VARIABLE} to the key file of a service account"
+    f"{CREDENTIALS_VARIABLE} to the key file of a service account"
 )
 
 REFRESH_S = 10
@@ -185,7 +191,7 @@ class Credentials(TokenCache[str]):
     """Access tokens of Google's APIs from application-default credentials, on one loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(self._asked, "Google's APIs", clock)
+        super().__init__(self._request_token, "Google's APIs", clock)
         self._token: Token | None = None
         self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
@@ -195,13 +201,15 @@ class Credentials(TokenCache[str]):
         token = self._token
         if token is None:
             return "unknown"
-        data = token.service_data
-        impersonated = str(data.get("service_account_impersonation_url", "")).rpartition("/")[2]
+        service_data = token.service_data
+        impersonated = str(service_data.get("service_account_impersonation_url", "")).rpartition(
+            "/"
+        )[2]
         match token.token_type.value:
             case "authorized_user":
-                return f"the login of {data.get('account') or 'a user'}"
+                return f"the login of {service_data.get('account') or 'a user'}"
             case "service_account":
-                return f"the key of the service account {data.get('client_email', '?')}"
+                return f"the key of the service account {service_data.get('client_email', '?')}"
             case "impersonated_service_account":
                 return f"the service account {impersonated.partition(':')[0]}, impersonated"
             case "external_account":
@@ -216,39 +224,43 @@ class Credentials(TokenCache[str]):
         Without a quota project, Google counts these requests for gcloud's own project, which
         hasn't enabled most APIs. https://cloud.google.com/docs/quotas/set-quota-project
         """
-        data = self._token.service_data if self._token is not None else {}
-        return os.environ.get(QUOTA_VARIABLE) or data.get("quota_project_id")
+        service_data = self._token.service_data if self._token is not None else {}
+        return os.environ.get(QUOTA_VARIABLE) or service_data.get("quota_project_id")
 
     async def aclose(self) -> None:
         """Cancel a renewal in progress, and close all connections to the issuer."""
         await super().aclose()
         await self._http.aclose()
 
-    async def _asked(self) -> Fresh[str]:
+    async def _request_token(self) -> Fresh[str]:
         token = self._token
         if token is None:
-            token = self._token = self._open()
-        asked = self._clock()
+            token = self._token = self._open_token()
+        requested_at = self._clock()
         try:
             answer = await token.refresh(timeout=REFRESH_S)
         except Exception as exc:
             raise _as_backend_error(exc, token) from exc
-        return lasting(answer.value, asked, asked + answer.expires_in)
+        return lasting(answer.value, requested_at, requested_at + answer.expires_in)
 
-    def _open(self) -> Token:
+    def _open_token(self) -> Token:
         from gcloud.aio.auth import Token
 
-        named = os.environ.get(VARIABLE, "")
+        key_file = os.environ.get(CREDENTIALS_VARIABLE, "")
         session: Any = self._http.session()  # the library's types want another one
         try:
             token = Token(session=session, scopes=[SCOPE])
         except FileNotFoundError as exc:
-            raise AuthError(f"{VARIABLE} names {named}, which does not exist; {LOGIN}") from exc
+            raise AuthError(
+                f"{CREDENTIALS_VARIABLE} names {key_file}, which does not exist; {LOGIN}"
+            ) from exc
         except (KeyError, TypeError, ValueError) as exc:
-            where = named or "the application-default credentials"
-            raise AuthError(f"{where} cannot be used: {exc}; {LOGIN}") from exc
-        if named and not token.service_data:
-            raise AuthError(f"{VARIABLE} names {named}, which holds no credentials; {LOGIN}")
+            source = key_file or "the application-default credentials"
+            raise AuthError(f"{source} cannot be used: {exc}; {LOGIN}") from exc
+        if key_file and not token.service_data:
+            raise AuthError(
+                f"{CREDENTIALS_VARIABLE} names {key_file}, which holds no credentials; {LOGIN}"
+            )
         return token
 
 
@@ -256,8 +268,8 @@ def _as_backend_error(failure: Exception, token: Token) -> BackendError:
     import aiohttp
 
     if isinstance(failure, aiohttp.ClientResponseError):
-        passing = failure.status == 429 or failure.status >= 500
-        if passing:
+        is_temporary = failure.status == 429 or failure.status >= 500
+        if is_temporary:
             return Unavailable(
                 f"the access token server answered {failure.status}; try again later",
                 retryable=True,

@@ -44,7 +44,7 @@ DAMAGED_TRIES = 3
 """The most tries of a transfer whose content is damaged, whose upload session is lost, or whose
 object another process replaces meanwhile."""
 
-LOST = frozenset({308, 410})
+LOST_UPLOAD_STATUSES = frozenset({308, 410})
 """Statuses which say that an upload session took only a part of the content, or has ended. The
 upload then starts again."""
 
@@ -122,16 +122,16 @@ class Http:
     """
 
     def __init__(
-        self, place: Location, endpoint: str | None, limits: Limits, *, authorized: bool
+        self, location: Location, endpoint: str | None, limits: Limits, *, authorized: bool
     ) -> None:
         import gcloud.aio.storage
 
-        self.place = place
+        self.location = location
         self.limits = limits
         self._authorized = authorized
         self._endpoint = (endpoint or ENDPOINT).rstrip("/")
         self._http = HttpClient(
-            f"the store {place.url}",
+            f"the store {location.url}",
             connect_s=limits.connect_s,
             idle_s=limits.idle_s,
             proxy=proxy_for(self._endpoint) if authorized else None,
@@ -169,7 +169,7 @@ class Http:
         name: str,
         work: Callable[[], Awaitable[T]],
         *,
-        known: Collection[int] = (),
+        expected: Collection[int] = (),
         progress: Callable[[], int] | None = None,
         large: bool = False,
     ) -> T:
@@ -179,49 +179,49 @@ class Http:
         when it grows, the time limit of the retries restarts.
 
         Raises:
-            HttpError: The server answered with a status in *known*.
+            HttpError: The server answered with a status in *expected*.
             NotFound: The object, or the bucket, doesn't exist.
             AuthError: Credentials or a permission are missing.
             Unavailable: The service didn't answer in time.
         """
         self._http.check()
-        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
+        problem = f"cannot {verb.value[0]} {name!r} in {self.location.url}"
 
-        async def once(_token: object = None) -> T:
+        async def attempt(_token: object = None) -> T:
             async with self._transfers if large else nullcontext(), self._slots:
-                with self._http.translated(what, self._endpoint):
+                with self._http.translated(problem, self._endpoint):
                     return await work()
 
-        async def authorized() -> T:  # the library itself asks for the token
-            return await with_token(self._credentials, once)
+        async def attempt_with_token() -> T:  # the library itself asks for the token
+            return await with_token(self._credentials, attempt)
 
         try:
             return await retry(
-                authorized if self._authorized else once,
+                attempt_with_token if self._authorized else attempt,
                 self.limits.retry,
                 self._outage,
-                is_passing=forgiving(),
+                is_passing=new_retry_filter(),
                 progress=progress,
             )
         except HttpError as refusal:
-            if refusal.status in known:
+            if refusal.status in expected:
                 raise
-            raise explained(refusal, verb, self.place.bucket, name) from None
+            raise refusal_error(refusal, verb, self.location.bucket, name) from None
 
-    async def look(self, name: str) -> Described:
+    async def read_metadata_once(self, name: str) -> ObjectMetadata:
         """Read an object's metadata. Call this only within `do`, which retries and translates."""
         resource = await self.storage.download_metadata(
-            self.place.bucket, self.place.object_name(name), timeout=self.timeout
+            self.location.bucket, self.location.object_name(name), timeout=self.timeout
         )
-        return Described.from_resource(name, resource)
+        return ObjectMetadata.from_resource(name, resource)
 
-    async def described(self, name: str) -> Described:
+    async def read_metadata(self, name: str) -> ObjectMetadata:
         """Read an object's metadata, with retries.
 
         Raises:
             NotFound: The object doesn't exist.
         """
-        return await self.do(Verb.GET, name, lambda: self.look(name))
+        return await self.do(Verb.GET, name, lambda: self.read_metadata_once(name))
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -229,23 +229,23 @@ class Http:
         await self._credentials.aclose()
 
 
-def forgiving() -> Callable[[Exception], bool]:
+def new_retry_filter() -> Callable[[Exception], bool]:
     """Return a function that decides, for one operation, which failures to retry.
 
     It accepts every temporary failure, but a damaged, lost, or replaced transfer only twice.
     """
-    damaged = itertools.count(1)
+    damaged_tries = itertools.count(1)
 
-    def may_pass(failure: Exception) -> bool:
-        lost = isinstance(failure, HttpError) and failure.status in LOST
-        if lost or _is_damage(failure) or isinstance(failure, Replaced):
-            return next(damaged) < DAMAGED_TRIES
-        return _is_limited(failure) or is_retryable(failure)
+    def should_retry(failure: Exception) -> bool:
+        is_lost = isinstance(failure, HttpError) and failure.status in LOST_UPLOAD_STATUSES
+        if is_lost or _is_damaged(failure) or isinstance(failure, Replaced):
+            return next(damaged_tries) < DAMAGED_TRIES
+        return _is_rate_limited(failure) or is_retryable(failure)
 
-    return may_pass
+    return should_retry
 
 
-def _is_limited(failure: Exception) -> bool:
+def _is_rate_limited(failure: Exception) -> bool:
     """Return whether a refusal is about the rate of requests, not about a permission."""
     if not isinstance(failure, HttpError) or failure.status != 403:
         return False
@@ -255,38 +255,40 @@ def _is_limited(failure: Exception) -> bool:
         return False
 
 
-def _is_damage(failure: Exception) -> bool:
+def _is_damaged(failure: Exception) -> bool:
     if isinstance(failure, HttpError):
         text = failure.text.lower()
         return failure.status == 400 and ("crc32c" in text or "md5" in text)
     return isinstance(failure, Damaged)
 
 
-def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
+def refusal_error(
+    refusal: HttpError, verb: Verb, bucket: str, name: str
+) -> BackendError | WireError:
     """Return the error that says what failed, on what, and what to do next."""
-    word, permissions = verb.value
+    verb_name, permissions = verb.value
     message = refusal.message
-    what = f"cannot {word} {name!r} in gs://{bucket}"
+    problem = f"cannot {verb_name} {name!r} in gs://{bucket}"
     match refusal.status:
-        case 400 if _is_damage(refusal):
-            return Damaged(f"{what}: checksum mismatch on upload ({message}); check the network")
-        case 403 if not _is_limited(refusal):
+        case 400 if _is_damaged(refusal):
+            return Damaged(f"{problem}: checksum mismatch on upload ({message}); check the network")
+        case 403 if not _is_rate_limited(refusal):
             return AuthError(
-                f"{what}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
+                f"{problem}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
                 f"({message}); grant it: gcloud storage buckets add-iam-policy-binding "
                 f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
             )
         case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in message.lower():
             return NotFound(
-                f"{what}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
+                f"{problem}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
                 "to one that exists"
             )
         case 404:
             return NotFound(f"there is no {name!r} in gs://{bucket}")
         case 409 | 412:
-            return Conflict(f"{what}: another process changed it first")
+            return Conflict(f"{problem}: another process changed it first")
         case _:
-            return google_refusal(refusal, what, "Cloud Storage")
+            return google_refusal(refusal, problem, "Cloud Storage")
 
 
 NONCE = "kinetic-nonce"
@@ -294,7 +296,7 @@ NONCE = "kinetic-nonce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class ObjectMetadata:
     """The metadata that the bucket returns for one object."""
 
     info: ObjectInfo
@@ -302,7 +304,7 @@ class Described:
     nonce: str
 
     @classmethod
-    def from_resource(cls, name: str, resource: Mapping[str, Any]) -> Described:
+    def from_resource(cls, name: str, resource: Mapping[str, Any]) -> ObjectMetadata:
         """Read an object resource of the JSON API."""
         metadata = dict(resource.get("metadata") or {})
         nonce = metadata.pop(NONCE, "")
@@ -311,14 +313,15 @@ class Described:
             size=int(resource.get("size", 0)),
             metadata=metadata,
             generation=int(resource["generation"]),
-            used=_seconds(resource.get("customTime")),
+            used=_timestamp(resource.get("customTime")),
             metageneration=int(resource.get("metageneration", 1)),
         )
         return cls(info=info, crc32c=resource.get("crc32c", ""), nonce=nonce)
 
 
-def _seconds(text: str | None) -> float | None:
+def _timestamp(text: str | None) -> float | None:
     if not text:
         return None
-    moment = datetime.datetime.fromisoformat(text)
-    return moment.timestamp() if moment.year > 1 else None  # some servers send year 1 for no time
+    custom_time = datetime.datetime.fromisoformat(text)
+    # Some servers send year 1 for no time.
+    return custom_time.timestamp() if custom_time.year > 1 else None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kinetic._tasks import bounded
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer
-from kinetic.aio.gcs.http import EMULATOR, Described, Http, Limits, Location, Verb
+from kinetic.aio.gcs.http import EMULATOR, Http, Limits, Location, ObjectMetadata, Verb
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
@@ -61,7 +61,7 @@ class GcsStore:
 
     @property
     def url(self) -> str:
-        return self._http.place.url
+        return self._http.location.url
 
     async def create(
         self,
@@ -72,11 +72,11 @@ class GcsStore:
         shared: bool = False,
     ) -> bool:
         """See `Store.create`. A body of up to 1 MiB takes one request; a larger one takes two."""
-        used = _text(_now()) if shared else ""
-        made = await transfer.write(
+        used = _format_time(_now()) if shared else ""
+        written = await transfer.write(
             self._http, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
         )
-        return made is not None
+        return written is not None
 
     async def begin(self, name: str, body: bytes) -> int | None:
         """See `Store.begin`."""
@@ -84,11 +84,13 @@ class GcsStore:
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """See `Store.replace`."""
-        made = await transfer.write(self._http, Verb.REPLACE, name, body, {}, generation=generation)
-        if made is None:
-            await self._http.described(name)  # raises NotFound if the object was deleted
+        new_generation = await transfer.write(
+            self._http, Verb.REPLACE, name, body, {}, generation=generation
+        )
+        if new_generation is None:
+            await self._http.read_metadata(name)  # raises NotFound if the object was deleted
             raise Conflict(f"{name} is no longer of generation {generation}")
-        return made
+        return new_generation
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See `Store.get`. Sends two requests at once: for the metadata, and for the body."""
@@ -101,19 +103,19 @@ class GcsStore:
     async def list(self, prefix: str) -> list[ObjectInfo]:
         """See `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
-        params = {"prefix": self._http.place.object_name(prefix), "fields": FIELDS}
+        params = {"prefix": self._http.location.object_name(prefix), "fields": FIELDS}
 
         async def page() -> Mapping[str, Any]:
             return await self._http.storage.list_objects(
-                self._http.place.bucket, params=dict(params), timeout=self._http.timeout
+                self._http.location.bucket, params=dict(params), timeout=self._http.timeout
             )
 
         while params.get("pageToken") != "":
             answer = await self._http.do(Verb.LIST, prefix, page)
             found += (
-                Described.from_resource(name, resource).info
+                ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
-                if (name := self._http.place.name(resource["name"])) is not None
+                if (name := self._http.location.name(resource["name"])) is not None
             )
             params["pageToken"] = answer.get("nextPageToken") or ""
         # The service sorts by its own form of the names, whose order may differ.
@@ -122,7 +124,7 @@ class GcsStore:
     async def look(self, name: str) -> ObjectInfo | None:
         """See `Store.look`. Sends one request, which costs less than a listing."""
         try:
-            return (await self._http.described(name)).info
+            return (await self._http.read_metadata(name)).info
         except NotFound:
             return None
 
@@ -131,24 +133,24 @@ class GcsStore:
 
         Cancelled: some of the objects may be renewed.
         """
-        moment, absent = _now(), set[str]()
+        now, absent = _now(), set[str]()
 
         async def renew(name: str) -> None:
-            status = await self._do(
+            status = await self._request(
                 Verb.RENEW,
                 name,
                 lambda: self._http.storage.patch_metadata(
-                    self._http.place.bucket,
-                    self._http.place.object_name(name),
-                    {"customTime": _text(moment)},
+                    self._http.location.bucket,
+                    self._http.location.object_name(name),
+                    {"customTime": _format_time(now)},
                     timeout=self._http.timeout,
                 ),
-                known=(ABSENT, TOO_EARLY),  # a client whose clock is ahead set a later time
+                expected=(ABSENT, TOO_EARLY),  # a client whose clock is ahead set a later time
             )
             if status == ABSENT:
                 absent.add(name)
 
-        await self._each(renew, names)
+        await self._for_each(renew, names)
         return absent
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
@@ -156,22 +158,24 @@ class GcsStore:
 
         Cancelled: some of the objects may be deleted, the first before the others.
         """
-        there = await self.look(objects[0].name) if objects else None
-        if there is not None and there.used != objects[0].used:
+        stored = await self.look(objects[0].name) if objects else None
+        if stored is not None and stored.used != objects[0].used:
             return False
-        return await self._collect(objects[:1]) and await self._collect(objects[1:])
+        return await self._delete_unchanged(objects[:1]) and await self._delete_unchanged(
+            objects[1:]
+        )
 
-    async def _collect(self, objects: Sequence[ObjectInfo]) -> bool:
+    async def _delete_unchanged(self, objects: Sequence[ObjectInfo]) -> bool:
         statuses = set[int]()
 
-        async def collect(one: ObjectInfo) -> None:
+        async def delete(info: ObjectInfo) -> None:
             condition = {
-                "ifGenerationMatch": str(one.generation),
-                "ifMetagenerationMatch": str(one.metageneration),
+                "ifGenerationMatch": str(info.generation),
+                "ifMetagenerationMatch": str(info.metageneration),
             }
-            statuses.add(await self._delete(one.name, condition))
+            statuses.add(await self._delete(info.name, condition))
 
-        await self._each(collect, objects)
+        await self._for_each(delete, objects)
         return CHANGED not in statuses
 
     async def delete(self, names: Collection[str]) -> None:
@@ -179,38 +183,38 @@ class GcsStore:
 
         Cancelled: some of the objects may be deleted.
         """
-        await self._each(self._delete, names)
+        await self._for_each(self._delete, names)
 
     async def _delete(self, name: str, condition: Mapping[str, str] | None = None) -> int:
-        return await self._do(
+        return await self._request(
             Verb.DELETE,
             name,
             lambda: self._http.storage.delete(
-                self._http.place.bucket,
-                self._http.place.object_name(name),
+                self._http.location.bucket,
+                self._http.location.object_name(name),
                 params=dict(condition or {}),
                 timeout=self._http.timeout,
             ),
-            known=(ABSENT, CHANGED) if condition else (ABSENT,),
+            expected=(ABSENT, CHANGED) if condition else (ABSENT,),
         )
 
-    async def _each(
+    async def _for_each(
         self, work: Callable[[T], Coroutine[Any, Any, object]], items: Collection[T]
     ) -> None:
         at_once = min(len(items), self._http.limits.connections)
         await bounded(work, items, at_once=at_once)
 
-    async def _do(
+    async def _request(
         self,
         verb: Verb,
         name: str,
         work: Callable[[], Awaitable[object]],
         *,
-        known: Collection[int],
+        expected: Collection[int],
     ) -> int:
-        """Return 0 on success, or the HTTP status of a refusal if it is in *known*."""
+        """Return 0 on success, or the HTTP status of a refusal if it is in *expected*."""
         try:
-            await self._http.do(verb, name, work, known=known)
+            await self._http.do(verb, name, work, expected=expected)
         except HttpError as refusal:
             return refusal.status
         return 0
@@ -224,6 +228,6 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _text(moment: datetime.datetime) -> str:
+def _format_time(moment: datetime.datetime) -> str:
     """Return *moment* as the service accepts it."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

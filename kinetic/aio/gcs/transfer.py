@@ -34,29 +34,31 @@ if TYPE_CHECKING:
 
 CRC32C: Any = google_crc32c  # the library ships only half of its types
 
-TYPE = "application/octet-stream"
+CONTENT_TYPE = "application/octet-stream"
 
-BLOCK = 4 * 1024 * 1024
+BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes to read and check at a time."""
 
-LONG = 8 * 1024 * 1024
+THREAD_BYTES = 8 * 1024 * 1024
 """Content in memory that is longer than this, in bytes, is joined and checked in a thread."""
 
 
-def extended(value: int, content: bytes) -> int:
+def extend_crc32c(value: int, content: bytes) -> int:
     """Return the CRC32C of earlier content, whose checksum is *value*, followed by *content*."""
     return int(CRC32C.extend(value, content))
 
 
-def encoded(value: int) -> str:
+def encode_crc32c(value: int) -> str:
     """Return a checksum as the service writes it: four bytes, big-endian, in base64."""
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 async def checksum(content: bytes) -> str:
     """Return the checksum of *content* as the service writes it."""
-    long = len(content) > LONG
-    return encoded(await in_thread(extended, 0, content) if long else extended(0, content))
+    is_long = len(content) > THREAD_BYTES
+    return encode_crc32c(
+        await in_thread(extend_crc32c, 0, content) if is_long else extend_crc32c(0, content)
+    )
 
 
 # --- upload ---
@@ -68,31 +70,31 @@ class Content:
 
     size: int
     crc32c: str
-    held: bytes = b""
+    body: bytes = b""
     path: Path | None = None
 
     @classmethod
-    async def of(cls, body: bytes | Path, small: int) -> Content:
-        """Compute the size and checksum of *body*; keep up to *small* bytes of a file in memory.
+    async def of(cls, body: bytes | Path, memory_limit: int) -> Content:
+        """Compute the size and checksum of *body*; keep a file up to *memory_limit* in memory.
 
         Raises:
             BackendError: The file can't be read.
         """
         if isinstance(body, bytes):
-            return cls(len(body), await checksum(body), held=body)
+            return cls(len(body), await checksum(body), body=body)
         try:
             with body.open("rb") as opened:
                 # If aiofiles.open() is cancelled while it opens a file, the file stays open.
                 file = wrap(opened)
-                held = await file.read(small + 1)
-                if len(held) <= small:
-                    return cls(len(held), await checksum(held), held=held)
-                size, value = len(held), extended(0, held)
-                while block := await file.read(BLOCK):
-                    size, value = size + len(block), await in_thread(extended, value, block)
+                start = await file.read(memory_limit + 1)
+                if len(start) <= memory_limit:
+                    return cls(len(start), await checksum(start), body=start)
+                size, crc32c = len(start), extend_crc32c(0, start)
+                while block := await file.read(BLOCK_BYTES):
+                    size, crc32c = size + len(block), await in_thread(extend_crc32c, crc32c, block)
         except OSError as exc:
             raise _read_error(body, exc) from exc
-        return cls(size, encoded(value), path=body)
+        return cls(size, encode_crc32c(crc32c), path=body)
 
     def open(self) -> IO[bytes]:
         """Open the content for one try of the upload.
@@ -101,7 +103,7 @@ class Content:
             BackendError: The file can't be read, or its size has changed.
         """
         if self.path is None:
-            return io.BytesIO(self.held)
+            return io.BytesIO(self.body)
         try:
             file = self.path.open("rb")
         except OSError as exc:
@@ -138,28 +140,28 @@ async def write(
     unfinished upload after a week.
     """
     content = await Content.of(body, http.limits.piece_bytes)
-    object_name, nonce = http.place.object_name(name), secrets.token_hex(8)
+    object_name, nonce = http.location.object_name(name), secrets.token_hex(8)
     large = content.size > http.limits.piece_bytes
     tries, furthest = itertools.count(), 0
 
-    async def once() -> int:
+    async def attempt() -> int:
         next(tries)
         stream = content.open()
         close = stream.close
 
-        def note_and_close() -> None:
+        def record_and_close() -> None:
             nonlocal furthest
             if not stream.closed:
                 furthest = max(furthest, stream.tell())
             close()
 
-        stream.close = note_and_close  # type: ignore[method-assign] # the library closes it
+        stream.close = record_and_close  # type: ignore[method-assign] # the library closes it
         try:
             answer = await http.storage.upload(
-                http.place.bucket,
+                http.location.bucket,
                 object_name,
                 stream,
-                content_type=TYPE,
+                content_type=CONTENT_TYPE,
                 parameters={"ifGenerationMatch": str(generation), "fields": "generation"},
                 metadata={
                     "metadata": {**metadata, NONCE: nonce},
@@ -174,15 +176,17 @@ async def write(
         return int(answer["generation"])
 
     try:
-        return await http.do(verb, name, once, known=(412,), progress=lambda: furthest, large=large)
+        return await http.do(
+            verb, name, attempt, expected=(412,), progress=lambda: furthest, large=large
+        )
     except HttpError:
         if next(tries) == 1:  # there was only one try, so another process was faster
             return None
     try:  # an earlier try may have written it, and its reply was lost
-        there = await http.described(name)
+        stored = await http.read_metadata(name)
     except NotFound:
         return None
-    return there.info.generation if there.nonce == nonce else None
+    return stored.info.generation if stored.nonce == nonce else None
 
 
 # --- download ---
@@ -202,49 +206,51 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
                 size += len(piece)
                 if limit is not None and size > limit:
                     return 0, None
-        body = await in_thread(b"".join, pieces) if size > LONG else b"".join(pieces)
+        body = await in_thread(b"".join, pieces) if size > THREAD_BYTES else b"".join(pieces)
         return _generation(answer), body
 
-    async def once() -> Object:
+    async def attempt() -> Object:
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
-        about, content = await asyncio.gather(http.look(name), read(), return_exceptions=True)
-        if isinstance(about, BaseException):
-            raise about
+        metadata, content = await asyncio.gather(
+            http.read_metadata_once(name), read(), return_exceptions=True
+        )
+        if isinstance(metadata, BaseException):
+            raise metadata
         if isinstance(content, BaseException):
             raise content
         generation, body = content
-        info = about.info
+        info = metadata.info
         if generation not in (0, info.generation):
             raise _replaced_error(http, name)
-        if body and not start and about.crc32c not in ("", await checksum(body)):
+        if body and not start and metadata.crc32c not in ("", await checksum(body)):
             raise _damage_error(http, name)
         return Object(
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
 
-    return await http.do(Verb.GET, name, once)
+    return await http.do(Verb.GET, name, attempt)
 
 
 async def fetch(http: Http, name: str, path: Path) -> None:
     """Download an object to a new file at *path*, and check it; a failure leaves no file."""
     furthest = 0
 
-    async def once() -> None:
+    async def attempt() -> None:
         nonlocal furthest
-        about, value, size = await http.look(name), 0, 0
+        metadata, crc32c, size = await http.read_metadata_once(name), 0, 0
         async with _new_file(path) as file, _open_content(http, name) as answer:
-            if _generation(answer) not in (0, about.info.generation):
+            if _generation(answer) not in (0, metadata.info.generation):
                 raise _replaced_error(http, name)
             async for piece in answer.content.iter_any():
                 with _translated_disk_errors(path):
                     await file.write(piece)
-                value, size = extended(value, piece), size + len(piece)
+                crc32c, size = extend_crc32c(crc32c, piece), size + len(piece)
                 furthest = max(furthest, size)
-            if about.crc32c not in ("", encoded(value)):
+            if metadata.crc32c not in ("", encode_crc32c(crc32c)):
                 raise _damage_error(http, name)
 
-    await http.do(Verb.GET, name, once, progress=lambda: furthest, large=True)
+    await http.do(Verb.GET, name, attempt, progress=lambda: furthest, large=True)
 
 
 @contextlib.asynccontextmanager
@@ -256,7 +262,7 @@ async def _open_content(
     if start:
         headers["Range"] = f"bytes={start}-"
     stream = await http.storage.download_stream(
-        http.place.bucket, http.place.object_name(name), headers=headers, timeout=http.timeout
+        http.location.bucket, http.location.object_name(name), headers=headers, timeout=http.timeout
     )
     async with stream as answer:
         try:
@@ -305,10 +311,10 @@ def _translated_disk_errors(path: Path) -> Generator[None]:
 
 def _damage_error(http: Http, name: str) -> Damaged:
     return Damaged(
-        f"checksum mismatch on download of {name!r} from {http.place.url}; check the network, "
+        f"checksum mismatch on download of {name!r} from {http.location.url}; check the network, "
         "then try again"
     )
 
 
 def _replaced_error(http: Http, name: str) -> Replaced:
-    return Replaced(f"{name!r} in {http.place.url} changed while it was read; try again later")
+    return Replaced(f"{name!r} in {http.location.url} changed while it was read; try again later")

@@ -277,7 +277,7 @@ class Cloud:
             try:
                 answer: Document = await self._google.call(request)
                 if _is_operation(answer):
-                    answer = await self._google.done(request.api, answer)
+                    answer = await self._google.wait_for(request.api, answer)
                 return answer
             except OperationFailed as failure:
                 cause: HttpError | OperationFailed = failure
