@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from kinetic.aio._net.http import GOODBYE_S
+from kinetic.aio._net.http import CLOSE_TIMEOUT_S
 from kinetic.aio.kubernetes.access import open_context
 from kinetic.aio.kubernetes.api import Api
 from tests.cluster.fixtures import Namespace
@@ -48,7 +48,9 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
         await asyncio.wait([using])
         closing = loop.time()
         await api.aclose()
-        if loop.time() - closing >= GOODBYE_S:  # the server stood still; it is waited for no longer
+        if (
+            loop.time() - closing >= CLOSE_TIMEOUT_S
+        ):  # the server stood still; it is waited for no longer
             late += 1
             async with asyncio.timeout(20):
                 while connections(port):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that are worth a retry."""
 
-NO_PAGE = "404 page not found"
+GO_NOT_FOUND = "404 page not found"
 """The answer of servers written in Go to an unknown path; it doesn't name the cause."""
 
 
@@ -68,7 +68,7 @@ class HttpError(Exception):
             )
         except (AttributeError, KeyError, TypeError):
             message = ""
-        text = "" if self.text.strip() == NO_PAGE else self.text
+        text = "" if self.text.strip() == GO_NOT_FOUND else self.text
         return one_line(str(message or text or "no reason given"), 600)
 
 
@@ -127,10 +127,10 @@ def retry_after(value: str | None) -> float | None:
 PROBE_S = 15
 """Seconds of silence before the kernel probes a peer; after twice this time, it disconnects."""
 
-GOODBYE_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 """How long, in seconds, a closing client waits for its sockets to close."""
 
-LOOK_S = 0.002
+CLOSE_POLL_S = 0.002
 """How often, in seconds, a closing client checks whether its sockets are closed."""
 
 
@@ -173,12 +173,12 @@ class Sockets:
             cut(answer)
 
     async def wait_until_closed(self) -> None:
-        """Wait up to `GOODBYE_S` until all sockets of the closed sessions are closed."""
+        """Wait up to `CLOSE_TIMEOUT_S` until all sockets of the closed sessions are closed."""
         await asyncio.sleep(0)
-        for _ in range(round(GOODBYE_S / LOOK_S)):
+        for _ in range(round(CLOSE_TIMEOUT_S / CLOSE_POLL_S)):
             if all(known_socket.fileno() < 0 for known_socket in self._sockets):
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CLOSE_POLL_S)
 
 
 def cut(answer: aiohttp.ClientResponse) -> None:

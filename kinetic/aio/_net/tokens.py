@@ -113,7 +113,7 @@ class TokenCache(Generic[T]):
         self._renew = renew
         self._name = name
         self._clock = clock
-        self._fresh: Fresh[T] | None = None
+        self._current: Fresh[T] | None = None
         self._has_renewed = False
         self._pause_until = -math.inf
         self._renewing: asyncio.Task[T] | None = None
@@ -131,7 +131,7 @@ class TokenCache(Generic[T]):
         """See `TokenSource`."""
         if self._closed:
             raise ClientClosed(f"the client of {self._name} is closed; open another")
-        now, fresh = self._clock(), self._fresh
+        now, fresh = self._clock(), self._current
         if fresh is not None and now < fresh.late:
             if now >= max(fresh.early, self._pause_until):
                 self._start_renewal()
@@ -140,8 +140,8 @@ class TokenCache(Generic[T]):
 
     def forget(self, value: T) -> None:
         """See `TokenSource`."""
-        if self._fresh is not None and self._fresh.value == value:
-            self._fresh = None
+        if self._current is not None and self._current.value == value:
+            self._current = None
 
     async def aclose(self) -> None:
         """Cancel a renewal in progress."""
@@ -160,7 +160,7 @@ class TokenCache(Generic[T]):
 
     async def _renew_once(self) -> T:
         try:
-            fresh = self._fresh = await self._renew()
+            fresh = self._current = await self._renew()
         except (AuthError, ConfigurationError) as exc:
             if not self._has_renewed or isinstance(exc, Revoked):
                 raise
@@ -170,7 +170,7 @@ class TokenCache(Generic[T]):
         return fresh.value
 
     def _handle_renewal_end(self, task: asyncio.Task[T]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None and self._fresh:
+        if not task.cancelled() and (failure := task.exception()) is not None and self._current:
             self._pause_until = self._clock() + RENEWAL_PAUSE_S
             logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
 

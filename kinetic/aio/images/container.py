@@ -102,9 +102,9 @@ class ContainerImages:
         """
         match request.mode:
             case "bundled":
-                return await self._bundled(request)
+                return await self._resolve_bundled(request)
             case "prebuilt":
-                return await self._prebuilt(request)
+                return await self._resolve_prebuilt(request)
             case _:  # the cluster may pull what this machine can't see
                 return Image(uri=request.mode, command=COMMAND)
 
@@ -131,7 +131,7 @@ class ContainerImages:
         await self._build(uri, context)
         return True
 
-    async def _bundled(self, request: ImageRequest) -> Image:
+    async def _resolve_bundled(self, request: ImageRequest) -> Image:
         repository = places(self._target, self._registry_host).image
         plan = await in_thread(self._plan, request, repository)
         await self._ensure(plan.image, lambda: self._share_build(plan))
@@ -181,10 +181,10 @@ class ContainerImages:
             )
         with step(f"building {uri.rpartition('/')[2]}") as building:
             logging.info("Building %s; this takes 2 to 5 minutes", uri)
-            await self._builder.build(uri, context, lambda line: _show(line, building))
+            await self._builder.build(uri, context, lambda line: _report_line(line, building))
         logging.info("Built %s", uri)
 
-    async def _prebuilt(self, request: ImageRequest) -> Image:
+    async def _resolve_prebuilt(self, request: ImageRequest) -> Image:
         uri = base_uri(named_repo(request.base_image_repo), request.category)
         dependencies = await in_thread(dependencies_of, request, self._logged)
         await self._ensure(uri, lambda: self._check_published(uri))
@@ -248,7 +248,7 @@ class _Build:
         await asyncio.wait({self.task})
 
 
-def _show(line: str, building: Step) -> None:
+def _report_line(line: str, building: Step) -> None:
     if shown := one_line(line):
         logging.info("[build] %s", shown)
         building.say(f"building: {shown}")

@@ -1,9 +1,9 @@
-"""Set up Google Cloud: compare what is wanted with what exists, plan, and apply. Keep no state.
+"""Set up Google Cloud: compare the wanted state with the existing one, plan, and apply.
 
-`site` defines names, `setup` and `pools` describe what is wanted, `apply` observes and changes,
-`plan` compares without I/O, and `preflight` checks before the first write. `infrastructure`
-combines them, and `commands` has the coroutines behind the commands. `join` prepares an existing
-cluster. This package may import the adapters and their compositions.
+It keeps no state of its own. `site` defines names, `setup` and `pools` describe the wanted state,
+`apply` observes and changes, `plan` compares without I/O, and `preflight` checks before the first
+write. `infrastructure` combines them, and `commands` has the coroutines behind the commands. `join`
+prepares an existing cluster. This package may import the adapters and their compositions.
 """
 
 from kinetic.aio.infra.commands import (

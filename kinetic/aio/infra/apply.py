@@ -14,7 +14,7 @@ from typing import Any
 from kinetic._tasks import bounded
 from kinetic.aio._net.google import GoogleClient, GoogleRequest, OperationFailed, is_disabled
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.infra.plan import BROKEN, is_ours, problem_of
+from kinetic.aio.infra.plan import BROKEN_STATUSES, is_ours, problem_of
 from kinetic.aio.infra.resources import (
     Action,
     Change,
@@ -44,10 +44,10 @@ AT_ONCE = 16
 READ_S = 30.0
 """Timeout of reading one resource."""
 
-STOCKOUT = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
+STOCKOUT_PHRASES = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
 
-ZONES = "zonesAvailable"
+ZONES_FIELD = "zonesAvailable"
 """The field of Google's error about missing capacity that lists zones with capacity."""
 
 
@@ -86,13 +86,13 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
     zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
     """
     codes = " ".join(failure.codes)
-    if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT):
+    if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT_PHRASES):
         zones = [*dict.fromkeys(_zones_with_capacity(failure.error))]
         advice = f"Google names zones that have capacity: {', '.join(zones)}"
         return Refused(
             f"can't {action}: Google has no capacity now ({failure}); "
             + (advice if zones else "try another zone"),
-            answer={ZONES: zones},
+            answer={ZONES_FIELD: zones},
         )
     if "QUOTA" in codes:
         return Refused(
@@ -108,7 +108,7 @@ def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
         for detail in (*(holder.get("errorDetails") or ()), *(holder.get("details") or ())):
             info = detail.get("errorInfo") or detail
             metadata: Document = info.get("metadatas") or info.get("metadata") or {}
-            names = str(metadata.get(ZONES) or "").split(",")
+            names = str(metadata.get(ZONES_FIELD) or "").split(",")
             yield from (name.strip() for name in names if name.strip())
 
 
@@ -243,7 +243,7 @@ class Cloud:
             await self._send(action, resource.create)
         except Refused as exc:
             unusable = resource.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
-            if ZONES in exc.answer:
+            if ZONES_FIELD in exc.answer:
                 unusable = True
                 exc.answer["kind"] = resource.kind
             if unusable:
@@ -304,7 +304,7 @@ class Cloud:
         """
         document = await self._poll(resource, wait_if_unready)
         assert document is not None  # `wait_if_unready` waits for it
-        if (status := str(document.get("status") or "")) in BROKEN:
+        if (status := str(document.get("status") or "")) in BROKEN_STATUSES:
             raise Refused(
                 f"{resource.key} is {status}: {problem_of(document)}; remove it and run the "
                 "command again"
@@ -386,7 +386,7 @@ class Cloud:
         await self._poll(resource, wait_if_present)
 
     async def _ensure_removed(self, subject: str, request: GoogleRequest) -> None:
-        """Send *request*, a removal of *subject*; succeed if *subject* is gone already."""
+        """Send *request*, a removal of *subject*; succeed if *subject* no longer exists."""
         try:
             await self._send(f"remove {subject}", request)
         except Refused as exc:

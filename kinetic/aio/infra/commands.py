@@ -50,7 +50,7 @@ async def up(
         Refused: A name is taken, Google refuses a step, or lacks capacity (see `add_pool`).
         AuthError: Credentials or rights are missing.
 
-    Cancelled: what was created stays; run it again to continue, or `down` to remove it.
+    Cancelled: created resources stay; run it again to continue, or `down` to remove it.
 
     Example::
 
@@ -92,7 +92,7 @@ async def down(
         Refused: Google refuses a step.
         AuthError: Credentials or rights are missing.
 
-    Cancelled: what was removed stays removed; run it again to continue.
+    Cancelled: removed resources stay removed; run it again to continue.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planning = infrastructure.plan_down(force_destroy=force_destroy)

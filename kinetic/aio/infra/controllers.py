@@ -52,18 +52,18 @@ class Controller:
     @property
     def change(self) -> Change:
         """Return the change that installs the controller."""
-        about = f"{len(self.documents)} objects, sha256:{self.digest}"
-        return Change(action=Action.CREATE, kind="controller", name=self.name, reason=about)
+        summary = f"{len(self.documents)} objects, sha256:{self.digest}"
+        return Change(action=Action.CREATE, kind="controller", name=self.name, reason=summary)
 
     @property
     def groups(self) -> frozenset[str]:
         """Return the API groups of the kinds that the controller defines."""
-        return frozenset(str(one["spec"]["group"]) for one in self.definitions)
+        return frozenset(str(definition["spec"]["group"]) for definition in self.definitions)
 
     @property
     def definitions(self) -> tuple[Document, ...]:
         """Return the CustomResourceDefinitions of the controller."""
-        return tuple(one for one in self.documents if one["kind"] == DEFINITION)
+        return tuple(document for document in self.documents if document["kind"] == DEFINITION)
 
 
 def read_controller(argument: str) -> Controller:
@@ -72,16 +72,16 @@ def read_controller(argument: str) -> Controller:
     Raises:
         ConfigurationError: The file can't be read, has another digest, or has no manifests.
     """
-    name, _, wanted = argument.partition(DIGEST_MARK)
+    name, _, expected_digest = argument.partition(DIGEST_MARK)
     try:
         content = Path(name).expanduser().read_bytes()
     except OSError as exc:
         raise ConfigurationError(f"can't read the controller {name}: {exc.strerror}") from exc
     digest = hashlib.sha256(content).hexdigest()
-    if wanted and wanted.lower() != digest:
+    if expected_digest and expected_digest.lower() != digest:
         raise ConfigurationError(
-            f"{name} has the SHA-256 {digest}, not {wanted.lower()}; download it again, and check "
-            "the digest where you got it"
+            f"{name} has the SHA-256 {digest}, not {expected_digest.lower()}; download it again, "
+            "and check the digest where you got it"
         )
     return Controller(name=Path(name).name, digest=digest, documents=_documents(name, content))
 
@@ -165,7 +165,7 @@ async def plan_install(api: Api, controller: Controller) -> Change:
 async def install(api: Api, controller: Controller) -> None:
     """Apply all objects of a controller: CustomResourceDefinitions first, and webhooks last.
 
-    Cancelled: what was applied stays; run it again to continue.
+    Cancelled: applied objects stay; run it again to continue.
 
     Raises:
         Forbidden: You lack the permission to apply one of them.
@@ -254,11 +254,11 @@ class Kinds:
             Unavailable: The API server doesn't serve them within `SERVED_S` seconds.
         """
         spec: Document = definition["spec"]
-        wanted = [version["name"] for version in spec["versions"] if version.get("served")]
+        expected = [version["name"] for version in spec["versions"] if version.get("served")]
         try:
             async with asyncio.timeout(SERVED_S):
                 async for served in self._poll_served_versions(spec):
-                    if served.issuperset(wanted):
+                    if served.issuperset(expected):
                         return
         except TimeoutError:
             raise Unavailable(

@@ -36,10 +36,10 @@ LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
 STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=NO_RETRIES)
 """No retries: a person waits, and can run the command again."""
 
-OLDEST = (1, 29)
+MIN_VERSION = (1, 29)
 """The first version of Kubernetes whose indexed Jobs can limit the failures of each index."""
 
-ENFORCED = "pod-security.kubernetes.io/enforce"
+ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 NO_HOST_PATH = ("baseline", "restricted")
 """The Pod Security Standards that refuse pods with a hostPath volume."""
 
@@ -190,10 +190,12 @@ class Join:
         await self._check_cluster()
         await self._check_store()
         namespace = self._target.namespace
-        wanted = rights(namespace)
-        allowed = await all_or_none(*(is_allowed(self._api, right) for right in wanted))
-        missing = [right for right, is_held in zip(wanted, allowed, strict=True) if not is_held]
-        needed = [right for right in missing if right.resource not in NEEDED_BY]
+        required = rights(namespace)
+        allowed = await all_or_none(*(is_allowed(self._api, right) for right in required))
+        missing_rights = [
+            right for right, is_held in zip(required, allowed, strict=True) if not is_held
+        ]
+        needed = [right for right in missing_rights if right.resource not in NEEDED_BY]
         user = await user_name(self._api)
         account, account_notes = await self._account()
         objects = manifests(namespace, account, user if needed else "")
@@ -207,7 +209,7 @@ class Join:
             controllers=tuple(
                 [await plan_install(self._api, controller) for controller in self._controllers]
             ),
-            notes=(*account_notes, *_notes(missing, changes)),
+            notes=(*account_notes, *_notes(missing_rights, changes)),
         )
 
     async def everything(self) -> str:
@@ -220,33 +222,33 @@ class Join:
 
         An administrator has to apply the objects that the API server refuses.
 
-        Cancelled: what was created stays; run it again to continue.
+        Cancelled: created objects stay; run it again to continue.
         """
-        done = list(joining.changes)
+        changes = list(joining.changes)
         for index, manifest in enumerate(joining.objects):
-            if done[index] not in joining.steps:
+            if changes[index] not in joining.steps:
                 continue
             try:
                 await apply(self._api, manifest)
             except Forbidden as refusal:  # a user can't grant permissions that they lack
                 reason = str(refusal).splitlines()[0]
-                done[index] = replace(done[index], action=Action.ASK, reason=reason)
+                changes[index] = replace(changes[index], action=Action.ASK, reason=reason)
             else:
-                self._tell(f"{done[index].kind} {done[index].name} is ready")
+                self._tell(f"{changes[index].kind} {changes[index].name} is ready")
         for controller, change in zip(self._controllers, joining.controllers, strict=True):
             if change in joining.steps:
                 await install(self._api, controller)
                 self._tell(f"controller {controller.name} is applied")
-        return replace(joining, changes=tuple(done))
+        return replace(joining, changes=tuple(changes))
 
     async def _check_cluster(self) -> None:
         version = await self._api.call("GET", "/version")
         number = str(version.get("gitVersion") or "")
-        found = re.match(r"v?(\d+)\.(\d+)", number)
-        if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        match = re.match(r"v?(\d+)\.(\d+)", number)
+        if match is not None and (int(match[1]), int(match[2])) < MIN_VERSION:
             raise ConfigurationError(
                 f"{self._api.cluster} runs Kubernetes {number}, and jobs need "
-                f"{'.'.join(map(str, OLDEST))} or later; upgrade it"
+                f"{'.'.join(map(str, MIN_VERSION))} or later; upgrade it"
             )
         jobs = await self._api.call("GET", "/apis/batch/v1")
         if not any(resource.get("name") == "jobs" for resource in jobs.get("resources") or ()):
@@ -260,11 +262,11 @@ class Join:
             return
         name = self._target.namespace
         try:
-            found = await self._api.call("GET", f"/api/v1/namespaces/{name}")
+            document = await self._api.call("GET", f"/api/v1/namespaces/{name}")
         except (NotFound, Forbidden):
             return
-        labels: dict[str, str] = found["metadata"].get("labels") or {}
-        if (standard := labels.get(ENFORCED)) in NO_HOST_PATH:
+        labels: dict[str, str] = document["metadata"].get("labels") or {}
+        if (standard := labels.get(ENFORCE_LABEL)) in NO_HOST_PATH:
             raise ConfigurationError(
                 f"the namespace {name!r} enforces the Pod Security Standard {standard!r}, which "
                 "refuses pods that mount a path of their node; name another namespace, or a "
@@ -367,14 +369,14 @@ def decide(
     if comparison is None and complete:
         reason = "you may not read it; only a job can show whether it exists"
         return replace(manifest.change, action=Action.UNSEEN, reason=reason)
-    wanted = comparison or manifest.change
-    if wanted.action is Action.KEEP or permitted:
-        return wanted
-    return replace(wanted, action=Action.ASK, reason="you may not create it")
+    change = comparison or manifest.change
+    if change.action is Action.KEEP or permitted:
+        return change
+    return replace(change, action=Action.ASK, reason="you may not create it")
 
 
-def _notes(missing: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
-    optional = [right for right in missing if right.resource in NEEDED_BY]
+def _notes(missing_rights: Iterable[Right], changes: Iterable[Change]) -> Iterable[str]:
+    optional = [right for right in missing_rights if right.resource in NEEDED_BY]
     if optional:
         yield f"you lack permissions that only some jobs need: {'; '.join(by_resource(optional))}"
     if hidden := [change for change in changes if change.action is Action.UNSEEN]:
@@ -407,7 +409,7 @@ async def init(
             controller.
         BackendError: The cluster or the store doesn't answer.
 
-    Cancelled: what was created stays; run it again to continue.
+    Cancelled: created objects stay; run it again to continue.
 
     Example::
 

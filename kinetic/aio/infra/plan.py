@@ -17,15 +17,15 @@ from kinetic.aio.infra.resources import (
 )
 from kinetic.aio.infra.site import CLUSTER_LABEL, SOLUTION_LABEL, Site, is_our_pool
 
-UNDER_WAY = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
-BROKEN = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
-UNOWNED = ("project", "billing", "secret")
+IN_PROGRESS_STATUSES = frozenset({"PROVISIONING", "RECONCILING", "STOPPING"})
+BROKEN_STATUSES = frozenset({"ERROR", "DEGRADED", "RUNNING_WITH_ERROR"})
+SHARED_KINDS = ("project", "billing", "secret")
 """Kinds of resources that kinetic doesn't mark as its own, because clusters share them."""
 
-UNMARKED = ("network", "subnetwork", "router")
+UNLABELED_KINDS = ("network", "subnetwork", "router")
 """Kinds of resources that keras-kinetic doesn't label."""
 
-WRITES = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Action.REMOVE)
+WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Action.REMOVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Plan:
     @property
     def steps(self) -> tuple[Change, ...]:
         """Return the changes that have an effect."""
-        return tuple(change for change in self.changes if change.action in WRITES)
+        return tuple(change for change in self.changes if change.action in WRITE_ACTIONS)
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
@@ -100,15 +100,17 @@ def order_marked_last(
 ) -> tuple[Resource | Policy, ...]:
     """Order *present* so that `down` removes keras-kinetic's repository after its network.
 
-    keras-kinetic labels the repository, but not the network; the repository's label shows who made
-    both. If `down` removed the repository first and was interrupted, the next run would keep the
-    network.
+    keras-kinetic labels the repository, but not the network. The repository's label shows that
+    keras-kinetic made both. If `down` removed the repository first and was interrupted, the next
+    run would keep the network.
     """
     if not _is_made_by_keras_kinetic(observed, site):
         return tuple(present)
     last = f"repository {site.prefix}"
     return tuple(
-        replace(resource, needs=(*resource.needs, last)) if resource.kind in UNMARKED else resource
+        replace(resource, needs=(*resource.needs, last))
+        if resource.kind in UNLABELED_KINDS
+        else resource
         for resource in present
     )
 
@@ -136,13 +138,13 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
             + ("" if resource.kind == "node pool" else ", or choose another cluster name"),
         )
     status = str(document.get("status") or "")
-    if status in UNDER_WAY:
+    if status in IN_PROGRESS_STATUSES:
         return change(Action.WAIT, f"it is {status}")
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
         damage = "is unusable, and goes with its pools and jobs"
         damage = damage if resource.kind == "cluster" else "has no nodes"
         return change(Action.REPLACE, f"it {damage}: {problem_of(document)}")
-    if status in BROKEN:
+    if status in BROKEN_STATUSES:
         return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
     fixable, unfixable = (
         [*differences(resource.want, document)],
@@ -165,10 +167,10 @@ def is_ours(site: Site, resource: Resource, document: Document, adopted: bool) -
     """
     if resource.kind == "node pool":
         return is_our_pool(document)
-    if resource.kind in UNOWNED or site.owns(document):
+    if resource.kind in SHARED_KINDS or site.owns(document):
         return True
     is_marked = document.get("description") or document.get("labels")
-    return adopted and resource.kind in UNMARKED and not is_marked
+    return adopted and resource.kind in UNLABELED_KINDS and not is_marked
 
 
 def problem_of(document: Document) -> str:

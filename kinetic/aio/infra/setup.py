@@ -308,11 +308,11 @@ def cluster(setup: Setup) -> Resource:
             f"access project {site.project}",
         ),
         usd_per_hour=CLUSTER_USD + machine_usd,
-        about=_about(setup),
+        about=_describe_cluster(setup),
     )
 
 
-def _about(setup: Setup) -> str:
+def _describe_cluster(setup: Setup) -> str:
     if setup.shape == "autopilot":
         return f"Autopilot in {setup.location}, private nodes, channel REGULAR"
     return (

@@ -7,7 +7,7 @@ import asyncio
 from kinetic.aio._net.google import GoogleRequest, OperationFailed, is_disabled, reasons
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import growing
-from kinetic.aio.infra.plan import UNDER_WAY
+from kinetic.aio.infra.plan import IN_PROGRESS_STATUSES
 from kinetic.aio.infra.resources import Document, Tell
 
 SETTLED_S = 120.0
@@ -69,7 +69,7 @@ def wait_if_unready(document: Document | None) -> Wait | None:
     if document is None:
         return "Google doesn't show it yet", SETTLED_S
     status = str(document.get("status") or "")
-    return (f"it is {status}", BUSY_S) if status in UNDER_WAY else None
+    return (f"it is {status}", BUSY_S) if status in IN_PROGRESS_STATUSES else None
 
 
 def wait_if_stopping(document: Document | None) -> Wait | None:
@@ -79,7 +79,7 @@ def wait_if_stopping(document: Document | None) -> Wait | None:
 
 
 def wait_if_present(document: Document | None) -> Wait | None:
-    """Return why a removed resource still exists; None if it is gone."""
+    """Return why a removed resource still exists; None if it no longer exists."""
     if document is None:
         return None
     status = str(document.get("status") or "")
