@@ -116,44 +116,44 @@ def order_marked_last(
 
 
 def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopted: bool) -> Change:
-    def change(action: Action, reason: str = "", usd: float | None = None) -> Change:
+    def new_change(action: Action, reason: str = "", usd: float | None = None) -> Change:
         return Change(
             action=action, kind=resource.kind, name=resource.name, reason=reason, usd_per_hour=usd
         )
 
     if observed.problem:
-        return change(Action.UNSEEN, observed.problem)
+        return new_change(Action.UNSEEN, observed.problem)
     document = observed.document
     if isinstance(resource, Policy):
         missing = resource.missing(document or {})
         if not missing:
-            return change(Action.KEEP)
-        return change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
+            return new_change(Action.KEEP)
+        return new_change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
     if document is None:
-        return change(Action.CREATE, resource.about, resource.usd_per_hour)
+        return new_change(Action.CREATE, resource.about, resource.usd_per_hour)
     if not is_ours(site, resource, document, adopted):
-        return change(
+        return new_change(
             Action.FOREIGN,
             f"one of this name exists, and it isn't marked as part of {site.cluster}; remove it"
             + ("" if resource.kind == "node pool" else ", or choose another cluster name"),
         )
     status = str(document.get("status") or "")
     if status in IN_PROGRESS_STATUSES:
-        return change(Action.WAIT, f"it is {status}")
+        return new_change(Action.WAIT, f"it is {status}")
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
         damage = "is unusable, and goes with its pools and jobs"
         damage = damage if resource.kind == "cluster" else "has no nodes"
-        return change(Action.REPLACE, f"it {damage}: {problem_of(document)}")
+        return new_change(Action.REPLACE, f"it {damage}: {problem_of(document)}")
     if status in BROKEN_STATUSES:
-        return change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
+        return new_change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
     fixable, unfixable = (
         [*differences(resource.want, document)],
         [*differences(resource.shown, document)],
     )
     if not (fixable or unfixable):
-        return change(Action.KEEP)
+        return new_change(Action.KEEP)
     can_update = fixable and resource.update is not None
-    return change(
+    return new_change(
         Action.UPDATE if can_update else Action.DIFFERS, "; ".join([*fixable, *unfixable])
     )
 
@@ -209,7 +209,7 @@ def _removal(
     adopted: bool,
     keep: Mapping[str, str],
 ) -> Change | None:
-    def change(action: Action, reason: str = "") -> Change:
+    def new_change(action: Action, reason: str = "") -> Change:
         usd = resource.usd_per_hour if action is Action.REMOVE else None
         return Change(
             action=action,
@@ -220,7 +220,7 @@ def _removal(
         )
 
     if observed.problem:
-        return change(Action.UNSEEN, observed.problem)
+        return new_change(Action.UNSEEN, observed.problem)
     document = observed.document
     if document is None:
         return None
@@ -228,9 +228,9 @@ def _removal(
         members = [binding.member for binding in resource.bindings]
         bindings = resource.without_members(document, members)["bindings"]
         has_bindings = bindings != [*(document.get("bindings") or ())]
-        return change(Action.REMOVE, "the bindings of our accounts") if has_bindings else None
+        return new_change(Action.REMOVE, "the bindings of our accounts") if has_bindings else None
     if not is_ours(site, resource, document, adopted):
-        return change(Action.KEEP, "it has kinetic's name but not its labels")
+        return new_change(Action.KEEP, "it has kinetic's name but not its labels")
     if reason := keep.get(resource.key):
-        return change(Action.KEEP, reason)
-    return change(Action.REMOVE)
+        return new_change(Action.KEEP, reason)
+    return new_change(Action.REMOVE)
