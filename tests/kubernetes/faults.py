@@ -13,7 +13,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio._net.tokens import Fresh, TokenCache
+from kinetic.aio._net.tokens import FreshCredentials, TokenCache
 from kinetic.aio.kubernetes.api import Limits
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 
@@ -179,15 +179,15 @@ class Tokens:
         self.made = 0
         self.passes = TokenCache(self._renew, "a test")
 
-    async def _renew(self) -> Fresh[ClusterCredentials]:
+    async def _renew(self) -> FreshCredentials[ClusterCredentials]:
         self.made += 1
-        return Fresh(value=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
+        return FreshCredentials(value=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
 
 
 def anonymous(server: FaultServer) -> Access:
     """Access to *server* without credentials."""
 
-    async def fresh() -> Fresh[ClusterCredentials]:
-        return Fresh(value=ClusterCredentials())
+    async def fresh() -> FreshCredentials[ClusterCredentials]:
+        return FreshCredentials(value=ClusterCredentials())
 
     return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))

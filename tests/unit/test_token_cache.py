@@ -9,7 +9,7 @@ import math
 import pytest
 
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache, with_token
+from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, with_token
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -25,14 +25,14 @@ class Source:
         self.life = 80.0, 100.0
         self.passes = TokenCache(self.renew, "a test", clock=asyncio.get_running_loop().time)
 
-    async def renew(self) -> Fresh[str]:
+    async def renew(self) -> FreshCredentials[str]:
         asked = asyncio.get_running_loop().time()
         await asyncio.sleep(self.takes_s)
         if self.failure is not None:
             raise self.failure
         self.made += 1
         early, late = self.life
-        return Fresh(value=f"pass {self.made}", early=asked + early, late=asked + late)
+        return FreshCredentials(value=f"pass {self.made}", early=asked + early, late=asked + late)
 
     async def get(self) -> str:
         return await self.passes.get()

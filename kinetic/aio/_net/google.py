@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from kinetic.aio._net.http import HttpClient, HttpError, cut, json_object
+from kinetic.aio._net.http import HttpClient, HttpError, close_answer, json_object
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 
@@ -136,14 +136,14 @@ class GoogleClient:
             sending = self._http.session().request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
             )
-            answer = await self._http.answered(sending)
+            answer = await self._http.receive(sending)
             try:
                 return json_object(await answer.text())
             finally:
-                cut(answer)
+                close_answer(answer)
 
         async def attempt() -> dict[str, Any]:
-            with self._http.translated(f"can't call {request.api}", server):
+            with self._http.translate_errors(f"can't call {request.api}", server):
                 return await with_token(self.credentials, send)
 
         outage = Outage(f"calling {request.api}")

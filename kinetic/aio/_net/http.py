@@ -170,7 +170,7 @@ class Sockets:
     def close_answers(self) -> None:
         """End all answers in progress; call this before the sessions are closed."""
         for answer in tuple(self._answers):
-            cut(answer)
+            close_answer(answer)
 
     async def wait_until_closed(self) -> None:
         """Wait up to `CLOSE_TIMEOUT_S` until all sockets of the closed sessions are closed."""
@@ -181,7 +181,7 @@ class Sockets:
             await asyncio.sleep(CLOSE_POLL_S)
 
 
-def cut(answer: aiohttp.ClientResponse) -> None:
+def close_answer(answer: aiohttp.ClientResponse) -> None:
     """Close *answer*; if it wasn't read to its end, abort its connection."""
     connection = answer.connection
     if connection is not None and connection.transport is not None:
@@ -281,8 +281,8 @@ class HttpClient:
             sock_read=idle_s,
         )
 
-    async def answered(self, request: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
-        """Return the answer to *request*; the caller reads its content, then calls `cut`.
+    async def receive(self, request: Awaitable[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
+        """Return the answer to *request*; the caller reads its content, then calls `close_answer`.
 
         Raises:
             HttpError: The answer's status is 300 or more.
@@ -304,21 +304,21 @@ class HttpClient:
             wait_s = retry_after(answer.headers.get("Retry-After"))
             raise HttpError(answer.status, body.decode(errors="replace"), wait_s)
         finally:
-            cut(answer)
+            close_answer(answer)
 
     @contextlib.contextmanager
-    def translated(
+    def translate_errors(
         self,
         problem: str,
         server: str,
         *,
-        whose: str = "the server's",
+        certificate_owner: str = "the server's",
         advice: str = "check the network",
     ) -> Generator[None]:
         """Translate network failures into kinetic's errors, whose messages begin with *problem*.
 
-        *whose* names the expected owner of the certificate. *advice* says what to do if the
-        server doesn't answer.
+        *certificate_owner* names the expected owner of the certificate. *advice* says what to do if
+        the server doesn't answer.
         """
         import aiohttp
 
@@ -331,8 +331,9 @@ class HttpClient:
             raise HttpError(exc.status, exc.message, wait_s) from exc
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(
-                f"{problem}: the certificate of {server} is not {whose} ({exc.certificate_error}); "
-                "check that address and CA belong together, the clock and the proxy"
+                f"{problem}: the certificate of {server} is not {certificate_owner} "
+                f"({exc.certificate_error}); check that address and CA belong together, the clock "
+                "and the proxy"
             ) from exc
         except aiohttp.ClientSSLError as exc:
             # A connection cut during the handshake is worth a retry.

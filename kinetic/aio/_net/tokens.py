@@ -39,7 +39,7 @@ class Revoked(AuthError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fresh(Generic[T]):
+class FreshCredentials(Generic[T]):
     """New credentials, and when to renew them early and at the latest, as `time.time` counts."""
 
     value: T = field(repr=False)
@@ -47,10 +47,10 @@ class Fresh(Generic[T]):
     late: float = math.inf
 
 
-def lasting(value: T, requested_at: float, expires_at: float) -> Fresh[T]:
+def schedule_renewals(value: T, requested_at: float, expires_at: float) -> FreshCredentials[T]:
     """Return credentials that were requested at *requested_at* and expire at *expires_at*."""
     lifetime_s = expires_at - requested_at
-    return Fresh(
+    return FreshCredentials(
         value=value,
         early=expires_at - EARLY_FRACTION * lifetime_s,
         late=expires_at - LATE_FRACTION * lifetime_s,
@@ -106,14 +106,14 @@ class TokenCache(Generic[T]):
 
     def __init__(
         self,
-        renew: Callable[[], Awaitable[Fresh[T]]],
+        renew: Callable[[], Awaitable[FreshCredentials[T]]],
         name: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._renew = renew
         self._name = name
         self._clock = clock
-        self._current: Fresh[T] | None = None
+        self._current: FreshCredentials[T] | None = None
         self._has_renewed = False
         self._pause_until = -math.inf
         self._renewing: asyncio.Task[T] | None = None
@@ -232,7 +232,7 @@ class Credentials(TokenCache[str]):
         await super().aclose()
         await self._http.aclose()
 
-    async def _request_token(self) -> Fresh[str]:
+    async def _request_token(self) -> FreshCredentials[str]:
         token = self._token
         if token is None:
             token = self._token = self._open_token()
@@ -241,7 +241,7 @@ class Credentials(TokenCache[str]):
             answer = await token.refresh(timeout=REFRESH_S)
         except Exception as exc:
             raise _as_backend_error(exc, token) from exc
-        return lasting(answer.value, requested_at, requested_at + answer.expires_in)
+        return schedule_renewals(answer.value, requested_at, requested_at + answer.expires_in)
 
     def _open_token(self) -> Token:
         from gcloud.aio.auth import Token

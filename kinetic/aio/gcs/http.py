@@ -189,7 +189,7 @@ class Http:
 
         async def attempt(_token: object = None) -> T:
             async with self._transfers if large else nullcontext(), self._slots:
-                with self._http.translated(problem, self._endpoint):
+                with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
         async def attempt_with_token() -> T:  # the library itself asks for the token

@@ -23,7 +23,7 @@ import google_crc32c
 from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
-from kinetic.aio._net.http import HttpError, cut
+from kinetic.aio._net.http import HttpError, close_answer
 from kinetic.aio.gcs.http import NONCE, Damaged, Http, Replaced, Verb
 from kinetic.aio.ports import Object
 from kinetic.errors import BackendError, NotFound
@@ -268,7 +268,7 @@ async def _open_content(
         try:
             yield answer
         finally:
-            cut(answer)
+            close_answer(answer)
 
 
 def _generation(answer: aiohttp.ClientResponse) -> int:

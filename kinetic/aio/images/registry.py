@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinetic import configuration
-from kinetic.aio._net.http import HttpClient, HttpError, cut, google_refusal
+from kinetic.aio._net.http import HttpClient, HttpError, close_answer, google_refusal
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.errors import AuthError, ConfigurationError
@@ -107,10 +107,10 @@ class Registry:
             headers = {"Accept": _MANIFEST_TYPES}
             if token:
                 headers["Authorization"] = f"Bearer {token}"
-            with self._http.translated(f"cannot ask for {url}", host):
+            with self._http.translate_errors(f"cannot ask for {url}", host):
                 # A HEAD would do, but its answer can't explain a refusal.
                 sending = self._http.session().request("GET", url, headers=headers)
-                cut(await self._http.answered(sending))
+                close_answer(await self._http.receive(sending))
 
         async def request() -> None:
             await (send() if is_insecure else with_token(self._credentials, send))

@@ -21,7 +21,7 @@ from kinetic._messages import one_line, suggest
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError, google_refusal, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache, lasting
+from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, schedule_renewals
 from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
@@ -181,7 +181,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
 
-    async def renew() -> Fresh[ClusterCredentials]:
+    async def renew() -> FreshCredentials[ClusterCredentials]:
         return await _renew_credentials(first, environ)
 
     proxy, headers = _proxy(first), _impersonation_headers(first.user)
@@ -201,7 +201,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
 
 async def _renew_credentials(
     first: Context, environ: Mapping[str, str]
-) -> Fresh[ClusterCredentials]:
+) -> FreshCredentials[ClusterCredentials]:
     """Read the credentials of the context *first* again; its server must be the same as before."""
     requested_at = time.time()
     context = await anyio.to_thread.run_sync(read_context, first.name, environ)
@@ -224,8 +224,8 @@ async def _renew_credentials(
         reply = await plugin.run()
     credentials = await anyio.to_thread.run_sync(_read_credentials, context, reply)
     if reply is not None and reply.until is not None:
-        return lasting(credentials, requested_at, reply.until)
-    return Fresh(
+        return schedule_renewals(credentials, requested_at, reply.until)
+    return FreshCredentials(
         value=credentials, early=requested_at + REREAD_S if user.text("tokenFile") else math.inf
     )
 
@@ -323,10 +323,10 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     """
     folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
-    async def renew() -> Fresh[ClusterCredentials]:
+    async def renew() -> FreshCredentials[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
         _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
-        return Fresh(value=credentials, early=early)
+        return FreshCredentials(value=credentials, early=early)
 
     server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     passes = TokenCache(renew, "the cluster of this pod")

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kinetic.aio._net.http import HttpClient, HttpError, cut
+from kinetic.aio._net.http import HttpClient, HttpError, close_answer
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
@@ -103,7 +103,7 @@ class Api:
             try:
                 return self._decode(await answer.read(), request)
             finally:
-                cut(answer)
+                close_answer(answer)
 
         async with self._turns:
             return await self._retry(send, request, limits.retry, rights_s)
@@ -132,7 +132,7 @@ class Api:
             try:
                 yield answer.content.iter_any()
             finally:
-                cut(answer)
+                close_answer(answer)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
@@ -186,7 +186,7 @@ class Api:
                 refused = exc
             # aiohttp drops the body of a refusal. The same request without an upgrade returns it.
             try:
-                cut(await self._send(request, 0, self._limits.idle_s))
+                close_answer(await self._send(request, 0, self._limits.idle_s))
             except HttpError as refusal:
                 if refusal.status == refused.status:
                     raise
@@ -242,7 +242,7 @@ class Api:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send a request and return the answer; the caller reads its body, then calls `cut`.
+        """Send a request; the caller reads the answer's body, then calls `close_answer`.
 
         *connections* is the size of the pool that the request's connection comes from; 0 means
         no limit.
@@ -258,7 +258,7 @@ class Api:
                 allow_redirects=False,
                 **self._request_options(credentials, headers or {}),
             )
-            return await self._http.answered(response)
+            return await self._http.receive(response)
 
         return await with_token(self._access.passes, send)
 
@@ -283,10 +283,10 @@ class Api:
 
     def _translate_errors(self, request: Request) -> AbstractContextManager[None]:
         """Turn failures of the network into kinetic's errors."""
-        return self._http.translated(
+        return self._http.translate_errors(
             f"cannot {request} of {self.cluster}",
             self.server,
-            whose="the cluster's",
+            certificate_owner="the cluster's",
             advice="check that the cluster runs, and the network",
         )
 
