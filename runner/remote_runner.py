@@ -18,9 +18,9 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
-LEAST = (3, 11)
+MINIMUM_PYTHON = (3, 11)
 EXIT_FINAL = 42
-"""The same as `wire.EXIT_FINAL`; Python versions below `LEAST` can't import `wire`."""
+"""The same as `wire.EXIT_FINAL`; Python versions below `MINIMUM_PYTHON` can't import `wire`."""
 
 
 def load_runner(folder: Path) -> None:
@@ -47,24 +47,24 @@ def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
     return json.loads(local), json.loads(secrets), order
 
 
-def in_a_pod() -> int:
+def run_in_pod() -> int:
     """Carry out a pod's order, or report what its image lacks."""
-    here = ".".join(map(str, sys.version_info[:3]))
-    words = ""
-    if sys.version_info < LEAST:
+    version = ".".join(map(str, sys.version_info[:3]))
+    problem = ""
+    if sys.version_info < MINIMUM_PYTHON:
         submitted = json.loads(os.environ["KINETIC_ORDER"]).get("client", {}).get("python")
-        words = f"has Python {here}, and the job was submitted from Python {submitted}"
+        problem = f"has Python {version}, and the job was submitted from Python {submitted}"
     else:
         try:
             pod: Any = importlib.import_module("kinetic_runner.pod.main")
         except ImportError as exc:
-            words = (
+            problem = (
                 f"lacks {exc.name}; install cloudpickle, google-cloud-storage and absl-py into it"
             )
         else:
             code: int = pod.main()
             return code
-    sys.stderr.write(f"kinetic: this job cannot be run: its image {words}\n")
+    sys.stderr.write(f"kinetic: this job cannot be run: its image {problem}\n")
     return EXIT_FINAL
 
 
@@ -74,26 +74,26 @@ def main() -> int:
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
-        return in_a_pod()
+        return run_in_pod()
     attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
-    importlib.import_module("kinetic_runner.job.by_value").teach_multiprocessing()
+    importlib.import_module("kinetic_runner.job.by_value").patch_multiprocessing()
     wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
     with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
-        local, secrets, text = read_order(file.read())
-    order = wire.Order.decode(text)
+        local, secrets, order_line = read_order(file.read())
+    order = wire.Order.decode(order_line)
     os.environ.update(order.variables())
     site = workspace.Site(
         work=Path(local["work"]),
         cache=Path(local["cache"]),
         mounts=local["mounts"],
-        kept=local["spares"],
+        reusable=local["spares"],
     )
     code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], site)
     return code
 
 
-def tell_crashes() -> None:
+def enable_crash_tracebacks() -> None:
     """Print the Python traceback if this process crashes in C.
 
     Python 3.14 would also print the C stack, which would push other lines out of the end of the
@@ -105,21 +105,21 @@ def tell_crashes() -> None:
         faulthandler.enable()
 
 
-LEAVE_S = 8.0
+EXIT_LIMIT_S = 8.0
 """How long, in seconds, the interpreter may take to exit after the function has returned."""
 
-TELL_S = 0.1
+REPORT_EXIT_S = 0.1
 """If the exit takes longer (seconds), the job tells the supervisor that its function returned."""
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """Exit as an interpreter does, but don't wait for the user's threads.
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
     of `atexit` run.
-    After `TELL_S` seconds the supervisor learns that the job has ended, so that its client doesn't
-    wait for the callbacks. After `LEAVE_S` seconds the process exits without the remaining
-    callbacks, and the supervisor kills the other processes of the job.
+    After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that its client
+    doesn't wait for the callbacks. After `EXIT_LIMIT_S` seconds the process exits without the
+    remaining callbacks, and the supervisor kills the other processes of the job.
     """
     try:
         callbacks = _threading_callbacks()
@@ -127,7 +127,7 @@ def leave(code: int) -> None:
             import _thread  # `threading` would touch more memory pages
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
-                _thread.start_new_thread(_end_later, (code, os.getpid()))
+                _thread.start_new_thread(_limit_exit, (code, os.getpid()))
             except (RuntimeError, MemoryError):  # no thread is available: don't limit the exit
                 pass
         for callback in reversed(callbacks):
@@ -156,18 +156,18 @@ def _has_exitfuncs() -> bool:
     return _count_exitfuncs() > (len(handlers) == 1)
 
 
-def _end_later(code: int, owner: int) -> None:
-    time.sleep(TELL_S)
-    if os.getpid() == owner:
+def _limit_exit(code: int, job_pid: int) -> None:
+    time.sleep(REPORT_EXIT_S)
+    if os.getpid() == job_pid:
         try:  # noqa: SIM105 - `suppress` would touch more of the memory
-            importlib.import_module("kinetic_runner.job.processes").tell_leaving()
+            importlib.import_module("kinetic_runner.job.processes").report_exit()
         except Exception:  # the supervisor finds out later
             pass
-    time.sleep(LEAVE_S - TELL_S)
-    if os.getpid() == owner:
+    time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)
+    if os.getpid() == job_pid:
         sys.stderr.write(
-            f"kinetic: the function has returned, but its process still runs after {LEAVE_S:g} s; "
-            "kinetic kills what it has started\n"
+            "kinetic: the function has returned, but its process still runs after "
+            f"{EXIT_LIMIT_S:g} s; kinetic kills what it has started\n"
         )
         flush()
         os._exit(code)
@@ -187,4 +187,4 @@ _count_exitfuncs: Callable[[], int] = getattr(atexit, "_ncallbacks")  # noqa: B0
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -226,7 +226,7 @@ class Parent:
             if owners.isdisjoint(running):
                 unfinished |= owners
                 # The killed process's children become the parent's; the next call kills them.
-                self._out += fork_server.COMMAND.pack(fork_server.SLAY, pid, 0)
+                self._out += fork_server.COMMAND.pack(fork_server.KILL_ORPHAN, pid, 0)
         return unfinished
 
     def _owners(self, pid: int) -> frozenset[str] | None:
@@ -388,7 +388,7 @@ class Sweeper:
         except OSError:
             self._move_to_trash(folder)
             return
-        for entry in spares.foreign(entries, project):
+        for entry in spares.foreign_entries(entries, project):
             self._move_to_trash(f"{spare}/{entry}")
         self._spares_by_project.setdefault(project, []).append(_Spare(spare, time.monotonic()))
 
@@ -420,14 +420,14 @@ class Sweeper:
         """Start a helper that removes the waiting folders, unless one runs."""
         if self._unremoved and self._sweeping_pid not in self.helpers:
             with contextlib.suppress(OSError):  # no process available: next time
-                self._sweeping_pid = processes.remove_aside(self._unremoved)
+                self._sweeping_pid = processes.remove_in_background(self._unremoved)
                 self.helpers.add(self._sweeping_pid)
                 self._unremoved = []
 
     def run_in_helper(self, work: Callable[[], object]) -> None:
         """Run *work* in a helper process."""
         with contextlib.suppress(OSError):  # no process available: next time
-            self.helpers.add(processes.aside(work))
+            self.helpers.add(processes.run_in_background(work))
 
     def forget_helper(self, pid: int) -> None:
         """Note that a child of the supervisor has ended, which may be a helper."""

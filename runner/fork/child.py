@@ -30,12 +30,12 @@ _signal: Any = importlib.import_module("_signal")  # the C module: `signal` is s
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
 _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
-_die_with, _collect = processes.die_with, gc.enable
+_die_with, _enable_gc = processes.die_with, gc.enable
 _ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
-_adopted = b""
-_secrets: dict[str, Any] = {}
+_adopted_line = b""
+_adopted_secrets: dict[str, Any] = {}
 """The last adopted line of secrets, and its decoded content; `os.environ` has its environment."""
 
 _attempt_main: Callable[..., int] | None = None
@@ -57,35 +57,35 @@ def prepare(inherited: Sequence[int]) -> None:
 def preload() -> None:
     """Import the runner's modules that all jobs need, once, in the warm parent."""
     global _attempt_main, _make_site
-    remote_runner.tell_crashes()
-    importlib.import_module("..job.by_value", __package__).teach_multiprocessing()
+    remote_runner.enable_crash_tracebacks()
+    importlib.import_module("..job.by_value", __package__).patch_multiprocessing()
     _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
     _make_site = workspace.Site
     workspace.has_jax()
 
 
-def adopt(secrets: bytes) -> None:
+def adopt_secrets(secrets: bytes) -> None:
     """Set the warm parent's environment to that of the next job, before the fork.
 
     All jobs of a submission have the same *secrets*, so most forks find their environment set.
     """
-    global _adopted, _secrets
-    if _attempt_main is not None and secrets != _adopted:
-        _adopted = b""
+    global _adopted_line, _adopted_secrets
+    if _attempt_main is not None and secrets != _adopted_line:
+        _adopted_line = b""
         with contextlib.suppress(Exception):  # the job's own process reports the error
-            _secrets = json.loads(secrets)
-            _replace_environment(_secrets["environment"])
-            _adopted = secrets
+            _adopted_secrets = json.loads(secrets)
+            _replace_environment(_adopted_secrets["environment"])
+            _adopted_line = secrets
 
 
-def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
+def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
     """Run the job in this fork of *parent*, and exit. Never returns.
 
     The first three arguments are the lines of the job's message; see `remote_runner.read_order`.
     """
     code = wire.EXIT_SETUP
-    mine = _getpid()
+    job_pid = _getpid()
     try:
         _setsid()
         _die_with(parent)
@@ -93,24 +93,24 @@ def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
         _set_handler(_SIGCHLD, _SIG_DFL)
         for fd in _inherited:
             _close(fd)
-        _collect()
+        _enable_gc()
         threads: Any = sys.modules.get("threading")
         if threads is not None:
             threads.main_thread()._set_native_id()  # a fork inherits the parent's ID
-        code = _carry_out(local, secrets, order)
+        code = _run_job(local, secrets, order)
     except BaseException:
-        _report()
+        _print_error()
     finally:
-        if _getpid() != mine:
+        if _getpid() != job_pid:
             os._exit(code)  # a fork of the user's code must not run what follows
-        _leave(code)
+        _exit_process(code)
 
 
-def _carry_out(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
+def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
     """Run the job that the three lines of its message describe, in this process."""
     local: dict[str, Any] = json.loads(local_line)
-    known = secrets_line == _adopted
-    secrets: dict[str, Any] = _secrets if known else json.loads(secrets_line)
+    is_adopted = secrets_line == _adopted_line
+    secrets: dict[str, Any] = _adopted_secrets if is_adopted else json.loads(secrets_line)
     executor, memory = local["executor"], local["memory_bytes"]
     _mark.write(executor)
     _open_log(local["log"])
@@ -121,13 +121,13 @@ def _carry_out(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int
     if local["command"]:
         message = b"\n".join((local_line, secrets_line, order_line))
         _execute(local["command"], {**secrets["environment"], **variables}, message)
-    if not known:
+    if not is_adopted:
         _replace_environment(secrets["environment"])
     order = wire.Order.decode(order_line)
     _add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_site is not None
     site = _make_site(
-        work=local["work"], cache=local["cache"], mounts=local["mounts"], kept=local["spares"]
+        work=local["work"], cache=local["cache"], mounts=local["mounts"], reusable=local["spares"]
     )
     return _attempt_main(order, bytes.fromhex(secrets["key"]), executor, site)
 
@@ -179,16 +179,16 @@ def _private_file() -> int:
     return fd
 
 
-def _report() -> None:
+def _print_error() -> None:
     import traceback
 
     with contextlib.suppress(OSError, ValueError):
         traceback.print_exc()
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_process(code: int) -> NoReturn:
     """Run the libraries' exit callbacks, flush, and exit."""
     try:
-        remote_runner.leave(code)
+        remote_runner.exit_process(code)
     finally:
         os._exit(code)

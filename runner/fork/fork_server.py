@@ -21,75 +21,75 @@ from . import child
 
 COMMAND = struct.Struct("<cII")
 """A command of the supervisor: FORK (serial, length of the message that follows; see
-`child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan. A serial
-is the supervisor's number for a job."""
+`child.run_job_and_exit`), SIGNAL (serial, number), or KILL_ORPHAN (process ID, 0). A serial is the
+supervisor's number for a job."""
 
 REPLY = struct.Struct("<cIIi")
 """A report to the supervisor: READY, REFUSED (serial, 0, errno), FORKED (serial, process ID, 0),
 or EXITED (serial or 0 for an orphan, process ID, exit code or negative signal)."""
 
-FORK, SIGNAL, SLAY = b"f", b"s", b"k"
+FORK, SIGNAL, KILL_ORPHAN = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
 
 
 _SIGKILL = signal.SIGKILL.value
 
 
-class _Gone(Exception):
+class _SocketClosed(Exception):
     """The supervisor has closed the socket."""
 
 
-def serve(talk: int) -> None:
-    """Execute commands from the socket *talk* until the supervisor closes it; then end all jobs."""
+def serve(socket_fd: int) -> None:
+    """Execute commands from the socket until the supervisor closes it; then kill all jobs."""
     processes.become_subreaper()
-    wake, woken = os.pipe()
-    for end in (wake, woken):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _noted)
-    child.prepare((talk, wake, woken))
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _ignore_signal)
+    child.prepare((socket_fd, wake_read, wake_write))
     gc.collect()
     gc.disable()
     gc.freeze()  # all forks share the objects that exist now, and the collector leaves them alone
     serials: dict[int, int] = {}
     try:
-        _serve(talk, wake, serials)
-    except (_Gone, OSError):
+        _serve(socket_fd, wake_read, serials)
+    except (_SocketClosed, OSError):
         pass
     finally:
-        _end_all(serials)
+        _kill_all(serials)
 
 
-def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
+def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
     poll = select.poll()
-    poll.register(talk, select.POLLIN)
-    poll.register(wake, select.POLLIN)
+    poll.register(socket_fd, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
     buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
         if replies and replies[0] != FORKED[0]:  # FORKED alone can wait for the next report
-            _send(talk, replies)
+            _send(socket_fd, replies)
         for fd, _ in poll.poll():
-            if fd == talk:
-                data = os.read(talk, 65536)
+            if fd == socket_fd:
+                data = os.read(socket_fd, 65536)
                 if not data:
-                    raise _Gone
+                    raise _SocketClosed
                 buffer += data
                 _execute_commands(buffer, serials, pids, replies)
             else:
                 try:  # noqa: SIM105 - `suppress` would touch more of the memory
-                    os.read(wake, 4096)
+                    os.read(wake_read, 4096)
                 except BlockingIOError:
                     pass
                 reports = _reap(serials, pids)
                 if reports:
                     replies += reports
-                    _send(talk, replies)
+                    _send(socket_fd, replies)
 
 
-def _send(talk: int, replies: bytearray) -> None:
+def _send(socket_fd: int, replies: bytearray) -> None:
     while replies:
-        del replies[: os.write(talk, replies)]
+        del replies[: os.write(socket_fd, replies)]
 
 
 def _execute_commands(
@@ -100,29 +100,29 @@ def _execute_commands(
 ) -> None:
     """Execute the complete commands in *buffer*."""
     while len(buffer) >= COMMAND.size:
-        what, one, two = COMMAND.unpack_from(buffer)
-        end = COMMAND.size + (two if what == FORK else 0)
+        command, target, argument = COMMAND.unpack_from(buffer)
+        end = COMMAND.size + (argument if command == FORK else 0)
         if len(buffer) < end:
             return
         message = bytes(buffer[COMMAND.size : end])
         del buffer[:end]
-        if what == FORK:
+        if command == FORK:
             parent_pid = os.getpid()
             local, secrets, order = message.split(b"\n", 2)
-            child.adopt(secrets)
+            child.adopt_secrets(secrets)
             try:
                 pid = os.fork()
             except OSError as exc:
-                replies[:0] = REPLY.pack(REFUSED, one, 0, exc.errno or 0)
+                replies[:0] = REPLY.pack(REFUSED, target, 0, exc.errno or 0)
                 continue
             if pid == 0:
-                child.become(local, secrets, order, parent_pid)
-            serials[pid], pids[one] = one, pid
-            replies += REPLY.pack(FORKED, one, pid, 0)
-        elif what == SIGNAL and one in pids:
-            os.kill(pids[one], two)
-        elif what == SLAY and one not in serials:
-            _slay(one)
+                child.run_job_and_exit(local, secrets, order, parent_pid)
+            serials[pid], pids[target] = target, pid
+            replies += REPLY.pack(FORKED, target, pid, 0)
+        elif command == SIGNAL and target in pids:
+            os.kill(pids[target], argument)
+        elif command == KILL_ORPHAN and target not in serials:
+            _kill_orphan(target)
 
 
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
@@ -136,29 +136,29 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
         if pid == 0:
             return reports
         if pid in serials:  # the kernel doesn't reuse a process ID this soon
-            _end_group(pid)
+            _kill_group(pid)
         serial = serials.pop(pid, 0)
         pids.pop(serial, None)
         reports += REPLY.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
 
 
-def _slay(pid: int) -> None:
+def _kill_orphan(pid: int) -> None:
     """Kill orphan *pid* if it is still a child; otherwise another process may have this ID."""
     with contextlib.suppress(OSError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)
 
 
-def _end_group(pid: int) -> None:
+def _kill_group(pid: int) -> None:
     try:  # noqa: SIM105 - `suppress` would touch more of the memory
         os.killpg(pid, _SIGKILL)
     except OSError:
         pass
 
 
-def _end_all(serials: dict[int, int]) -> None:
+def _kill_all(serials: dict[int, int]) -> None:
     for pid in serials:
-        _end_group(pid)
+        _kill_group(pid)
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     while True:
@@ -171,5 +171,5 @@ def _end_all(serials: dict[int, int]) -> None:
             return
 
 
-def _noted(signum: int, frame: object) -> None:
+def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the wake-up pipe reports the signal."""

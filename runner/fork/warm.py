@@ -16,11 +16,11 @@ def main(fd: int, *, fresh: bool) -> None:
     """Serve the supervisor at the other end of *fd*."""
     folder = Path(__file__).resolve().parents[1]
     runpy.run_path(str(folder / "remote_runner.py"))["load_runner"](folder)
-    forks = importlib.import_module("kinetic_runner.fork.fork_server")
+    fork_server = importlib.import_module("kinetic_runner.fork.fork_server")
     if not fresh:
         importlib.import_module("kinetic_runner.fork.child").preload()
     os.chdir("/")
-    forks.serve(fd)
+    fork_server.serve(fd)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.spool import Stored
 from ..protocol.wire import Input, Kind, Order, Outcome, value_key
-from ..stores.objects import Objects, opened
+from ..stores.objects import Objects, open_store
 from . import opening, outputs, views, workspace
 from .opening import Opening
 from .processes import Stopped, Stopping
@@ -65,26 +65,26 @@ class Invocation:
 
         The job's output files are uploaded before this returns.
         """
-        ended = self._ended()
+        result = self._call_and_encode()
         if self._outputs is not None:
             self._outputs.finish(self._stopping, self._order.grace)
-        return ended
+        return result
 
-    def _ended(self) -> tuple[Outcome, Stored]:
-        self._reserve = _reserve()
+    def _call_and_encode(self) -> tuple[Outcome, Stored]:
+        self._reserve = _allocate_reserve()
         try:
             with self._stopping.interruptible():
                 function, args, kwargs = self._prepare()
                 if self._order.debug_s is not None:
                     self._debug()
                 value = self._call(function, args, kwargs)
-            return self._encoded(value)
+            return self._encode_value(value)
         except Stopped as stopped:
             self._reserve = b""
-            return self._stopped(stopped)
+            return self._encode_stop(stopped)
         except BaseException as error:
             self._reserve = b""
-            return self._failed(error)
+            return self._encode_failure(error)
 
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         order = self._order
@@ -96,11 +96,11 @@ class Invocation:
         self._phase = "data resolve"
         if order.data:
             views.prepare(order.data, self._objects, self._site)
-        self._outputs = outputs.begin(order, *self._place(), self._site.work)
+        self._outputs = outputs.begin(order, *self._host_position(), self._site.work)
         self._phase = "context extract"
         workspace.prepare(order.code, self._objects, self._site)
         workspace.prefer_jax(os.environ, order.code, self._site)
-        self._join()
+        self._join_hosts()
         function_bytes = self._content(order.function)
         arguments_bytes = self.read_ahead() or self._content(order.arguments)
         self._phase = "payload unpickle"
@@ -108,31 +108,33 @@ class Invocation:
         args, kwargs = self._load(arguments_bytes)
         return function, args, kwargs
 
-    def _join(self) -> None:
+    def _join_hosts(self) -> None:
         """Join the other hosts of the call; a job on one host has none."""
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
             return pickles.load(content)
-        return _debugger().load(content, self._order, self._site)
+        return _load_debugger().load(content, self._order, self._site)
 
     def _debug(self) -> None:
         """Start the debugger and wait until a user attaches to it."""
         self._phase = "debugger setup"
-        host, hosts = self._place()
-        waiting = _debugger().Waiting(self._order, self._objects, self._site, host, hosts)
-        waiting.begin()
+        host, hosts = self._host_position()
+        debugger_wait = _load_debugger().DebuggerWait(
+            self._order, self._objects, self._site, host, hosts
+        )
+        debugger_wait.begin()
         self._phase = "waiting for a debugger"
-        waiting.wait()
+        debugger_wait.wait()
 
-    def _place(self) -> tuple[int, int]:
+    def _host_position(self) -> tuple[int, int]:
         """Return the number of this host, and how many hosts there are."""
         return 0, 1
 
     def _content(self, part: Input) -> bytes:
         self._phase = "artifact download"
         try:
-            return opening.content(self._objects, part)
+            return opening.read_input(self._objects, part)
         except ValueError:
             self._phase = "artifact verification"
             raise
@@ -141,29 +143,29 @@ class Invocation:
         self._phase = "execute"
         if self._order.timeout is not None:
             self._called = time.monotonic()
-            self._site.tell_called()
+            self._site.report_call()
         try:
             value = function(*args, **kwargs)
             if hasattr(value, "__await__"):
                 import asyncio  # forks of a warm parent without asyncio are cheaper
 
-                value = asyncio.run(_awaited(value))
-        except SystemExit as leaving:
-            if leaving.code in (None, 0):
+                value = asyncio.run(_await_value(value))
+        except SystemExit as exit_request:
+            if exit_request.code in (None, 0):
                 return None
             raise
         return value
 
-    def _encoded(self, value: Any) -> tuple[Outcome, Stored]:
+    def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
         self._phase = "result serialization"
         try:
             stored = outcomes.encode_value(value, f"{self._site.work}/result")
         except BaseException as error:
             self._reserve = b""
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)
-            words = f"the result cannot be pickled: {text.qualname}: {text.message}"
-            words += self._hint(error, ". ")
-            text = replace(text, message=words, result_repr=outcomes.result_repr(value))
+            message = f"the result cannot be pickled: {text.qualname}: {text.message}"
+            message += self._hint(error, ". ")
+            text = replace(text, message=message, result_repr=outcomes.result_repr(value))
             outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
             return outcome, outcomes.encode_error(text, None)
         outcome = self._outcome(Kind.VALUE, note_of_result(value))
@@ -173,9 +175,9 @@ class Invocation:
             outcome = outcome._replace(value=(name, stored.digest))
         return outcome, stored
 
-    def _failed(self, error: BaseException) -> tuple[Outcome, Stored]:
+    def _encode_failure(self, error: BaseException) -> tuple[Outcome, Stored]:
         if self._phase == "execute":
-            text = self._located(
+            text = self._localize_paths(
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             )
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
@@ -184,42 +186,46 @@ class Invocation:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
         else:
-            text = self._located(outcomes.error_text(error, phase=self._phase))
-            words = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
-            text = replace(text, message=words + self._hint(error, ". "))
-        text = self._worded(text)
-        rebuilt = error if self._phase == "execute" and not _leaving(error) else None
+            text = self._localize_paths(outcomes.error_text(error, phase=self._phase))
+            message = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
+            text = replace(text, message=message + self._hint(error, ". "))
+        text = self._annotate(text)
+        rebuilt = error if self._phase == "execute" and not _is_exit(error) else None
         outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
         return outcome, outcomes.encode_error(text, rebuilt)
 
-    def _stopped(self, stopped: Stopped) -> tuple[Outcome, Stored]:
+    def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Stored]:
         limit = self._order.timeout
-        called, late = self._called, limit is not None and self._stopping.out_of_time
+        called, is_late = self._called, limit is not None and self._stopping.out_of_time
         if limit is not None and called is not None:
-            late = late or time.monotonic() - called >= limit
-        reason = "deadline" if late else "preempted"
-        words = (
-            opening.out_of_time(self._order, called is not None) if late else "was asked to stop"
+            is_late = is_late or time.monotonic() - called >= limit
+        reason = "deadline" if is_late else "preempted"
+        problem = (
+            opening.timeout_message(self._order, called is not None)
+            if is_late
+            else "was asked to stop"
         )
-        own = _own_frames(stopped)
-        text = outcomes.stop_text(stopped, f"the job {words}", phase=self._phase, own_frames=own)
-        text = self._located(text)
+        own_frames = _own_frames(stopped)
+        text = outcomes.stop_text(
+            stopped, f"the job {problem}", phase=self._phase, own_frames=own_frames
+        )
+        text = self._localize_paths(text)
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, None)
 
-    def _hint(self, error: BaseException, before: str, after: str = "") -> str:
-        hint = _hint(error, self._phase, self._site)
-        return hint and f"{before}{hint}{after}"
+    def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
+        hint = _advice(error, self._phase, self._site)
+        return hint and f"{prefix}{hint}{suffix}"
 
-    def _located(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+    def _localize_paths(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Show files of the workspace by their paths on the caller's machine."""
         root = self._order.root
         if not root:
             return text
-        there, here = f'File "{self._site.work}/workspace/', f'File "{root}/'
-        return replace(text, traceback=text.traceback.replace(there, here))
+        job_prefix, caller_prefix = f'File "{self._site.work}/workspace/', f'File "{root}/'
+        return replace(text, traceback=text.traceback.replace(job_prefix, caller_prefix))
 
-    def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+    def _annotate(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Add the last lines of the log if the platform doesn't keep the log."""
         log = self._site.log
         return text if log is None else replace(text, log=log())
@@ -237,7 +243,7 @@ class Invocation:
         )
 
 
-def _reserve() -> bytes:
+def _allocate_reserve() -> bytes:
     """Allocate memory without touching it, which costs no pages."""
     try:
         return bytes(RESERVE)
@@ -245,7 +251,7 @@ def _reserve() -> bytes:
         return b""
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value
 
 
@@ -261,7 +267,7 @@ def _own_frames(error: BaseException) -> int:
     return own
 
 
-def _leaving(error: BaseException) -> bool:
+def _is_exit(error: BaseException) -> bool:
     """Return whether *error* must not be raised as itself in the caller's process."""
     return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
 
@@ -274,10 +280,10 @@ def _reason(error: BaseException, phase: str) -> str:
 
 def _check_python(submitted: str) -> None:
     """Refuse another minor version of Python, which can't read the function's bytecode."""
-    here = ".".join(map(str, sys.version_info[:3]))
-    if submitted and submitted.split(".")[:2] != here.split(".")[:2]:
+    running = ".".join(map(str, sys.version_info[:3]))
+    if submitted and submitted.split(".")[:2] != running.split(".")[:2]:
         raise RuntimeError(
-            f"the job was submitted from Python {submitted} and runs on Python {here}; "
+            f"the job was submitted from Python {submitted} and runs on Python {running}; "
             "use an image (or interpreter) with the same minor version"
         )
 
@@ -288,13 +294,13 @@ def _install(part: Input, objects: Objects, site: workspace.Site) -> None:
     requirements.install(part, objects, os.fspath(site.work))
 
 
-def _debugger() -> Any:
+def _load_debugger() -> Any:
     return importlib.import_module(".debugger", __package__)
 
 
-def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
+def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
     """Return advice about *error* that its message lacks."""
-    if isinstance(error, OSError) and error.errno in FULL and phase != "execute":
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS and phase != "execute":
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
         advice = site.install_advice(error.name.partition(".")[0])
@@ -327,14 +333,14 @@ PATIENCE_S = 600.0
 FULL_S, FULL_PAUSE_S = 60.0, 1.0
 """How long, and at which interval, to retry writing an outcome to a full disk."""
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def main(order: Order, key: bytes, executor: str, site: Site) -> int:
     """Carry out *order* in this process and return its exit code."""
     stopping = Stopping()
     stopping.install()
-    objects = opened(order.store)
+    objects = open_store(order.store)
     invocation = Invocation(order, objects, site, stopping, executor)
     attempt = Attempt(order, key, executor, objects, stopping, invocation.run)
     invocation.read_ahead = attempt.read_ahead
@@ -385,30 +391,34 @@ class Attempt:
         yield "claim"
         if not self._opening.claim():
             yield "wait"
-            return self._wait_for_the_other()
+            return self._wait_for_claimant()
         yield "check"
         may_run = self._opening.may_run()
         yield "inputs"
-        if not self._opening.inputs_there():
+        if not self._opening.inputs_exist():
             self._opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
         if not may_run:
             yield "commit"
-            return self._commit(self._cancelled("not started"), Stored(b"", "", 0))
+            return self._commit(self._cancelled_outcome("not started"), Stored(b"", "", 0))
         yield "run"
-        mine = os.getpid()
+        own_pid = os.getpid()
         outcome, body = self._invoke()
-        if os.getpid() != mine:
+        if os.getpid() != own_pid:
             os._exit(0)  # the user's code forked, and the fork returned here: don't commit
         yield "commit"
-        if self._stopping.requested and outcome.kind is not wire.Kind.VALUE and self._was_stopped():
-            outcome = self._cancelled("cancelled")
+        if (
+            self._stopping.requested
+            and outcome.kind is not wire.Kind.VALUE
+            and self._is_cancelling()
+        ):
+            outcome = self._cancelled_outcome("cancelled")
         return self._commit(outcome, body)
 
-    def _was_stopped(self) -> bool:
+    def _is_cancelling(self) -> bool:
         return self._opening.item().state is wire.ItemState.CANCELLING
 
-    def _cancelled(self, phase: str) -> wire.Outcome:
+    def _cancelled_outcome(self, phase: str) -> wire.Outcome:
         return wire.Outcome(
             kind=wire.Kind.CANCELLED,
             reason="cancelled",
@@ -419,23 +429,23 @@ class Attempt:
         )
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
-        worth = outcome.reason != "setup" or outcome.phase == "commit"  # the function was called
+        was_called = outcome.reason != "setup" or outcome.phase == "commit"
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._create(outcome.value[0], body.content, worth=worth, consume=True)
+                self._create(outcome.value[0], body.content, was_called=was_called, consume=True)
                 content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
-            known = body.digest if content is body.content else ""
-            outcome = outcome._replace(body=known or outcomes.digest(content))
-            place = (self._order.scope, self._order.index, self._order.attempt)
-            metadata = outcome.signed(self._key, *place)
-            created = self._create(self._name("outcome"), content, metadata, worth=worth)
+            known_digest = body.digest if content is body.content else ""
+            outcome = outcome._replace(body=known_digest or outcomes.digest(content))
+            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
+            metadata = outcome.signed(self._key, *attempt_id)
+            created = self._create(self._name("outcome"), content, metadata, was_called=was_called)
         except OSError as exc:
-            return self._uncommitted(outcome, exc)
+            return self._on_commit_error(outcome, exc)
         if not created:
             print("kinetic: another process closed this attempt", file=sys.stderr)
-        return self._code(outcome, metadata if created else None, content)
+        return self._exit_code(outcome, metadata if created else None, content)
 
     def _create(
         self,
@@ -443,7 +453,7 @@ class Attempt:
         content: bytes | Path,
         metadata: Mapping[str, str] | None = None,
         *,
-        worth: bool,
+        was_called: bool,
         consume: bool = False,
     ) -> bool:
         """Create an object; if the disk is full, retry for a minute, so the user can free space.
@@ -451,40 +461,44 @@ class Attempt:
         Don't retry if the object is larger than the disk, or if *worth* is false: then no work of
         the function would be lost.
         """
-        until, warned = time.monotonic() + FULL_S, False
+        deadline, warned = time.monotonic() + FULL_S, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
             except OSError as exc:
-                late = not worth or time.monotonic() > until or self._stopping.requested
-                if exc.errno not in FULL or late or not _can_hold(exc.filename or "/", content):
+                gives_up = not was_called or time.monotonic() > deadline or self._stopping.requested
+                if (
+                    exc.errno not in DISK_FULL_ERRNOS
+                    or gives_up
+                    or not _can_hold(exc.filename or "/", content)
+                ):
                     raise
                 if not warned:
-                    _tell_full(exc)
+                    _report_full_disk(exc)
                 warned = True
                 time.sleep(FULL_PAUSE_S)
 
-    def _code(
+    def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
         """Return the exit code; *metadata* is None if another process committed the outcome."""
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
-    def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
+    def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
         with suppress(OSError):  # the log may be on the same disk
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
-        words = f"the job succeeded, but its result can't be stored: {text.message}"
-        if exc.errno in FULL:
-            words += "; free some space there, and run the job again"
-        text = replace(text, message=words)
+        message = f"the job succeeded, but its result can't be stored: {text.message}"
+        if exc.errno in DISK_FULL_ERRNOS:
+            message += "; free some space there, and run the job again"
+        text = replace(text, message=message)
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
         failed = failed._replace(note=text.note)
         return self._commit(failed, outcomes.encode_error(text, None))
 
-    def _wait_for_the_other(self) -> int:
+    def _wait_for_claimant(self) -> int:
         """Wait for the end of the process that has claimed this attempt.
 
         If this process ended earlier, the Kubernetes Job would be complete, and its controller
@@ -501,28 +515,28 @@ class Attempt:
                 time.sleep(pause)
                 waited, pause = waited + pause, min(60.0, pause * 1.5)
                 continue
-            place = (self._order.scope, self._order.index, self._order.attempt)
+            attempt_id = (self._order.scope, self._order.index, self._order.attempt)
             try:
-                outcome = wire.Outcome.verified(metadata, self._key, *place)
+                outcome = wire.Outcome.verified(metadata, self._key, *attempt_id)
             except ValueError as exc:
                 print(f"kinetic: {exc}", file=sys.stderr)
                 break
-            return self._code(outcome, None, b"")
+            return self._exit_code(outcome, None, b"")
         return wire.EXIT_FINAL
 
-    def _name(self, what: str) -> str:
+    def _name(self, part: str) -> str:
         order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
 
-def _can_hold(place: str, content: bytes | Path) -> bool:
-    """Return whether *content* would fit on the disk of *place* if the disk were empty."""
+def _can_hold(path: str, content: bytes | Path) -> bool:
+    """Return whether *content* would fit on the disk of *path* if the disk were empty."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    disk = os.statvfs(place)
+    disk = os.statvfs(path)
     return size < disk.f_blocks * disk.f_frsize
 
 
-def _tell_full(exc: OSError) -> None:
+def _report_full_disk(exc: OSError) -> None:
     with suppress(OSError):  # the log may be on the same disk
         print(
             f"kinetic: the job has ended, but its result can't be written ({exc}); free some "

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def teach_multiprocessing() -> None:
+def patch_multiprocessing() -> None:
     """Make `multiprocessing` pickle by value what can't be imported, here and in its workers."""
     from multiprocessing.reduction import ForkingPickler
 
-    taught: Any = ForkingPickler
-    if "reducer_override" not in vars(taught):
-        taught.reducer_override = _reducer()
+    pickler_class: Any = ForkingPickler
+    if "reducer_override" not in vars(pickler_class):
+        pickler_class.reducer_override = _reducer()
 
 
 def _reducer() -> Callable[[Any, Any], Any]:
@@ -35,12 +35,12 @@ def _reducer() -> Callable[[Any, Any], Any]:
             found = getattr(found, part, None)
         return found is obj
 
-    def install(sent: Any) -> Any:
+    def install(value: Any) -> Any:
         from multiprocessing.reduction import ForkingPickler
 
-        taught: Any = ForkingPickler
-        taught.reducer_override = reducer_override
-        return sent
+        pickler_class: Any = ForkingPickler
+        pickler_class.reducer_override = reducer_override
+        return value
 
     class Sent:
         def __init__(self, value: Any) -> None:
@@ -54,13 +54,13 @@ def _reducer() -> Callable[[Any, Any], Any]:
             return NotImplemented
 
         # Include multiprocessing's reducers for locks and connections in closures.
-        usual: Any = cloudpickle.Pickler
-        known = {**usual.dispatch_table, **self.dispatch_table}
-        pickler: Any = type("Pickler", (usual,), {"dispatch_table": known})
+        base: Any = cloudpickle.Pickler
+        dispatch_table = {**base.dispatch_table, **self.dispatch_table}
+        pickler: Any = type("Pickler", (base,), {"dispatch_table": dispatch_table})
         content = io.BytesIO()
         pickler(content).dump(Sent(obj))
         return cloudpickle.loads, (content.getvalue(),)
 
-    for one in (is_found, install, reducer_override, Sent):
-        one.__module__ = "__main__"
+    for helper in (is_found, install, reducer_override, Sent):
+        helper.__module__ = "__main__"
     return reducer_override

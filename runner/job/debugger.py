@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
     from .workspace import Site
 
-LOOK_S = 1.0
+CHECK_PAUSE_S = 1.0
 """Seconds between checks whether a debugger has attached to another host."""
 
 LOOPBACK = "127.0.0.1"
-BEGUN = "debug-begun"
+ATTACHED = "debug-begun"
 """The object by which a host tells the others that a debugger is attached to it."""
 
 PACKAGE = "debugpy"
-CLOUDPICKLE = "cloudpickle.cloudpickle"
+CLOUDPICKLE_MODULE = "cloudpickle.cloudpickle"
 
 
-class Waiting:
+class DebuggerWait:
     """The wait for a debugger, on host number *host* of *hosts*."""
 
     def __init__(
@@ -44,8 +44,8 @@ class Waiting:
         self._root = _workspace(site)
         self._host = host
         self._hosts = hosts
-        self._over = threading.Event()
-        self._given_up = ""
+        self._ended = threading.Event()
+        self._give_up_message = ""
         self._debugpy: Any = None
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class Waiting:
             RuntimeError: debugpy isn't installed.
             OSError: The store refuses the message.
         """
-        self._debugpy = _debugpy(self._site)
+        self._debugpy = _load_debugpy(self._site)
         _, port = self._debugpy.listen((LOOPBACK, 0))
         sys.breakpointhook = self._debugpy.breakpoint
         name = self._name(wire.debugger_mark(self._host))
@@ -68,31 +68,37 @@ class Waiting:
         """Return when a debugger has attached and is ready, or when the time limit has passed."""
         seconds = self._order.debug_s or 0.0
         if seconds > 0:
-            _say(f"waiting for a debugger, for {seconds:g} s at most")
-            looking = threading.Thread(target=self._look, name="kinetic-debugger", daemon=True)
-            looking.start()
+            _log(f"waiting for a debugger, for {seconds:g} s at most")
+            limiter = threading.Thread(
+                target=self._limit_wait, name="kinetic-debugger", daemon=True
+            )
+            limiter.start()
             try:
                 self._debugpy.wait_for_client()
             finally:
-                self._over.set()
-        if self._given_up:
-            _say(self._given_up)
+                self._ended.set()
+        if self._give_up_message:
+            _log(self._give_up_message)
         elif self._hosts > 1:
-            self._objects.create(self._name(BEGUN), b"")
+            self._objects.create(self._name(ATTACHED), b"")
 
-    def _look(self) -> None:
+    def _limit_wait(self) -> None:
         """End the wait, from a thread, at its time limit or when another host's wait has ended."""
         end = time.monotonic() + (self._order.debug_s or 0.0)
-        begun = self._name(BEGUN)
+        attached = self._name(ATTACHED)
         while (left := end - time.monotonic()) > 0:
-            if self._over.wait(min(left, LOOK_S)):
+            if self._ended.wait(min(left, CHECK_PAUSE_S)):
                 return
-            if self._hosts > 1 and self._exists(begun):
-                self._given_up = "a debugger has attached to another host; the function starts"
+            if self._hosts > 1 and self._exists(attached):
+                self._give_up_message = (
+                    "a debugger has attached to another host; the function starts"
+                )
                 break
         else:
-            self._given_up = "no debugger has attached in time; the function starts without one"
-        while not self._over.wait(0.05):
+            self._give_up_message = (
+                "no debugger has attached in time; the function starts without one"
+            )
+        while not self._ended.wait(0.05):
             try:
                 self._debugpy.wait_for_client.cancel()
             except RuntimeError:
@@ -102,12 +108,12 @@ class Waiting:
         try:
             return self._objects.exists(name)
         except OSError as exc:
-            _say(str(exc))
+            _log(str(exc))
             return False
 
-    def _name(self, what: str) -> str:
+    def _name(self, part: str) -> str:
         order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
 
 def load(content: bytes, order: wire.Order, site: Site) -> Any:
@@ -115,25 +121,25 @@ def load(content: bytes, order: wire.Order, site: Site) -> Any:
 
     Otherwise the debugger doesn't find the code's files, and ignores breakpoints in them.
     """
-    there, here = order.root.rstrip("/"), _workspace(site)
+    caller_root, workspace = order.root.rstrip("/"), _workspace(site)
 
-    def code(*parts: Any) -> types.CodeType:
-        made = types.CodeType(*parts)
-        file = os.path.normpath(os.path.join(order.stood, made.co_filename))
-        if there and file.startswith(f"{there}/"):
-            found = here + file[len(there) :]
+    def build_code(*parts: Any) -> types.CodeType:
+        built = types.CodeType(*parts)
+        file = os.path.normpath(os.path.join(order.stood, built.co_filename))
+        if caller_root and file.startswith(f"{caller_root}/"):
+            found = workspace + file[len(caller_root) :]
             if os.path.isfile(found):
-                return made.replace(co_filename=found)
-        return made
+                return built.replace(co_filename=found)
+        return built
 
     class Relocating(pickles.Unpickler):
         def find_class(self, module: str, name: str, /) -> Any:
             found = super().find_class(module, name)
-            if (module, name) != (CLOUDPICKLE, "_builtin_type"):
+            if (module, name) != (CLOUDPICKLE_MODULE, "_builtin_type"):
                 return found
 
             def builtin(kind: str) -> Any:
-                return code if kind == "CodeType" else found(kind)
+                return build_code if kind == "CodeType" else found(kind)
 
             return builtin
 
@@ -144,25 +150,25 @@ def _workspace(site: Site) -> str:
     return os.path.realpath(os.path.join(site.work, "workspace"))
 
 
-def _debugpy(site: Site) -> Any:
+def _load_debugpy(site: Site) -> Any:
     # Without this, debugpy prints a warning about frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as exc:
-        lacking: Exception = exc
-    if site.alone:  # the container is the job's own, so this changes no shared interpreter
+        error: Exception = exc
+    if site.exclusive:  # the container is the job's own, so this changes no shared interpreter
         try:
             requirements: Any = importlib.import_module(".requirements", __package__)
             requirements.add(PACKAGE, os.path.join(site.work, PACKAGE))
             return importlib.import_module(PACKAGE)
         except (ImportError, OSError, RuntimeError) as exc:
-            lacking = exc
+            error = exc
     raise RuntimeError(
-        f"debug=True needs debugpy where the job runs, and it isn't installed there ({lacking}); "
+        f"debug=True needs debugpy where the job runs, and it isn't installed there ({error}); "
         f"{site.install_advice(PACKAGE)}"
-    ) from lacking
+    ) from error
 
 
-def _say(words: str) -> None:
-    print(f"kinetic: {words}", file=sys.stderr)
+def _log(message: str) -> None:
+    print(f"kinetic: {message}", file=sys.stderr)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..stores.gcs import Bucket
     from .workspace import Site
 
-AT_ONCE = 32
-BIG = 32 * 1024 * 1024
+MAX_CONCURRENT = 32
+LARGE_BYTES = 32 * 1024 * 1024
 """Download larger objects one by one, each in several concurrent ranges."""
 
 
@@ -48,12 +48,12 @@ def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
     bucket: Bucket = gcs.Bucket(gcs_names.Place(bucket_name))
     os.mkdir(folder, 0o700)
     if not ref.is_dir:
-        found = bucket.find(name)
-        if found is None:
+        blob = bucket.find(name)
+        if blob is None:
             raise RuntimeError(f"there is no object {ref.uri}, or you may not read it")
-        _check_space(ref.uri, [found], folder)
-        target = f"{folder}/{_relative(ref.uri, name.rpartition('/')[2])}"
-        _fetch(bucket, ref.uri, found, target)
+        _check_space(ref.uri, [blob], folder)
+        target = f"{folder}/{_checked_path(ref.uri, name.rpartition('/')[2])}"
+        _fetch(bucket, ref.uri, blob, target)
         return target
     objects = list(bucket.list(name))
     if not objects:
@@ -63,8 +63,8 @@ def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
     return folder
 
 
-def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, folder: str) -> None:
-    """Download the objects *found*, which *uri* names, to files in *folder*.
+def fetch_under(bucket: Bucket, uri: str, blobs: Iterable[Any], prefix: str, folder: str) -> None:
+    """Download the objects *blobs*, which *uri* names, to files in *folder*.
 
     The names of the objects start with *prefix*; the paths of the files leave it out.
 
@@ -73,48 +73,48 @@ def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, fol
         OSError: An object can't be downloaded, or a file can't be written.
     """
     objects: list[tuple[Any, str]] = []
-    made: set[str] = set()
-    for one in found:
-        path = str(one.name)[len(prefix) :]
+    folders: set[str] = set()
+    for blob in blobs:
+        path = str(blob.name)[len(prefix) :]
         if path.rstrip("/") != path or not path:  # consoles create such objects to show a folder
             if path.strip("/"):
-                os.makedirs(f"{folder}/{_relative(uri, path.rstrip('/'))}", exist_ok=True)
+                os.makedirs(f"{folder}/{_checked_path(uri, path.rstrip('/'))}", exist_ok=True)
             continue
-        objects.append((one, f"{folder}/{_relative(uri, path)}"))
-        made.add(os.path.dirname(objects[-1][1]))
-    for parent in sorted(made):
+        objects.append((blob, f"{folder}/{_checked_path(uri, path)}"))
+        folders.add(os.path.dirname(objects[-1][1]))
+    for parent in sorted(folders):
         try:
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise _both(uri, parent) from None
+            raise _name_conflict(uri, parent) from None
     _fetch_all(bucket, uri, objects)
 
 
 def _fetch_all(bucket: Bucket, uri: str, objects: list[tuple[Any, str]]) -> None:
-    small = [one for one in objects if one[0].size <= BIG]
-    pool = ThreadPoolExecutor(AT_ONCE, "kinetic-data")
+    small = [pair for pair in objects if pair[0].size <= LARGE_BYTES]
+    pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-data")
     try:
-        running = [pool.submit(_fetch, bucket, uri, found, target) for found, target in small]
-        for one in running:
-            one.result()
+        running = [pool.submit(_fetch, bucket, uri, blob, target) for blob, target in small]
+        for future in running:
+            future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # the job may have to end now
-    for found, target in objects:
-        if found.size > BIG:
-            _fetch(bucket, uri, found, target)
+    for blob, target in objects:
+        if blob.size > LARGE_BYTES:
+            _fetch(bucket, uri, blob, target)
 
 
-def _fetch(bucket: Bucket, uri: str, found: Any, target: str) -> None:
+def _fetch(bucket: Bucket, uri: str, blob: Any, target: str) -> None:
     try:
-        bucket.fetch(found, Path(target))
+        bucket.fetch(blob, Path(target))
     except KeyError:
-        words = f"{found.name} of {uri} was deleted or replaced while it was downloaded"
-        raise RuntimeError(words) from None
+        message = f"{blob.name} of {uri} was deleted or replaced while it was downloaded"
+        raise RuntimeError(message) from None
     except (FileExistsError, IsADirectoryError):
-        raise _both(uri, target) from None
+        raise _name_conflict(uri, target) from None
 
 
-def _both(uri: str, path: str) -> RuntimeError:
+def _name_conflict(uri: str, path: str) -> RuntimeError:
     name = os.path.basename(path)
     return RuntimeError(
         f"{uri} has both an object and a folder {name!r}, and a disk can't hold both; mount it "
@@ -122,8 +122,8 @@ def _both(uri: str, path: str) -> RuntimeError:
     )
 
 
-def _check_space(uri: str, found: list[Any], folder: str) -> None:
-    size = sum(one.size for one in found)
+def _check_space(uri: str, blobs: list[Any], folder: str) -> None:
+    size = sum(blob.size for blob in blobs)
     free = shutil.disk_usage(folder).free
     if size > free:
         raise RuntimeError(
@@ -132,7 +132,7 @@ def _check_space(uri: str, found: list[Any], folder: str) -> None:
         )
 
 
-def _relative(uri: str, path: str) -> str:
+def _checked_path(uri: str, path: str) -> str:
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise RuntimeError(f"{path!r} of {uri} can't be the name of a file; mount it instead")
     return path
@@ -151,20 +151,20 @@ def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
         wanted = {"name": options.get("config_name"), "split": options.get("split")}
         wanted["revision"] = options.get("revision")
         trust = {"trust_remote_code": True} if ref.trust_remote_code else {}
-        given = {key: value for key, value in wanted.items() if value is not None}
-        library.load_dataset(name, **given, **trust).save_to_disk(folder)
+        arguments = {key: value for key, value in wanted.items() if value is not None}
+        library.load_dataset(name, **arguments, **trust).save_to_disk(folder)
         return folder
     if ref.trust_remote_code or not options.keys() <= {"revision"}:
-        raise RuntimeError(_missing("datasets", ref.uri, site))
+        raise RuntimeError(_missing_library("datasets", ref.uri, site))
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise RuntimeError(_missing("datasets or huggingface_hub", ref.uri, site)) from None
+        raise RuntimeError(_missing_library("datasets or huggingface_hub", ref.uri, site)) from None
     hub.snapshot_download(
         name, repo_type="dataset", revision=options.get("revision"), local_dir=folder
     )
     return folder
 
 
-def _missing(library: str, uri: str, site: Site) -> str:
+def _missing_library(library: str, uri: str, site: Site) -> str:
     return f"{uri} needs {library} where the job runs: {site.install_advice('it')}"

@@ -34,7 +34,7 @@ MS_REC = 0x4000
 MS_UNBINDABLE = 0x20000
 MS_PRIVATE = 0x40000
 MS_RELATIME = 0x200000
-KEPT = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
+KEPT_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
 """Flags of a mount that `statvfs` reports by the same numbers."""
 
 ST_RELATIME = 0x1000
@@ -56,15 +56,15 @@ def available() -> str:
     """
     if not SUPPORTED:
         return ""
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writing, _probe().encode())
+            os.write(write_end, _probe().encode())
         finally:
             os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as answer:
+    os.close(write_end)
+    with open(read_end, "rb") as answer:
         found = answer.read().decode()
     with contextlib.suppress(ChildProcessError):  # the program itself may have reaped the child
         os.waitpid(child, 0)
@@ -72,15 +72,15 @@ def available() -> str:
 
 
 def _probe() -> str:
-    for way in ("root", "user"):
+    for mode in ("root", "user"):
         try:
-            if way == "root" and os.geteuid() != 0:
+            if mode == "root" and os.geteuid() != 0:
                 continue
-            _unshare(user=way == "user")
+            _unshare(user=mode == "user")
             _mount("tmpfs", "/", "tmpfs")
         except OSError:
             continue
-        return way
+        return mode
     return ""
 
 
@@ -116,7 +116,7 @@ def enter() -> str:
 def _unshare(*, user: bool) -> None:
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
-    _call("unshare", flags, what="unshare")
+    _call("unshare", flags, operation="unshare")
     if user:
         # IDs are the same inside and outside. The kernel maps groups only if setgroups is denied.
         for file, content in (
@@ -145,32 +145,32 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
         OSError: The kernel can't mount overlays, or not on these file systems.
     """
     # Name the folders by descriptor: mount options allow no long path, no comma, and no colon.
-    opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (lower, upper, work)]
+    fds = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (lower, upper, work)]
     try:
-        places = [f"/proc/self/fd/{fd}" for fd in opened]
-        layers = "lowerdir={},upperdir={},workdir={}".format(*places)
+        paths = [f"/proc/self/fd/{fd}" for fd in fds]
+        layers = "lowerdir={},upperdir={},workdir={}".format(*paths)
         # Without "volatile" the job's end waits until the kernel has written all its files
         # to the disk. This is unnecessary, because no file outlives the job.
-        ways = ("redirect_dir=on,volatile", "volatile", "")
+        variants = ("redirect_dir=on,volatile", "volatile", "")
         if _entered == "user":
-            ways = ("userxattr,volatile", "userxattr", "")
-        for way in ways:
+            variants = ("userxattr,volatile", "userxattr", "")
+        for variant in variants:
             try:
-                _mount("overlay", target, "overlay", options=f"{layers},{way}".rstrip(","))
+                _mount("overlay", target, "overlay", options=f"{layers},{variant}".rstrip(","))
                 break
             except OSError as exc:
-                if exc.errno != errno.EINVAL or not way:
+                if exc.errno != errno.EINVAL or not variant:
                     raise
     finally:
-        for fd in opened:
+        for fd in fds:
             os.close(fd)
     # The kernel makes directories without permissions in *work*; open them so they can be removed.
-    for folder, inside, _ in os.walk(work):
-        for name in inside:
+    for folder, subfolders, _ in os.walk(work):
+        for name in subfolders:
             os.chmod(os.path.join(folder, name), 0o700)
 
 
-def place(volumes: Mapping[str, str], scratch: str) -> None:
+def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
     """Show each view at its point: ``{point: view}``, both absolute paths.
 
     If a point doesn't exist, this replaces its nearest ancestor by a mirror: a
@@ -179,14 +179,14 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
     with it. A directory for temporary files (with the sticky bit) stays
     writable. *scratch* is a directory of the job.
     """
-    here = "/"
+    working_folder = "/"
     with contextlib.suppress(OSError):  # another process may have deleted the folder
-        here = os.getcwd()
+        working_folder = os.getcwd()
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
         raise RuntimeError(f"two volumes have the same path: {', '.join(sorted(volumes))}")
     ordered = sorted(points, key=lambda point: point.split("/"))
-    outer = [one for one in ordered if not any(_inside(one, other) for other in ordered)]
+    outer = [point for point in ordered if not any(_is_inside(point, other) for other in ordered)]
     _mirror_missing({point: points[point] for point in outer}, scratch)
     for point in ordered:
         if not os.path.exists(point):
@@ -194,7 +194,7 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
         _check_kind(point, points[point])
         bind(points[point], point)
     try:
-        os.chdir(here)  # into what is mounted there now
+        os.chdir(working_folder)  # into what is mounted there now
     except OSError:
         os.chdir("/")
 
@@ -213,12 +213,12 @@ def _mirror_missing(points: Mapping[str, str], scratch: str) -> None:
     mirrors: dict[str, list[str]] = {}
     for point in points:
         if not os.path.exists(point):
-            mirrors.setdefault(_nearest(point), []).append(point)
+            mirrors.setdefault(_nearest_existing(point), []).append(point)
     for ancestor in sorted(mirrors):
         _mirror(ancestor, {point: points[point] for point in mirrors[ancestor]}, scratch)
 
 
-def _nearest(point: str) -> str:
+def _nearest_existing(point: str) -> str:
     """Return the nearest ancestor that exists."""
     while not os.path.lexists(point):
         point = os.path.dirname(point)
@@ -235,7 +235,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
     _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain *stage*
     with os.scandir(ancestor) as entries:
         for entry in entries:
-            _show(entry, f"{stage}/{entry.name}")
+            _mirror_entry(entry, f"{stage}/{entry.name}")
     for point, view in points.items():
         _make_like(view, f"{stage}/{os.path.relpath(point, ancestor)}")
     _mount(None, stage, flags=MS_PRIVATE)
@@ -247,7 +247,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
         _make_read_only(ancestor)
 
 
-def _show(entry: os.DirEntry[str], target: str) -> None:
+def _mirror_entry(entry: os.DirEntry[str], target: str) -> None:
     if entry.is_symlink():
         os.symlink(os.readlink(entry.path), target)
         return
@@ -290,39 +290,42 @@ def _make_read_only(target: str) -> None:
     that the mount has.
     """
     flags = os.statvfs(target).f_flag
-    kept = flags & KEPT | (MS_RELATIME if flags & ST_RELATIME else 0)
-    _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+    kept_flags = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
+    _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept_flags)
 
 
-def _inside(path: str, other: str) -> bool:
+def _is_inside(path: str, other: str) -> bool:
     return path != other and path.startswith(other.rstrip("/") + "/")
 
 
 def _mount(
     source: str | None, target: str, kind: str | None = None, *, flags: int = 0, options: str = ""
 ) -> None:
-    what = f"mount of {kind or source}" if kind or source else "change of mount flags"
-    words = f"{what} at {target}"
-    texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind)]
-    _call("mount", *texts, flags, options.encode() or None, what=words)
+    action = f"mount of {kind or source}" if kind or source else "change of mount flags"
+    operation = f"{action} at {target}"
+    arguments = [
+        os.fsencode(argument) if argument is not None else None
+        for argument in (source, target, kind)
+    ]
+    _call("mount", *arguments, flags, options.encode() or None, operation=operation)
 
 
-def _call(name: str, *args: Any, what: str) -> None:
+def _call(name: str, *args: Any, operation: str) -> None:
     """Call a function of the C library.
 
     Raises:
-        OSError: The call failed; the message says *what*.
+        OSError: The call failed; the message says *operation*.
     """
     import ctypes
 
     ctypes.set_errno(0)
-    if getattr(_library(), name)(*args) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+    if getattr(_load_libc(), name)(*args) != 0:
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"{operation}: {os.strerror(error_number)}")
 
 
 @functools.cache
-def _library() -> Any:
+def _load_libc() -> Any:
     """Load the C library; ctypes takes 3 ms, so only a job that mounts something loads it."""
     import ctypes
 

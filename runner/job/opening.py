@@ -25,7 +25,7 @@ class Opening:
     """Read and write the objects of one attempt that exist before it starts.
 
     This class sends few requests, because each takes a round trip to a bucket. ``arguments`` has
-    the arguments after `inputs_there` has read them, and is empty before.
+    the arguments after `inputs_exist` has read them, and is empty before.
 
     Args:
         trusts_claim: Take a new claim as proof that the attempt isn't closed, which saves a
@@ -52,9 +52,9 @@ class Opening:
 
     def claim(self) -> bool:
         """Create the claim; return False if another process has claimed the attempt."""
-        claim = wire.claim_metadata(self._executor, self._order.fence)
+        metadata = wire.claim_metadata(self._executor, self._order.fence)
         name = self._name("claim")
-        self._made_claim = self._objects.create(name, b"", claim)
+        self._made_claim = self._objects.create(name, b"", metadata)
         return self._made_claim or self._claimant() == self._executor
 
     def is_void(self) -> bool:
@@ -71,9 +71,9 @@ class Opening:
         """Delete the claim."""
         self._objects.delete([self._name("claim")])
 
-    def standing(self) -> wire.Item:
+    def current_item(self) -> wire.Item:
         """Read the state of the attempt's item from its objects."""
-        return self._standing_of_first() or self.item()
+        return self._open_first_item() or self.item()
 
     def item(self) -> wire.Item:
         """Read the state of the item from a listing of its objects."""
@@ -81,30 +81,30 @@ class Opening:
         names = wire.attempt_keys(order.scope, order.index, order.attempt)
         entries = self._objects.look_up(names)
         attempts = wire.attempts_of(
-            [(one.name, one.metadata) for one in entries], self._key, order.scope
+            [(entry.name, entry.metadata) for entry in entries], self._key, order.scope
         )
-        stands = wire.standing(order.index, self._requests())
-        return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
+        standing = wire.standing(order.index, self._requests())
+        return wire.item_state(standing, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
         """Return whether the item waits for exactly this attempt; call it after `claim`."""
-        item = self.standing()
+        item = self.current_item()
         return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
 
-    def inputs_there(self) -> bool:
+    def inputs_exist(self) -> bool:
         """Return whether the inputs still exist (a cleanup removes them), and read small inputs."""
         part = self._order.arguments
         if part.stop - part.start > READ_AHEAD:
             return self._objects.exists(part.name)
         try:
-            self.arguments = content(self._objects, part)
+            self.arguments = read_input(self._objects, part)
         except KeyError:
             return False
         except ValueError:
             pass  # the inputs are damaged; the next reader reports this
         return True
 
-    def _standing_of_first(self) -> wire.Item | None:
+    def _open_first_item(self) -> wire.Item | None:
         """Return the item's state by few requests if its first attempt is open; else None."""
         if self._order.attempt != 1:
             return None
@@ -128,25 +128,25 @@ class Opening:
             for slot in self._objects.list(f"{scope}control/")
         ]
 
-    def _name(self, what: str) -> str:
+    def _name(self, part: str) -> str:
         order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
 
-def content(objects: Objects, part: wire.Input) -> bytes:
+def read_input(objects: Objects, part: wire.Input) -> bytes:
     """Return the bytes of an input.
 
     Raises:
         KeyError: The object does not exist.
         ValueError: The content differs from what was submitted.
     """
-    found, _ = objects.get(part.name, part.start, part.stop)
-    if hashlib.sha256(found).hexdigest() != part.digest:
+    content, _ = objects.get(part.name, part.start, part.stop)
+    if hashlib.sha256(content).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
-    return found
+    return content
 
 
-def out_of_time(order: wire.Order, called: bool) -> str:
+def timeout_message(order: wire.Order, called: bool) -> str:
     """Return the message about a job that ran out of time; its function was *called* or not."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from .processes import Stopping
 
 VARIABLE = "KINETIC_OUTPUT_PATH"
-LOOK_S = 30.0
+SCAN_S = 30.0
 """Seconds between two scans."""
 
-AT_ONCE = 16
-BIG = 1024 * 1024
+MAX_CONCURRENT = 16
+LARGE_BYTES = 1024 * 1024
 """Upload larger files one by one, because each upload takes memory of the job."""
 
-NAMED = 5
+NAMED_FILES = 5
 """How many of the files that were not uploaded a message names."""
 
 SHARE = 0.5
@@ -45,17 +45,17 @@ def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> 
         OSError: The directory can't be made, or its files can't be downloaded.
         RuntimeError: An object can't become a file.
     """
-    place = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
+    url = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
     os.environ.pop(VARIABLE, None)
-    if place.startswith("/"):
-        private.make_folder(place)
-        os.environ[VARIABLE] = place
-    elif place.startswith("gs://"):
+    if url.startswith("/"):
+        private.make_folder(url)
+        os.environ[VARIABLE] = url
+    elif url.startswith("gs://"):
         folder = f"{os.fspath(work)}/output"
         os.mkdir(folder, 0o700)
-        mirror = Mirror(place, folder)
-        own = f"{order.store}/outputs/{order.group_id or order.job_id}"
-        if order.attempt > 1 or not order.output_dir.startswith(own):
+        mirror = Mirror(url, folder)
+        own_prefix = f"{order.store}/outputs/{order.group_id or order.job_id}"
+        if order.attempt > 1 or not order.output_dir.startswith(own_prefix):
             mirror.fetch()  # otherwise no process has written there yet
         os.environ[VARIABLE] = folder
         mirror.start()
@@ -63,28 +63,28 @@ def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> 
     return None
 
 
-class _Seen(NamedTuple):
+class _FileState(NamedTuple):
     """The fields that tell one state of a file from another."""
 
-    number: int
+    inode: int
     size: int
-    changed: int
+    mtime_ns: int
 
 
 class Mirror:
     """Upload the files of *folder* to *place*, a ``gs://`` prefix."""
 
-    def __init__(self, place: str, folder: str) -> None:
-        self._place = place
+    def __init__(self, url: str, folder: str) -> None:
+        self._url = url
         self._folder = folder
-        bucket, _, prefix = place.removeprefix("gs://").partition("/")
+        bucket, _, prefix = url.removeprefix("gs://").partition("/")
         self._bucket_name, self._prefix = bucket, f"{prefix}/" if prefix else ""
-        self._opened: Any = None
-        self._before: dict[str, _Seen] = {}
-        self._sent: dict[str, _Seen] = {}
-        self._why: dict[str, str] = {}
-        self._over = threading.Event()
-        self._looking: threading.Thread | None = None
+        self._open_bucket: Any = None
+        self._previous: dict[str, _FileState] = {}
+        self._uploaded: dict[str, _FileState] = {}
+        self._errors: dict[str, str] = {}
+        self._finishing = threading.Event()
+        self._scanner: threading.Thread | None = None
         self._process = os.getpid()
 
     def fetch(self) -> None:
@@ -97,28 +97,32 @@ class Mirror:
         import shutil  # it maps compression libraries, which every fork would inherit
 
         downloads: Any = importlib.import_module(".downloads", __package__)
-        found = list(self._bucket().list(self._prefix))
-        size = sum(one.size for one in found)
+        blobs = list(self._bucket().list(self._prefix))
+        size = sum(blob.size for blob in blobs)
         free = shutil.disk_usage(self._folder).free
         if size > free // 2:
-            _say(
-                f"{self._place} has {size:,} bytes, and the job's disk has {free:,} left; "
+            _log(
+                f"{self._url} has {size:,} bytes, and the job's disk has {free:,} left; "
                 f"{VARIABLE} starts empty"
             )
             return
-        downloads.fetch_under(self._bucket(), self._place, found, self._prefix, self._folder)
-        self._sent, _ = self._found()
+        downloads.fetch_under(self._bucket(), self._url, blobs, self._prefix, self._folder)
+        self._uploaded, _ = self._list_files()
 
     def start(self) -> None:
         """Start to scan every 30 s."""
-        self._looking = threading.Thread(target=self._look_on, name="kinetic-outputs", daemon=True)
-        self._looking.start()
+        self._scanner = threading.Thread(
+            target=self._scan_regularly, name="kinetic-outputs", daemon=True
+        )
+        self._scanner.start()
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Upload the changed files that have not changed since the last scan."""
-        now, _ = self._found()
-        self._send({name: seen for name, seen in now.items() if self._before.get(name) == seen})
-        self._before = now
+        current, _ = self._list_files()
+        self._upload(
+            {name: state for name, state in current.items() if self._previous.get(name) == state}
+        )
+        self._previous = current
 
     def finish(self, stopping: Stopping, grace: float) -> None:
         """Upload all changed files, and report those that fail.
@@ -127,35 +131,42 @@ class Mirror:
         """
         if os.getpid() != self._process:
             return  # a fork of the user's code has no thread that uploads
-        self._over.set()
-        last = threading.Thread(target=self._send_all, name="kinetic-outputs-end", daemon=True)
-        last.start()
-        while last.is_alive():
-            last.join(0.2)
+        self._finishing.set()
+        uploader = threading.Thread(
+            target=self._upload_all, name="kinetic-outputs-end", daemon=True
+        )
+        uploader.start()
+        while uploader.is_alive():
+            uploader.join(0.2)
             if stopping.requested and time.monotonic() > stopping.since + grace * SHARE:
                 break
-        now, others = self._found()
-        left = sorted(name for name, seen in now.items() if self._sent.get(name) != seen) + others
-        if left:
-            more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-            why = next((f" ({self._why[name]})" for name in left if name in self._why), "")
-            _say(f"not uploaded to {self._place}: {', '.join(left[:NAMED])}{more}{why}")
+        current, others = self._list_files()
+        missing = (
+            sorted(name for name, state in current.items() if self._uploaded.get(name) != state)
+            + others
+        )
+        if missing:
+            more = f" and {len(missing) - NAMED_FILES} more" if len(missing) > NAMED_FILES else ""
+            reason = next(
+                (f" ({self._errors[name]})" for name in missing if name in self._errors), ""
+            )
+            _log(f"not uploaded to {self._url}: {', '.join(missing[:NAMED_FILES])}{more}{reason}")
 
-    def _look_on(self) -> None:
-        while not self._over.wait(LOOK_S):
+    def _scan_regularly(self) -> None:
+        while not self._finishing.wait(SCAN_S):
             try:
-                self.look()
+                self.scan()
             except Exception as exc:  # the job keeps running; `finish` reports missing files
-                _say(f"can't scan {self._folder}: {exc}")
+                _log(f"can't scan {self._folder}: {exc}")
 
-    def _send_all(self) -> None:
-        if self._looking is not None:
-            self._looking.join()
-        self._send(self._found()[0])
+    def _upload_all(self) -> None:
+        if self._scanner is not None:
+            self._scanner.join()
+        self._upload(self._list_files()[0])
 
-    def _found(self) -> tuple[dict[str, _Seen], list[str]]:
+    def _list_files(self) -> tuple[dict[str, _FileState], list[str]]:
         """Return the files, and the entries that can't be uploaded, such as links to folders."""
-        files: dict[str, _Seen] = {}
+        files: dict[str, _FileState] = {}
         others: list[str] = []
         for parent, folders, names in os.walk(self._folder):
             links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -163,7 +174,7 @@ class Mirror:
                 path = os.path.join(parent, name)
                 relative = os.path.relpath(path, self._folder)
                 try:
-                    about = os.stat(path)
+                    status = os.stat(path)
                 except FileNotFoundError:
                     if os.path.islink(path):
                         others.append(f"{relative} (a link to nothing)")
@@ -171,35 +182,41 @@ class Mirror:
                 except OSError as exc:
                     others.append(f"{relative} ({exc.strerror})")
                     continue
-                if stat.S_ISREG(about.st_mode):
-                    files[relative] = _Seen(about.st_ino, about.st_size, about.st_mtime_ns)
+                if stat.S_ISREG(status.st_mode):
+                    files[relative] = _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
                 else:
                     others.append(f"{relative} (no regular file)")
         return files, others
 
-    def _send(self, files: dict[str, _Seen]) -> None:
-        new = [(name, seen) for name, seen in files.items() if self._sent.get(name) != seen]
-        if not new:
+    def _upload(self, files: dict[str, _FileState]) -> None:
+        changed_files = [
+            (name, state) for name, state in files.items() if self._uploaded.get(name) != state
+        ]
+        if not changed_files:
             return
         try:
             self._bucket()  # open the bucket once, before several threads use it
         except OSError as exc:
-            self._why.update({name: str(exc) for name, _ in new})
+            self._errors.update({name: str(exc) for name, _ in changed_files})
             return
         from concurrent.futures import ThreadPoolExecutor  # every fork would run its exit callback
 
-        pool = ThreadPoolExecutor(AT_ONCE, "kinetic-outputs")
+        pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-outputs")
         try:
-            small = [pool.submit(self._send_one, *one) for one in new if one[1].size <= BIG]
-            for sending in small:
-                sending.result()
+            uploads = [
+                pool.submit(self._upload_file, *item)
+                for item in changed_files
+                if item[1].size <= LARGE_BYTES
+            ]
+            for upload in uploads:
+                upload.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        for name, seen in new:
-            if seen.size > BIG:
-                self._send_one(name, seen)
+        for name, state in changed_files:
+            if state.size > LARGE_BYTES:
+                self._upload_file(name, state)
 
-    def _send_one(self, name: str, seen: _Seen) -> None:
+    def _upload_file(self, name: str, state: _FileState) -> None:
         bucket = self._bucket()
         try:
             path = Path(self._folder, name)
@@ -207,18 +224,18 @@ class Mirror:
         except FileNotFoundError:
             return  # the file was deleted meanwhile
         except (OSError, ValueError) as exc:
-            self._why[name] = str(exc)
+            self._errors[name] = str(exc)
         else:
-            self._sent[name] = seen
-            self._why.pop(name, None)
+            self._uploaded[name] = state
+            self._errors.pop(name, None)
 
     def _bucket(self) -> Any:
-        if self._opened is None:
+        if self._open_bucket is None:
             gcs: Any = importlib.import_module("..stores.gcs", __package__)
             names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-            self._opened = gcs.Bucket(names.Place(self._bucket_name))
-        return self._opened
+            self._open_bucket = gcs.Bucket(names.Place(self._bucket_name))
+        return self._open_bucket
 
 
-def _say(words: str) -> None:
-    print(f"kinetic: {words}", file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(f"kinetic: {message}", file=sys.stderr, flush=True)

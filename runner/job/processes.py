@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 _signal: Any = importlib.import_module("_signal")  # the C module: `signal` is slower
-STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
+STOP_SIGNALS = (int(signal.SIGTERM), int(signal.SIGXCPU))
 """The signals by which a platform asks a job to end."""
 
 
@@ -31,7 +31,7 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Record the signals of `STOPS`, and raise `Stopped` in the block of `interruptible`.
+    """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of `interruptible`.
 
     ``since`` is when the first signal came, by the monotonic clock.
     """
@@ -43,15 +43,15 @@ class Stopping:
         self._armed = False
 
     def install(self) -> None:
-        """Handle the signals of `STOPS`, also those that are blocked and pending.
+        """Handle the signals of `STOP_SIGNALS`, also those that are blocked and pending.
 
         Call this in the main thread.
         """
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             _signal.signal(number, self._on_signal)
-        os.register_at_fork(before=_hold_back, after_in_child=self._uninstall)
-        os.register_at_fork(after_in_child=_restore, after_in_parent=_restore)
-        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
+        os.register_at_fork(before=_block_stop_signals, after_in_child=self._uninstall)
+        os.register_at_fork(after_in_child=_restore_signals, after_in_parent=_restore_signals)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _uninstall(self) -> None:
         """Restore the default action in a fork of the user's code, such as a pool's worker.
@@ -59,7 +59,7 @@ class Stopping:
         A Python handler misses a signal that comes just before a blocking call. A new fork has the
         signals blocked until here, because Python would drop them there without a call.
         """
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             if _signal.getsignal(number) == self._on_signal:
                 _signal.signal(number, _signal.SIG_DFL)
 
@@ -90,19 +90,21 @@ _libc = ctypes.PyDLL(None)  # short calls need not release the interpreter lock
 
 
 def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
-    held = ctypes.create_string_buffer(128)  # sizeof(sigset_t) on Linux, and less on macOS
-    _libc.sigemptyset(held)
+    signals = ctypes.create_string_buffer(128)  # sizeof(sigset_t) on Linux, and less on macOS
+    _libc.sigemptyset(signals)
     for number in numbers:
-        _libc.sigaddset(held, number)
-    return held
+        _libc.sigaddset(signals, number)
+    return signals
 
 
 # No Python handler runs during these C calls: `Stopped` would get lost in a fork's hook.
-_before = _signal_set()
-_hold_back = functools.partial(
-    _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOPS), _before
+_previous_mask = _signal_set()
+_block_stop_signals = functools.partial(
+    _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOP_SIGNALS), _previous_mask
 )
-_restore = functools.partial(_libc.pthread_sigmask, _signal.SIG_SETMASK, _before, None)
+_restore_signals = functools.partial(
+    _libc.pthread_sigmask, _signal.SIG_SETMASK, _previous_mask, None
+)
 
 
 MARK = "KINETIC_LOCAL_PROCESS"
@@ -150,15 +152,15 @@ def children(parent: int | None = None) -> list[int]:
     pid = parent or os.getpid()
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
-            before, now = b"", file.readall()
-            while now and now != before:
+            previous, current = b"", file.readall()
+            while current and current != previous:
                 file.seek(0)
-                before, now = now, file.readall()
+                previous, current = current, file.readall()
     except FileNotFoundError:
         return _children_by_search(pid) if os.path.exists(f"/proc/{pid}") else []
     except ProcessLookupError:
         return []  # the parent has ended
-    return [int(one) for one in now.split()]
+    return [int(child) for child in current.split()]
 
 
 def _children_by_search(parent: int) -> list[int]:
@@ -168,10 +170,10 @@ def _children_by_search(parent: int) -> list[int]:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    its_parent = file.read().rpartition(b")")[2].split()[1]
+                    parent_pid = file.read().rpartition(b")")[2].split()[1]
             except OSError:
                 continue  # the process has ended
-            if int(its_parent) == parent:
+            if int(parent_pid) == parent:
                 found.append(int(entry))
     return found
 
@@ -211,11 +213,11 @@ class Mark:
             _memmove(self._address, executor.encode(), len(NOBODY))
 
 
-TELLING_S = 1.0
+CONNECT_TIMEOUT_S = 1.0
 """Timeout of the connection to the supervisor."""
 
 
-def tell_leaving() -> None:
+def report_exit() -> None:
     """Tell the supervisor that this job has stored its outcome, and that its process will exit.
 
     The message is framed as `kinetic._supervisor.protocol` says. In a pod, no message is sent.
@@ -232,10 +234,10 @@ def tell_leaving() -> None:
     folder = os.open(directory, os.O_RDONLY)
     try:
         # A socket's path may have about 100 bytes, and a home directory's path may be longer.
-        short = f"/proc/self/fd/{folder}" if LINUX else directory
+        path = f"/proc/self/fd/{folder}" if LINUX else directory
         with socket.socket(socket.AF_UNIX) as supervisor:
-            supervisor.settimeout(TELLING_S)
-            supervisor.connect(f"{short}/socket")
+            supervisor.settimeout(CONNECT_TIMEOUT_S)
+            supervisor.connect(f"{path}/socket")
             supervisor.sendall(struct.pack("<II", len(header), 0) + header)
     finally:
         os.close(folder)
@@ -245,32 +247,32 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
     """Remove *folder* if it has at most *entries* files and folders; return whether it did."""
     folders = [folder]
     files: list[str] = []
-    for each in folders:  # the list grows in the loop
-        with os.scandir(each) as found:
-            for entry in found:
-                inside = folders if entry.is_dir(follow_symlinks=False) else files
-                inside.append(entry.path)
+    for subfolder in folders:  # the list grows in the loop
+        with os.scandir(subfolder) as scan:
+            for entry in scan:
+                paths = folders if entry.is_dir(follow_symlinks=False) else files
+                paths.append(entry.path)
                 if len(folders) + len(files) > entries:
                     return False
     for file in files:
         os.unlink(file)
-    for each in reversed(folders):
-        os.rmdir(each)
+    for subfolder in reversed(folders):
+        os.rmdir(subfolder)
     return True
 
 
-def remove_aside(folders: Sequence[str]) -> int:
-    """Fork a process that removes *folders*; see `aside`."""
+def remove_in_background(folders: Sequence[str]) -> int:
+    """Fork a process that removes *folders*; see `run_in_background`."""
 
     def remove() -> None:
         for folder in folders:
             _remove(folder)
 
-    return aside(remove)
+    return run_in_background(remove)
 
 
-def aside(work: Callable[[], object]) -> int:
-    """Fork a process of low priority that does *work* and ends; return its ID.
+def run_in_background(task: Callable[[], object]) -> int:
+    """Fork a process of low priority that runs *task* and ends; return its ID.
 
     Call it in a single-threaded process only.
     """
@@ -280,7 +282,7 @@ def aside(work: Callable[[], object]) -> int:
     try:
         close_inherited()  # keep no lock and no socket of the parent
         os.nice(10)
-        work()
+        task()
     finally:
         os._exit(0)
 
@@ -290,9 +292,9 @@ def _remove(folder: str) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # folders that were made read-only
-        for each, _, _ in os.walk(folder):
+        for subfolder, _, _ in os.walk(folder):
             try:
-                os.chmod(each, 0o700)
+                os.chmod(subfolder, 0o700)
             except OSError:
                 continue
         shutil.rmtree(folder, ignore_errors=True)

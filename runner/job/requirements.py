@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ..protocol import wire
-from .opening import content
+from .opening import read_input
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -29,10 +29,10 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
         ValueError: The file's content differs from what was submitted.
         RuntimeError: The installation failed; the message has the last lines of uv.
     """
-    file = os.path.join(folder, "requirements.txt")
-    with open(file, "wb") as written:
-        written.write(content(objects, part))
-    _install("the project's dependencies", "--requirement", file)
+    path = os.path.join(folder, "requirements.txt")
+    with open(path, "wb") as file:
+        file.write(read_input(objects, part))
+    _install("the project's dependencies", "--requirement", path)
 
 
 def add(package: str, folder: str) -> None:
@@ -45,9 +45,9 @@ def add(package: str, folder: str) -> None:
     sys.path.append(folder)
 
 
-def _install(what: str, *how: str) -> None:
-    command = [*_installer(what), *how]
-    sys.stderr.write(f"kinetic: installing {what}\n")
+def _install(subject: str, *arguments: str) -> None:
+    command = [*_installer(subject), *arguments]
+    sys.stderr.write(f"kinetic: installing {subject}\n")
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -55,30 +55,30 @@ def _install(what: str, *how: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as installing:
-        assert installing.stdout is not None
+    ) as process:
+        assert process.stdout is not None
         lines: deque[str] = deque(maxlen=LINES_IN_ERROR)
         try:
-            for line in installing.stdout:
+            for line in process.stdout:
                 sys.stderr.write(line)
                 lines.append(line)
         except BaseException:  # the job must end: don't wait for the installation
-            installing.kill()
+            process.kill()
             raise
-    if installing.returncode:
+    if process.returncode:
         raise RuntimeError(
-            f"can't install {what}: `{os.path.basename(command[0])}` ended with "
-            f"{installing.returncode}:\n{''.join(lines)}"
+            f"can't install {subject}: `{os.path.basename(command[0])}` ended with "
+            f"{process.returncode}:\n{''.join(lines)}"
         )
     importlib.invalidate_caches()
 
 
-def _installer(what: str) -> list[str]:
+def _installer(subject: str) -> list[str]:
     if uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable)):
         return [uv, "pip", "install", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     raise RuntimeError(
-        f"can't install {what}: this image has no uv; use a base image "
+        f"can't install {subject}: this image has no uv; use a base image "
         "that was made from what kinetic gives for it"
     )

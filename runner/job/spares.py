@@ -37,8 +37,8 @@ def can_keep(folder: str) -> bool:
             file.flush()
             with mmap.mmap(file.fileno(), 1) as content:
                 content[0] += 1
-                made = os.stat(probe).st_ctime_ns
-            if not _wait_past(made, probe):
+                created = os.stat(probe).st_ctime_ns
+            if not _wait_past(created, probe):
                 return False
             before = os.stat(probe).st_ctime_ns
             for _ in range(TICKS):
@@ -61,12 +61,12 @@ def project_of(names: Collection[str]) -> str:
     return next(records, "") if WORKSPACE in names else ""
 
 
-def foreign(names: Iterable[str], digest: str) -> list[str]:
+def foreign_entries(names: Iterable[str], digest: str) -> list[str]:
     """Return the entries among *names* that a spare of the project *digest* doesn't need."""
     return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
 
 
-def note(work: str, digest: str) -> None:
+def write_record(work: str, digest: str) -> None:
     """Record the state of each file in the workspace in *work*, for a later `restore`.
 
     At this time the workspace has only files and folders of the project *digest*. Write no record
@@ -76,9 +76,9 @@ def note(work: str, digest: str) -> None:
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
     files: dict[str, list[int]] = {}
     _scan(root, "", folders, files)
-    newest = max((seen[-1] for seen in files.values()), default=0)
-    private = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(private, "w", encoding="ascii") as file:
+    newest = max((state[-1] for state in files.values()), default=0)
+    fd = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
         json.dump({"folders": folders, "files": files}, file)
     if not _wait_past(newest, record):
         os.unlink(record)
@@ -93,7 +93,7 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
                 folders[path] = status.st_mode
                 _scan(root, path, folders, files)
             else:
-                files[path] = _seen(status)
+                files[path] = _file_state(status)
 
 
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
@@ -114,7 +114,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
         if os.path.islink(root):
             raise NotADirectoryError(errno.ENOTDIR, "the workspace is a link", root)
         if _restore(root, known["folders"], known["files"], fill):
-            note(work, digest)
+            write_record(work, digest)
         return True
     except (
         OSError,
@@ -150,7 +150,7 @@ def _restore(
                 if entry.is_dir(follow_symlinks=False):
                     if name not in folders:
                         _remove(entry.path)
-                elif files.get(name) == _seen(entry.stat(follow_symlinks=False)):
+                elif files.get(name) == _file_state(entry.stat(follow_symlinks=False)):
                     del missing[name]
                 else:
                     os.unlink(entry.path)
@@ -165,7 +165,7 @@ def _remove(folder: str) -> None:
     shutil.rmtree(folder)
 
 
-def _seen(status: os.stat_result) -> list[int]:
+def _file_state(status: os.stat_result) -> list[int]:
     """Return the fields that tell one state of a file from another; the last is its ``ctime``."""
     return [
         status.st_ino,

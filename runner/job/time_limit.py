@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 
-def tell_called(work: str | os.PathLike[str]) -> None:
+def record_call(work: str | os.PathLike[str]) -> None:
     """Record that the function of the job in the folder *work* is called now."""
     fd = os.open(_marker(work), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
     from .workspace import Site
 
-GROUND = ".kinetic"
+BUILD_FOLDER = ".kinetic"
 """The folder in a mounted volume in which kinetic builds the content."""
 
-FUSE = "/_kinetic/fuse-data"
+FUSE_FOLDER = "/_kinetic/fuse-data"
 """The folder with the numbered mounts for arguments, in a pod's container."""
 
-SMALL = 1 << 18
-KERNEL = ("/proc", "/sys", "/dev")
+SMALL_BYTES = 1 << 18
+KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
 def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
@@ -48,36 +48,36 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
         ValueError: Content is not what was submitted.
         OSError: The disk is full, or the kernel refuses a mount.
     """
-    mounted = _mounted(refs, objects) if site.alone else {}
+    fuse_paths = _fuse_paths(refs, objects) if site.exclusive else {}
     in_namespace = False
-    if any(ref.mount is not None for k, ref in enumerate(refs) if k not in mounted):
+    if any(ref.mount is not None for k, ref in enumerate(refs) if k not in fuse_paths):
         in_namespace = _has_namespace(site)
     views = [
-        mounted[k]
-        if k in mounted
-        else _view(ref, objects, site, os.path.join(ground, "data", str(k)))
+        fuse_paths[k]
+        if k in fuse_paths
+        else _make_view(ref, objects, site, os.path.join(folder, "data", str(k)))
         for k, ref in enumerate(refs)
-        for ground in [os.fspath(site.work) if in_namespace else _ground(ref, site)]
+        for folder in [os.fspath(site.work) if in_namespace else _build_folder(ref, site)]
     ]
     volumes: dict[str, str] = {}
     paths: list[str] = []
     for k, (ref, view) in enumerate(zip(refs, views, strict=True)):
-        if ref.mount is None or k in mounted:
+        if ref.mount is None or k in fuse_paths:
             paths.append(view)
             continue
-        point, shown, path = _place(ref.mount, view, ref.is_dir)
+        point, source, path = _volume_paths(ref.mount, view, ref.is_dir)
         _check_point(point, objects, site)
-        if volumes.setdefault(point, shown) != shown:
+        if volumes.setdefault(point, source) != source:
             raise RuntimeError(f"two volumes have the same path, {point}")
         paths.append(path)
     if volumes and in_namespace:
-        namespace.place(volumes, os.fspath(site.work))
+        namespace.mount_volumes(volumes, os.fspath(site.work))
     else:
-        _settle(volumes)
+        _move_volumes(volumes)
     stand_ins.data_paths[:] = paths
 
 
-def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
+def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
     The n-th ``fuse`` Data, counted from 0, is at its mount path, or at ``{FUSE}/{n}`` without one.
@@ -88,7 +88,7 @@ def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
         if not ref.fuse:
             continue
         number = next(numbers)
-        folder = ref.mount or f"{FUSE}/{number}"
+        folder = ref.mount or f"{FUSE_FOLDER}/{number}"
         if not os.path.isdir(folder):
             raise RuntimeError(
                 f"{ref.uri} isn't mounted at {folder}; check that the cluster has "
@@ -103,15 +103,15 @@ def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     return paths
 
 
-def _settle(volumes: Mapping[str, str]) -> None:
+def _move_volumes(volumes: Mapping[str, str]) -> None:
     """Move views to their volumes' paths, in a file system that only this job uses."""
-    for point, shown in sorted(volumes.items()):
+    for point, source in sorted(volumes.items()):
         try:
             if os.path.ismount(point):
-                for name in os.listdir(shown):
-                    os.rename(f"{shown}/{name}", f"{point}/{name}")
-                os.rmdir(shown)
-                _remove_ground(shown)
+                for name in os.listdir(source):
+                    os.rename(f"{source}/{name}", f"{point}/{name}")
+                os.rmdir(source)
+                _remove_build_folder(source)
                 continue
             if os.path.isdir(point) and not os.path.islink(point):
                 os.rmdir(point)  # the image may have an empty mount point
@@ -119,12 +119,12 @@ def _settle(volumes: Mapping[str, str]) -> None:
             if os.path.lexists(point):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), point)
             try:
-                os.rename(shown, point)
+                os.rename(source, point)
             except OSError as exc:
                 if exc.errno != errno.EXDEV:
                     raise
-                os.symlink(shown, point)
-            _remove_ground(shown)
+                os.symlink(source, point)
+            _remove_build_folder(source)
         except OSError as exc:
             raise RuntimeError(
                 f"a volume cannot be at {point}: {exc.strerror}; choose a path that the image does "
@@ -135,11 +135,11 @@ def _settle(volumes: Mapping[str, str]) -> None:
 def _has_namespace(site: Site) -> bool:
     """Enter a private mount namespace; return False in a container that gives none."""
     try:
-        if not (site.mounts or site.alone):
+        if not (site.mounts or site.exclusive):
             raise OSError("mounts are switched off here")
         namespace.enter()
     except OSError as exc:
-        if site.alone:
+        if site.exclusive:
             return False
         raise RuntimeError(
             f"volumes need a private mount namespace, and this machine gives none ({exc}); "
@@ -148,7 +148,7 @@ def _has_namespace(site: Site) -> bool:
     return True
 
 
-def _place(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
+def _volume_paths(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
     """Return a volume's mount point, what to show there, and the path of the Data.
 
     A single file lies in the directory *mount*. But if *mount* ends with the file's
@@ -164,24 +164,26 @@ def _place(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
 
 
 def _check_point(point: str, objects: Objects, site: Site) -> None:
-    real = os.path.realpath(point)
-    if not os.path.isabs(point) or real == "/":
+    real_path = os.path.realpath(point)
+    if not os.path.isabs(point) or real_path == "/":
         raise RuntimeError(f"a volume cannot be at {point!r}; use a path like /data")
-    if any(_covers(kernel, real) for kernel in KERNEL) and not _covers("/dev/shm", real):
+    if any(_contains(folder, real_path) for folder in KERNEL_FOLDERS) and not _contains(
+        "/dev/shm", real_path
+    ):
         raise RuntimeError(f"a volume cannot be at {point}: the kernel's own files are there")
-    own = [site.work, site.cache, getattr(objects, "root", site.work)]
-    for path in (*own, sys.prefix, os.__file__):
-        if _covers(real, os.path.realpath(path)):
+    own_paths = [site.work, site.cache, getattr(objects, "root", site.work)]
+    for path in (*own_paths, sys.prefix, os.__file__):
+        if _contains(real_path, os.path.realpath(path)):
             raise RuntimeError(f"a volume at {point} would hide {path}, which the job needs")
-    if any(_covers(os.path.realpath(path), real) for path in own):
+    if any(_contains(os.path.realpath(path), real_path) for path in own_paths):
         raise RuntimeError(f"a volume cannot be at {point}: kinetic keeps its own files there")
 
 
-def _covers(folder: str, path: str) -> bool:
+def _contains(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
+def _make_view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
     """Make the private *folder* with the content of *ref*; return the path of the content."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
@@ -193,38 +195,38 @@ def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
     read_only = ref.fuse and _can_mount(site)
     if read_only or workspace.worth_mounting(weight, mounts=site.mounts):
         suffix = ref.uri.rpartition("/")[2].removeprefix("manifest")
-        place = os.path.join(site.cache, "data", ref.digest + suffix)
-        tree = workspace.shared(place, lambda part: _build(part, ref, content, objects))
+        cache_folder = os.path.join(site.cache, "data", ref.digest + suffix)
+        tree = workspace.shared_tree(cache_folder, lambda part: _build(part, ref, content, objects))
         if read_only:
             os.mkdir(folder, 0o700)
             namespace.bind(tree.path, folder, read_only=True)
         else:
             layers = os.path.join(site.work, "layers", f"data-{os.path.basename(folder)}")
-            workspace.view(tree, folder, layers, mounts=site.mounts)
+            workspace.make_view(tree, folder, layers, mounts=site.mounts)
     else:
         os.mkdir(folder, 0o700)
         _build(folder, ref, content, objects)
     return folder if content.is_dir else f"{folder}/{content.entries[0].path}"
 
 
-def _ground(ref: DataRef, site: Site) -> str:
+def _build_folder(ref: DataRef, site: Site) -> str:
     """Return the folder in which to build a view: in the volume, if the pod mounts one there.
 
     On one file system, a finished view can be renamed to its path. A link is possible across file
     systems, but ``os.walk`` doesn't follow links.
     """
-    point = os.path.normpath(ref.mount) if ref.mount is not None and site.alone else "/"
-    for place in (point, os.path.dirname(point)):
-        if place != "/" and os.path.ismount(place):
-            return os.path.join(place, GROUND)
+    point = os.path.normpath(ref.mount) if ref.mount is not None and site.exclusive else "/"
+    for folder in (point, os.path.dirname(point)):
+        if folder != "/" and os.path.ismount(folder):
+            return os.path.join(folder, BUILD_FOLDER)
     return os.fspath(site.work)
 
 
-def _remove_ground(shown: str) -> None:
-    """Remove the folders of `_ground` for the view *shown*, unless other views use them."""
-    if f"/{GROUND}/" in shown:
+def _remove_build_folder(view: str) -> None:
+    """Remove the folders of `_build_folder` for the view *view*, unless other views use them."""
+    if f"/{BUILD_FOLDER}/" in view:
         with contextlib.suppress(OSError):
-            os.removedirs(os.path.dirname(shown))
+            os.removedirs(os.path.dirname(view))
 
 
 def _can_mount(site: Site) -> bool:
@@ -240,7 +242,7 @@ def _manifest(ref: DataRef, objects: Objects) -> Manifest:
     try:
         content = Manifest.from_bytes(objects.get(ref.uri)[0])
     except KeyError:
-        raise _gone(ref.uri) from None
+        raise _missing_error(ref.uri) from None
     hashed = (content.content_hash(), content.name(ref.digest), content.is_dir)
     if hashed != (ref.digest, ref.uri, ref.is_dir) or not (ref.is_dir or content.entries):
         raise ValueError(f"{ref.uri} is not what was submitted: its hash differs")
@@ -249,26 +251,26 @@ def _manifest(ref: DataRef, objects: Objects) -> Manifest:
 
 def _build(folder: str, ref: DataRef, content: Manifest, objects: Objects) -> workspace.Weight:
     """Fill the empty directory *folder* from the store, and verify the digest of each file."""
-    made = {""}
+    created = {""}
     for entry, name in content.objects(ref.digest):
         parent = entry.path.rpartition("/")[0]
-        if parent not in made:
+        if parent not in created:
             os.makedirs(f"{folder}/{parent}", exist_ok=True)
-            made.add(parent)
+            created.add(parent)
         try:
             _build_file(f"{folder}/{entry.path}", entry, name, objects)
         except KeyError:
-            raise _gone(name) from None
+            raise _missing_error(name) from None
     for path in content.empty:
         os.makedirs(f"{folder}/{path}", exist_ok=True)
     return workspace.Weight(len(content.entries), content.size)
 
 
 def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects) -> None:
-    source = objects.path(name) if entry.size > SMALL else None
+    source = objects.path(name) if entry.size > SMALL_BYTES else None
     digest = manifest.file_hash(entry.path)
-    if entry.size <= SMALL:
-        body = objects.get(name, 0, SMALL + 1)[0]
+    if entry.size <= SMALL_BYTES:
+        body = objects.get(name, 0, SMALL_BYTES + 1)[0]
         digest.update(body)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, entry.mode)
         with open(fd, "wb") as file:
@@ -286,7 +288,7 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
         raise ValueError(f"{name} is not what was submitted: its SHA-256 differs")
 
 
-def _gone(name: str) -> RuntimeError:
+def _missing_error(name: str) -> RuntimeError:
     return RuntimeError(
         f"{name} is no longer in the store; delete what is left of it "
         f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data"

@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
-NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+COPY_UNSUPPORTED = {
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EBADF,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +57,33 @@ class Tree:
     weight: Weight
 
 
-def shared(place: str, build: Callable[[str], Weight]) -> Tree:
-    """Return the tree in *place*; if there is none, *build* makes it in an empty directory.
+def shared_tree(folder: str, build: Callable[[str], Weight]) -> Tree:
+    """Return the tree in *folder*; if there is none, *build* makes it in an empty directory.
 
     Processes that need the same tree wait for the process that builds it. If the builder is
     killed, the next process builds the tree again. `discard` keeps the tree while this process
     lives.
     """
     while True:
-        found = find(place) or _made(place, build)
-        if found is not None and _kept(place, found):
+        found = find(folder) or _build_tree(folder, build)
+        if found is not None and _hold_tree(folder, found):
             return found
 
 
-def _made(place: str, build: Callable[[str], Weight]) -> Tree | None:
-    """Build the tree unless another process has built it; return None if *place* was removed."""
-    make_folder(place)
+def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
+    """Build the tree unless another process has built it; return None if *folder* was removed."""
+    make_folder(folder)
     try:
-        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (os.path.isdir(place) and os.path.samestat(os.fstat(lock), os.stat(place))):
+        if not (os.path.isdir(folder) and os.path.samestat(os.fstat(lock), os.stat(folder))):
             return None
-        if (found := find(place)) is not None:
+        if (found := find(folder)) is not None:
             return found
-        part = os.path.join(place, "part")
+        part = os.path.join(folder, "part")
         if os.path.isdir(part):  # the builder died: this process holds the lock now
             _discard(part)
         os.mkdir(part, 0o700)
@@ -86,66 +93,66 @@ def _made(place: str, build: Callable[[str], Weight]) -> Tree | None:
             _discard(part)  # a failed build must not fill the disk
             raise
         # The rename completes the tree in one step; the name has its weight.
-        tree = os.path.join(place, f"tree-{weight.files}-{weight.size}")
+        tree = os.path.join(folder, f"tree-{weight.files}-{weight.size}")
         os.rename(part, tree)
         return Tree(tree, weight)
     finally:
         os.close(lock)
 
 
-def _kept(place: str, tree: Tree) -> bool:
+def _hold_tree(folder: str, tree: Tree) -> bool:
     """Lock *tree* until this process ends; return False if it no longer exists.
 
     The descriptor stays open on purpose, because the tree may be mounted.
     """
     try:
-        held = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    fcntl.flock(held, fcntl.LOCK_SH)
+    fcntl.flock(fd, fcntl.LOCK_SH)
     if not os.path.isdir(tree.path):
-        os.close(held)
+        os.close(fd)
         return False
-    os.utime(place)
+    os.utime(folder)
     return True
 
 
-def discard(place: str, before: float) -> bool:
-    """Remove the tree of *place*, unless a process holds it or has used it since *before*."""
+def discard(folder: str, unused_since: float) -> bool:
+    """Remove the tree in *folder*, unless a process holds it or used it after *unused_since*."""
     with contextlib.ExitStack() as locks:
         try:
-            for path in (place, *(f"{place}/{name}" for name in os.listdir(place))):
-                if path == place or os.path.basename(path).startswith("tree-"):
+            for path in (folder, *(f"{folder}/{name}" for name in os.listdir(folder))):
+                if path == folder or os.path.basename(path).startswith("tree-"):
                     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     locks.callback(os.close, lock)
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(place).st_mtime >= before:
+            if os.stat(folder).st_mtime >= unused_since:
                 return False
-            for name in os.listdir(place):
+            for name in os.listdir(folder):
                 if name.startswith("tree-"):
-                    _discard(f"{place}/part")
+                    _discard(f"{folder}/part")
                     # The rename makes the tree incomplete in one step.
-                    os.rename(f"{place}/{name}", f"{place}/part")
+                    os.rename(f"{folder}/{name}", f"{folder}/part")
         except OSError:  # another process uses or removes the tree
             return False
-        _discard(place)
+        _discard(folder)
         return True
 
 
-def find(place: str) -> Tree | None:
-    """Return the tree in the directory *place*; None if no process has built it."""
+def find(folder: str) -> Tree | None:
+    """Return the tree in the directory *folder*; None if no process has built it."""
     try:
-        names = os.listdir(place)
+        names = os.listdir(folder)
     except FileNotFoundError:
         return None
     for name in names:
         if name.startswith("tree-"):
             files, size = name.split("-")[1:]
-            return Tree(f"{place}/{name}", Weight(int(files), int(size)))
+            return Tree(f"{folder}/{name}", Weight(int(files), int(size)))
     return None
 
 
-def view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
+def make_view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
     """Make *target*, a new directory, a private and writable view of *tree*.
 
     *layers* is a directory on the same file system, in which an overlay keeps what the job
@@ -154,11 +161,11 @@ def view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
     Raises:
         RuntimeError: *tree* is incomplete.
     """
-    if worth_mounting(tree.weight, mounts=mounts) and _overlaid(tree.path, target, layers):
+    if worth_mounting(tree.weight, mounts=mounts) and _mount_overlay(tree.path, target, layers):
         return False
     if copy(tree.path, target) != tree.weight:
-        words = f"{tree.path} was changed; remove it and submit again, which unpacks it again"
-        raise RuntimeError(words)
+        message = f"{tree.path} was changed; remove it and submit again, which unpacks it again"
+        raise RuntimeError(message)
     return True
 
 
@@ -175,7 +182,7 @@ def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
     return weight.files > 20_000 or weight.size > 1024 * MIB
 
 
-def _overlaid(tree: str, target: str, layers: str) -> bool:
+def _mount_overlay(tree: str, target: str, layers: str) -> bool:
     upper, work = os.path.join(layers, "upper"), os.path.join(layers, "work")
     try:
         namespace.enter()
@@ -196,11 +203,11 @@ def copy(source: str, target: str) -> Weight:
 
     Permissions are kept, but the copy's owner may enter and write all directories.
     """
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         return Weight(*_copy(source, target, os.stat(source).st_mode))
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def _copy(source: str, target: str, mode: int) -> tuple[int, int]:
@@ -216,8 +223,8 @@ def _copy(source: str, target: str, mode: int) -> tuple[int, int]:
                 files += 1
     for folder in folders:
         mode = folder.stat(follow_symlinks=False).st_mode
-        more = _copy(folder.path, f"{target}/{folder.name}", mode)
-        files, size = files + more[0], size + more[1]
+        inner = _copy(folder.path, f"{target}/{folder.name}", mode)
+        files, size = files + inner[0], size + inner[1]
     return files, size
 
 
@@ -226,38 +233,38 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
 
     The copy gets the permissions *mode*, or those of *source*, less the umask.
     """
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        status = os.fstat(reading)
+        status = os.fstat(source_fd)
         mode = status.st_mode & 0o777 if mode is None else mode
-        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             if status.st_size > READ_AT_ONCE:
-                return _copy_content(reading, writing)
-            content = os.read(reading, status.st_size + 1)
-            if os.write(writing, content) != len(content):
+                return _copy_content(source_fd, target_fd)
+            content = os.read(source_fd, status.st_size + 1)
+            if os.write(target_fd, content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
             return len(content)
         finally:
-            os.close(writing)
+            os.close(target_fd)
     finally:
-        os.close(reading)
+        os.close(source_fd)
 
 
-def _copy_content(reading: int, writing: int) -> int:
+def _copy_content(source_fd: int, target_fd: int) -> int:
     size = 0
     if hasattr(os, "copy_file_range"):
         try:
-            while moved := os.copy_file_range(reading, writing, 1 << 30):
-                size += moved
+            while count := os.copy_file_range(source_fd, target_fd, 1 << 30):
+                size += count
             return size
         except OSError as exc:
-            if exc.errno not in NOT_HERE or size:
+            if exc.errno not in COPY_UNSUPPORTED or size:
                 raise
-    while content := os.read(reading, MIB):
+    while content := os.read(source_fd, MIB):
         view = memoryview(content)
         while view.nbytes:
-            view = view[os.write(writing, view) :]
+            view = view[os.write(target_fd, view) :]
         size += len(content)
     return size
 
@@ -268,7 +275,7 @@ def _discard(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,31 +283,31 @@ class Site:
     """The directories of a job, and the abilities of its machine.
 
     ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
-    machine share ``cache``. ``mounts`` allows a private mount namespace. ``alone`` says that only
-    this job uses the file system. ``log`` returns the last lines of the log; it is set if the
-    platform doesn't keep the log. ``called`` reports the function's call in a pod; the local
-    supervisor reads a file instead. ``kept`` says that a later job may reuse ``work``; see
+    machine share ``cache``. ``mounts`` allows a private mount namespace. ``exclusive`` says that
+    only this job uses the file system. ``log`` returns the last lines of the log; it is set if the
+    platform doesn't keep the log. ``on_call`` reports the function's call in a pod; the local
+    supervisor reads a file instead. ``reusable`` says that a later job may reuse ``work``; see
     `spares`.
     """
 
     work: str | Path
     cache: str | Path
     mounts: bool
-    alone: bool = False
+    exclusive: bool = False
     log: Callable[[], str] | None = None
-    called: Callable[[], None] | None = None
-    kept: bool = False
+    on_call: Callable[[], None] | None = None
+    reusable: bool = False
 
-    def tell_called(self) -> None:
+    def report_call(self) -> None:
         """Report that the function is called now, which starts the timeout."""
-        if self.called is not None:
-            self.called()
+        if self.on_call is not None:
+            self.on_call()
         else:
-            time_limit.tell_called(self.work)
+            time_limit.record_call(self.work)
 
     def install_advice(self, library: str) -> str:
         """Return the steps that make *library* available to the job."""
-        if self.alone:
+        if self.exclusive:
             return f"add {library} to the dependencies in pyproject.toml or requirements.txt"
         return f"install {library} for {sys.executable}, which runs local jobs"
 
@@ -321,16 +328,16 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
         os.mkdir(root, 0o700)
     elif not spares.restore(work, code.digest, lambda missing: _fill(code, objects, site, missing)):
         layers = f"{work}/layers/workspace"
-        copied = view(_tree(code, objects, site), root, layers, mounts=site.mounts)
-        if copied and site.kept:
-            spares.note(work, code.digest)
+        copied = make_view(_tree(code, objects, site), root, layers, mounts=site.mounts)
+        if copied and site.reusable:
+            spares.write_record(work, code.digest)
     _enter(code, root)
     return Path(root)
 
 
 def _tree(code: Code, objects: Objects, site: Site) -> Tree:
-    place = _place(code, site)
-    return shared(place, lambda part: _unpack(code, objects, place, part))
+    folder = _cache_folder(code, site)
+    return shared_tree(folder, lambda part: _unpack(code, objects, folder, part))
 
 
 def _fill(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
@@ -340,13 +347,13 @@ def _fill(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> N
 
 
 def _enter(code: Code | None, root: str) -> None:
-    stand, imports = root, [root]
+    working_folder, imports = root, [root]
     if code is not None:
-        stand = _under(root, code.cwd or "")
-        imports = [_under(root, entry) for entry in code.sys_path]
-        if stand != root:
-            os.makedirs(stand, exist_ok=True)
-    os.chdir(stand)
+        working_folder = _path_within(root, code.cwd or "")
+        imports = [_path_within(root, entry) for entry in code.sys_path]
+        if working_folder != root:
+            os.makedirs(working_folder, exist_ok=True)
+    os.chdir(working_folder)
     for entry in reversed(imports):
         if entry not in sys.path:
             sys.path.insert(0, entry)
@@ -367,25 +374,27 @@ def has_jax() -> bool:
 def _brings_jax(code: Code | None, site: Site) -> bool:
     """Return whether the project itself contains a module ``jax`` that its jobs import."""
     entries = () if code is None else code.sys_path
-    folders = [_under(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
+    folders = [_path_within(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
     names = ("jax", "jax.py")
     return any(os.path.exists(f"{folder}/{name}") for folder in folders for name in names)
 
 
-def _place(code: Code, site: Site) -> str:
+def _cache_folder(code: Code, site: Site) -> str:
     return os.path.join(site.cache, "code", _hexadecimal(code.digest))
 
 
-def _unpack(code: Code, objects: Objects, place: str, part: str) -> Weight:
+def _unpack(code: Code, objects: Objects, folder: str, part: str) -> Weight:
     try:
         archive = objects.path(code.name)
         if archive is None:
-            archive = Path(place, "archive")
+            archive = Path(folder, "archive")
             archive.unlink(missing_ok=True)
             objects.fetch(code.name, archive)
     except KeyError:
-        words = f"the project's archive {code.name} is no longer in the store; submit the job again"
-        raise RuntimeError(words) from None
+        message = (
+            f"the project's archive {code.name} is no longer in the store; submit the job again"
+        )
+        raise RuntimeError(message) from None
     with open(archive, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != code.digest:
             raise ValueError(f"{code.name} is not what was submitted: its SHA-256 differs")
@@ -394,7 +403,7 @@ def _unpack(code: Code, objects: Objects, place: str, part: str) -> Weight:
 
         with zipfile.ZipFile(file) as members:
             weight = _extract(members, part)
-    if archive.parent == Path(place):
+    if archive.parent == Path(folder):
         archive.unlink()
     return weight
 
@@ -403,7 +412,7 @@ def _extract(members: zipfile.ZipFile, root: str) -> Weight:
     files = size = 0
     modes: dict[str, int] = {}
     for member in members.infolist():
-        target = _under(root, member.filename.removesuffix("/"))
+        target = _path_within(root, member.filename.removesuffix("/"))
         kind, mode = stat.S_IFMT(member.external_attr >> 16), member.external_attr >> 16 & 0o777
         if member.is_dir():
             os.makedirs(target, mode=0o700, exist_ok=True)
@@ -423,13 +432,13 @@ def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str
     # Exclusive: a member must not overwrite an earlier one, or follow its link.
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, members.open(member) as content:
-        while chunk := content.read(CHUNK):
+        while chunk := content.read(CHUNK_BYTES):
             file.write(chunk)
         os.fchmod(fd, mode)
         return file.tell()
 
 
-def _under(root: str, relative: str) -> str:
+def _path_within(root: str, relative: str) -> str:
     """Return the path of *relative* in the workspace *root*.
 
     Raises:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..job.attempt import Attempt
-from ..job.opening import Opening, out_of_time
+from ..job.opening import Opening, timeout_message
 from ..protocol import signing, wire
-from ..protocol.outcomes import Death, closed
+from ..protocol.outcomes import Death, outcome_of_death
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.spool import Stored
 from ..stores.objects import Objects
-from .guard import Ended
+from .guard import ProcessEnd
 
 OOM_EVENTS = (
     "/sys/fs/cgroup/memory.events",
@@ -54,25 +54,27 @@ class PodAttempt(Attempt):
     host = 0
     output: Callable[[], bytes]
 
-    def beside(self, done: str) -> int:
-        """Run the call on a host other than the first: create *done*, or commit the failure."""
+    def run_on_other_host(self, done_name: str) -> int:
+        """Run the call on a host but the first; create *done_name*, or commit the failure."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
             keep_log(self._order, self._key, self.host, self.output(), self._objects)
-            self._objects.create(done, b"")
+            self._objects.create(done_name, b"")
             return wire.EXIT_VALUE
-        if self._stopping.requested and self._was_stopped():
-            outcome = self._cancelled("cancelled")
+        if self._stopping.requested and self._is_cancelling():
+            outcome = self._cancelled_outcome("cancelled")
         return self._commit(outcome, body)
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
         keep_log(self._order, self._key, self.host, self.output(), self._objects)
         return super()._commit(outcome, body)
 
-    def _code(
+    def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
-        return _leave_with(self._opening, self._order, outcome, metadata, content, self.receipt)
+        return _write_receipt_and_exit(
+            self._opening, self._order, outcome, metadata, content, self.receipt
+        )
 
 
 def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
@@ -86,7 +88,7 @@ def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: O
         print(f"kinetic: cannot store the end of this log: {exc}", file=sys.stderr)
 
 
-def _leave_with(
+def _write_receipt_and_exit(
     opening: Opening,
     order: wire.Order,
     outcome: wire.Outcome,
@@ -101,10 +103,10 @@ def _leave_with(
             return wire.EXIT_VALUE
         if outcome.kind is wire.Kind.CANCELLED:
             return wire.EXIT_FINAL
-    return code_of(opening)
+    return exit_code_for(opening)
 
 
-def code_of(opening: Opening) -> int:
+def exit_code_for(opening: Opening) -> int:
     """Read the item's objects, and return the exit code for the item's state."""
     try:
         item = opening.item()
@@ -147,20 +149,22 @@ def close_earlier(
     if first >= order.attempt:
         return
     names = wire.attempt_keys(order.scope, order.index, order.attempt)
-    entries = [(one.name, one.metadata) for one in objects.look_up(names)]
+    entries = [(entry.name, entry.metadata) for entry in objects.look_up(names)]
     known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
     outcomes = [known[n].outcome for n in range(first, order.attempt) if n in known]
-    disrupted = sum(1 for one in outcomes if one is not None and one.reason in INFRASTRUCTURE)
+    disrupted = sum(
+        1 for outcome in outcomes if outcome is not None and outcome.reason in INFRASTRUCTURE
+    )
     for number in range(first, order.attempt):
-        there = known.get(number, wire.Attempt())
-        if there.outcome is not None:
+        attempt = known.get(number, wire.Attempt())
+        if attempt.outcome is not None:
             continue
         preempted = disrupted < restarts.disruptions
         disrupted += preempted
-        how = "its pod was evicted or its node removed" if preempted else "its pod ended"
-        words = f"the job ended without an outcome: {how}; Kubernetes restarted it"
-        death = Death(message=words, reason="preempted" if preempted else "lost")
-        _close(order, key, number, there.executor, death, objects)
+        cause = "its pod was evicted or its node removed" if preempted else "its pod ended"
+        message = f"the job ended without an outcome: {cause}; Kubernetes restarted it"
+        death = Death(message=message, reason="preempted" if preempted else "lost")
+        _close(order, key, number, attempt.executor, death, objects)
 
 
 def _close(
@@ -173,19 +177,19 @@ def _close(
     log: str = "",
 ) -> tuple[wire.Outcome, Mapping[str, str] | None, bytes]:
     """Close attempt *number*; return no metadata if it already had an outcome."""
-    place = (order.scope, order.index, number)
+    attempt_id = (order.scope, order.index, number)
     if executor is None:
         claim = wire.claim_metadata(wire.VOID, order.fence)
-        name = wire.attempt_key(*place, "claim")
+        name = wire.attempt_key(*attempt_id, "claim")
         if objects.create(name, b"", claim):
             executor = wire.VOID
         else:
             executor = objects.stat(name).metadata.get("executor", "")
     # Read after the claim, so that an earlier request to stop counts.
     item = Opening(order, key, executor, objects).item()
-    outcome, content = closed(death, item, executor, order.fence, log)
-    metadata = outcome.signed(key, *place)
-    created = objects.create(wire.attempt_key(*place, "outcome"), content, metadata)
+    outcome, content = outcome_of_death(death, item, executor, order.fence, log)
+    metadata = outcome.signed(key, *attempt_id)
+    created = objects.create(wire.attempt_key(*attempt_id, "outcome"), content, metadata)
     return outcome, metadata if created else None, content
 
 
@@ -193,42 +197,44 @@ def close_restarted(
     order: wire.Order, key: bytes, executor: str, host: str, objects: Objects
 ) -> int:
     """Close this attempt, which *executor* began before *host* restarted."""
-    words = f"{host} ended without an outcome and restarted; kinetic does not run it twice"
-    death = Death(message=words, reason="lost")
+    message = f"{host} ended without an outcome and restarted; kinetic does not run it twice"
+    death = Death(message=message, reason="lost")
     _close(order, key, order.attempt, executor, death, objects)
-    return code_of(Opening(order, key, executor, objects))
+    return exit_code_for(Opening(order, key, executor, objects))
 
 
 # --- a job that died without an outcome -----------------------------------------------------
 
 
-def death_of(ended: Ended, order: wire.Order, *, memory: bool) -> Death:
-    """Describe how a process *ended*; *memory* says that it ran out of memory."""
-    status = ended.status
-    if ended.killed and ended.out_of_time:
-        words = f"{out_of_time(order, ended.called)}, and did not end when asked to"
+def death_of(process_end: ProcessEnd, order: wire.Order, *, out_of_memory: bool) -> Death:
+    """Describe how the process ended; *out_of_memory* says that it exceeded its memory limit."""
+    status = process_end.status
+    if process_end.killed and process_end.out_of_time:
+        message = f"{timeout_message(order, process_end.called)}, and did not end when asked to"
         return Death(
-            message=f"the job {words}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
+            message=f"the job {message}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
         )
-    if ended.stopped and (ended.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
-        words = "the job was asked to stop" + (" and did not end in time" if ended.killed else "")
-        return Death(message=words, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
-    if memory:
-        words = "the job's process was killed: it exceeded its pod's memory limit"
-        return Death(message=words, reason="out of memory", exit_code=status)
+    if process_end.stopped and (process_end.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
+        message = "the job was asked to stop" + (
+            " and did not end in time" if process_end.killed else ""
+        )
+        return Death(message=message, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
+    if out_of_memory:
+        message = "the job's process was killed: it exceeded its pod's memory limit"
+        return Death(message=message, reason="out of memory", exit_code=status)
     if status < 0:
         number = -status
         name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-        words = f"the job's process was killed by {name}"
+        message = f"the job's process was killed by {name}"
     else:
-        words = f"the job's process exited with code {status} and left no outcome"
-    return Death(message=words, reason="lost", exit_code=status)
+        message = f"the job's process exited with code {status} and left no outcome"
+    return Death(message=message, reason="lost", exit_code=status)
 
 
-def oom_kills(places: Sequence[str] = OOM_EVENTS) -> int:
+def oom_kills(paths: Sequence[str] = OOM_EVENTS) -> int:
     """Return how many processes of this container the kernel killed for memory; 0 if unknown."""
-    for place in places:
-        with contextlib.suppress(OSError, ValueError), open(place) as file:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
             for line in file:
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
@@ -241,7 +247,7 @@ def close_dead(
     key: bytes,
     executor: str,
     death: Death,
-    ended: Ended,
+    process_end: ProcessEnd,
     host: int,
     receipt: str,
     objects: Objects,
@@ -251,14 +257,14 @@ def close_dead(
     try:
         if not opening.claim():
             return wire.EXIT_RETRY  # another pod claimed the attempt and may still run it
-        if not opening.inputs_there():
+        if not opening.inputs_exist():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
-        keep_log(order, key, host, ended.output, objects)
+        keep_log(order, key, host, process_end.output, objects)
         outcome, metadata, content = _close(
-            order, key, order.attempt, executor, death, objects, ended.log
+            order, key, order.attempt, executor, death, objects, process_end.log
         )
     except OSError as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_UNCOMMITTED
-    return _leave_with(opening, order, outcome, metadata, content, receipt)
+    return _write_receipt_and_exit(opening, order, outcome, metadata, content, receipt)

@@ -27,13 +27,13 @@ READ_BYTES = 65536
 WRITE_BYTES = 4096
 """Bytes that a ready pipe takes without blocking."""
 
-HELD_BYTES = 1 << 20
+MAX_UNWRITTEN_BYTES = 1 << 20
 """Maximum bytes of unread output; beyond it the job waits."""
 
-ASKING_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """How long, in seconds, the job waits for an answer of the guard."""
 
-LEAVING_S = 30.0
+EXIT_TIMEOUT_S = 30.0
 """How long, in seconds, the process may take to end after its outcome is committed."""
 
 
@@ -52,7 +52,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnd:
     """How the job's process ended.
 
     ``reported`` is the exit code that the job reported after its commit, if it did; ``status`` is
@@ -69,40 +69,40 @@ class Ended:
     output: bytes
 
 
-class Line:
+class Channel:
     """Carry messages between a job and its guard. Make it before the fork; both sides use it.
 
-    ``sheet`` is an unnamed file for long answers of the guard.
+    ``answer_file`` is an unnamed file for long answers of the guard.
     """
 
     def __init__(self) -> None:
-        self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.sheet = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the line
+        self.guard_end, self.job_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.answer_file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the line
 
-    def tell(self, code: int) -> None:
+    def report_exit_code(self, code: int) -> None:
         """In the job: report that the outcome is committed, with the exit code for the pod."""
         with contextlib.suppress(OSError):  # then the guard reads the store
-            self.far.send(b"code %d" % code)
+            self.job_end.send(b"code %d" % code)
 
-    def tell_called(self) -> None:
+    def report_call(self) -> None:
         """In the job: report that the function is called now, which starts its timeout."""
         with contextlib.suppress(OSError):  # without the message, the timeout is longer
-            self.far.send(b"called")
+            self.job_end.send(b"called")
 
     def last_lines(self) -> str:
         """In the job: return the last lines of its output."""
-        return self._asked(b"log").decode(errors="replace")
+        return self._request(b"log").decode(errors="replace")
 
     def output(self) -> bytes:
         """In the job: return the last MiB of its output, in whole lines."""
-        answer = self._asked(b"output")
-        return os.pread(self.sheet.fileno(), int(answer), 0) if answer else b""
+        answer = self._request(b"output")
+        return os.pread(self.answer_file.fileno(), int(answer), 0) if answer else b""
 
-    def _asked(self, word: bytes) -> bytes:
+    def _request(self, request: bytes) -> bytes:
         try:
-            self.far.settimeout(ASKING_S)
-            self.far.send(word)
-            return self.far.recv(KEPT_BYTES * 2)
+            self.job_end.settimeout(ANSWER_TIMEOUT_S)
+            self.job_end.send(request)
+            return self.job_end.recv(KEPT_BYTES * 2)
         except OSError:
             return b""
 
@@ -113,11 +113,13 @@ class Guard:
     *streams* maps each descriptor to read output from to the descriptor to write it to.
     """
 
-    def __init__(self, pid: int, streams: Mapping[int, int], line: Line, limits: Limits) -> None:
+    def __init__(
+        self, pid: int, streams: Mapping[int, int], channel: Channel, limits: Limits
+    ) -> None:
         self._pid = pid
         self._targets = dict(streams)
-        self._waiting: dict[int, bytearray] = {out: bytearray() for out in streams.values()}
-        self._line, self._sheet = line.near, line.sheet
+        self._unwritten: dict[int, bytearray] = {target: bytearray() for target in streams.values()}
+        self._channel, self._answer_file = channel.guard_end, channel.answer_file
         self._limits = limits
         self._kept = bytearray()
         self._reported: int | None = None
@@ -125,34 +127,34 @@ class Guard:
         self._deadline: float | None = None
         if limits.timeout is not None:
             self._deadline = time.monotonic() + limits.start + limits.timeout
-        self._end: float | None = None
-        self._wake, self._woken = os.pipe()
+        self._kill_at: float | None = None
+        self._wake_read, self._wake_write = os.pipe()
 
-    def watch(self) -> Ended:
+    def watch(self) -> ProcessEnd:
         """Return when the process has ended, and its output is written.
 
-        Handles the signals of this process meanwhile. Afterwards the signals of `processes.STOPS`
-        are blocked.
+        Handles the signals of this process meanwhile. Afterwards `processes.STOP_SIGNALS` are
+        blocked.
         """
-        for fd in (*self._targets, self._wake, self._woken):
+        for fd in (*self._targets, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-        self._line.setblocking(False)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        for number in (*processes.STOPS, signal.SIGCHLD):
-            signal.signal(number, _noted)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOPS)
+        self._channel.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (*processes.STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, _ignore_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
         status: int | None = None
         while status is None:
             self._wait()
-            status = self._reaped()
+            status = self._reap()
             if status is None:  # a reaped process's ID may be another process's now
-                self._watch_the_time()
-        self._read_all()
+                self._enforce_limits()
+        self._read_outputs()
         self._flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
         with contextlib.suppress(BlockingIOError):  # a signal may have arrived meanwhile
-            self._stopped = self._stopped or signal.SIGTERM in os.read(self._wake, 4096)
-        return Ended(
+            self._stopped = self._stopped or signal.SIGTERM in os.read(self._wake_read, 4096)
+        return ProcessEnd(
             reported=self._reported,
             status=status,
             called=self._called,
@@ -178,77 +180,80 @@ class Guard:
 
     def _wait(self) -> None:
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._line, select.POLLIN)
-        for source, out in self._targets.items():
-            if len(self._waiting[out]) < HELD_BYTES:
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._channel, select.POLLIN)
+        for source, target in self._targets.items():
+            if len(self._unwritten[target]) < MAX_UNWRITTEN_BYTES:
                 poll.register(source, select.POLLIN)
-        for out, waiting in self._waiting.items():
-            if waiting:
-                poll.register(out, select.POLLOUT)
-        for fd, _ in poll.poll(self._pause()):
-            if fd == self._wake:
+        for target, unwritten in self._unwritten.items():
+            if unwritten:
+                poll.register(target, select.POLLOUT)
+        for fd, _ in poll.poll(self._poll_timeout()):
+            if fd == self._wake_read:
                 self._on_signals(os.read(fd, 4096))
-            elif fd == self._line.fileno():
-                self._on_word()
+            elif fd == self._channel.fileno():
+                self._on_message()
             elif fd in self._targets:
                 self._read(fd)
             else:
                 self._write(fd)
 
-    def _pause(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the milliseconds until the next limit; None if there is none."""
-        ends = [end for end in (self._deadline, self._end) if end is not None]
-        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
+        deadlines = [
+            deadline for deadline in (self._deadline, self._kill_at) if deadline is not None
+        ]
+        return max(0.0, min(deadlines) - time.monotonic()) * 1000 + 1 if deadlines else None
 
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers and not self._stopped:
             self._stopped = True
-            self._ask(signal.SIGTERM)
+            self._ask_to_stop(signal.SIGTERM)
 
-    def _watch_the_time(self) -> None:
+    def _enforce_limits(self) -> None:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._reported is None:
                 self._out_of_time = True
-                self._ask(signal.SIGXCPU)
-        if self._end is not None and now >= self._end:
-            self._end = None
+                self._ask_to_stop(signal.SIGXCPU)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
             self._killed = True
             os.kill(self._pid, signal.SIGKILL)
 
-    def _ask(self, number: int) -> None:
+    def _ask_to_stop(self, number: int) -> None:
         """Ask the job to end by the signal *number*, and set the time at which to kill it.
 
         The job's process isn't reaped yet, so its ID is valid.
         """
         os.kill(self._pid, number)
-        end = time.monotonic() + self._limits.patience
-        self._end = end if self._end is None else min(end, self._end)
+        kill_at = time.monotonic() + self._limits.patience
+        self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
-    def _on_word(self) -> None:
-        word = self._line.recv(64)
-        if word == b"log":
-            self._read_all()
+    def _on_message(self) -> None:
+        message = self._channel.recv(64)
+        if message == b"log":
+            self._read_outputs()
             with contextlib.suppress(OSError):  # the job has ended
-                self._line.send(self.last_lines())
-        elif word == b"output":
-            self._read_all()
+                self._channel.send(self.last_lines())
+        elif message == b"output":
+            self._read_outputs()
             output = self.output()
             with contextlib.suppress(OSError):
-                os.pwrite(self._sheet.fileno(), output, 0)
-                self._line.send(b"%d" % len(output))
-        elif word == b"called":
+                os.pwrite(self._answer_file.fileno(), output, 0)
+                self._channel.send(b"%d" % len(output))
+        elif message == b"called":
             self._called = True
             if self._deadline is not None and self._limits.timeout is not None:
                 self._deadline = time.monotonic() + self._limits.timeout
-        elif word.startswith(b"code "):
-            self._reported = int(word[5:])
-            end = time.monotonic() + LEAVING_S  # threads and libraries may block the job's exit
-            self._end = end if self._end is None else min(end, self._end)
+        elif message.startswith(b"code "):
+            self._reported = int(message[5:])
+            # Threads and libraries may block the job's exit.
+            kill_at = time.monotonic() + EXIT_TIMEOUT_S
+            self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
-    def _reaped(self) -> int | None:
+    def _reap(self) -> int | None:
         """Return the job's status if it has ended; reap orphans."""
         while True:
             try:
@@ -258,14 +263,14 @@ class Guard:
             if pid == 0:
                 return None
             if pid == self._pid:
-                while self._has_word():
-                    self._on_word()
+                while self._has_message():
+                    self._on_message()
                 return os.waitstatus_to_exitcode(status)
 
-    def _has_word(self) -> bool:
-        return bool(select.select([self._line], [], [], 0)[0])
+    def _has_message(self) -> bool:
+        return bool(select.select([self._channel], [], [], 0)[0])
 
-    def _read_all(self) -> None:
+    def _read_outputs(self) -> None:
         for source in list(self._targets):
             while source in self._targets and self._read(source):
                 pass
@@ -276,32 +281,32 @@ class Guard:
             data = os.read(source, READ_BYTES)
         except BlockingIOError:
             return False
-        out = self._targets[source]
+        target = self._targets[source]
         if not data:
             del self._targets[source]
             return False
         self._kept += data
         if len(self._kept) > 2 * wire.LOG_BYTES:
             del self._kept[: -wire.LOG_BYTES - 1]  # the extra byte shows that output was dropped
-        self._waiting[out] += data
+        self._unwritten[target] += data
         return True
 
-    def _write(self, out: int) -> None:
-        waiting = self._waiting[out]
+    def _write(self, target: int) -> None:
+        unwritten = self._unwritten[target]
         try:
-            del waiting[: os.write(out, waiting[:WRITE_BYTES])]
+            del unwritten[: os.write(target, unwritten[:WRITE_BYTES])]
         except BlockingIOError:
             pass
         except OSError:
-            waiting.clear()  # the reader has closed the pipe; the job keeps running
+            unwritten.clear()  # the reader has closed the pipe; the job keeps running
 
     def _flush(self) -> None:
-        for out, waiting in self._waiting.items():
-            while waiting:
-                if not select.select([], [out], [], LEAVING_S)[1]:
+        for target, unwritten in self._unwritten.items():
+            while unwritten:
+                if not select.select([], [target], [], EXIT_TIMEOUT_S)[1]:
                     return
-                self._write(out)
+                self._write(target)
 
 
-def _noted(number: int, frame: object) -> None:
+def _ignore_signal(number: int, frame: object) -> None:
     """Do nothing: the guard reads the signal from the wake-up pipe."""

@@ -27,9 +27,9 @@ from ..job.workspace import Site
 from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..protocol.spool import Stored
-from ..stores.objects import Objects, opened
-from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, code_of
-from .guard import Line
+from ..stores.objects import Objects, open_store
+from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, exit_code_for
+from .guard import Channel
 
 PORT = 8476
 """JAX's port on the first host, unless the address has one."""
@@ -40,7 +40,7 @@ JOIN_S = 600
 CLAIM_S = 600.0
 """How long, in seconds, a host waits for the first host's claim."""
 
-LOOK_S = 5.0
+CHECK_PAUSE_S = 5.0
 """The longest pause, in seconds, between two checks for an outcome of another host."""
 
 
@@ -64,17 +64,17 @@ class Hosts:
             return None
         names = ("KINETIC_HOST", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX")
         index = next((environ[name] for name in names if environ.get(name)), "")
-        where = environ.get("KINETIC_COORDINATOR") or environ.get("LWS_LEADER_ADDRESS") or ""
-        if not index or not where or not 0 <= int(index) < count:
+        address = environ.get("KINETIC_COORDINATOR") or environ.get("LWS_LEADER_ADDRESS") or ""
+        if not index or not address or not 0 <= int(index) < count:
             raise ValueError(
                 f"this is one of {count} hosts, but the environment lacks its index or the "
                 "first host's address (KINETIC_HOST, KINETIC_COORDINATOR)"
             )
-        address = where if ":" in where else f"{where}:{PORT}"
-        return cls(count=count, index=int(index), coordinator=address)
+        coordinator = address if ":" in address else f"{address}:{PORT}"
+        return cls(count=count, index=int(index), coordinator=coordinator)
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this host claims the attempt and returns its value."""
         return self.index == 0
 
@@ -97,7 +97,7 @@ class Hosts:
             return
         jax: Any = importlib.import_module("jax")
         bind: dict[str, str] = {}
-        if self.leads and set(self.coordinator) <= set("0123456789.:"):
+        if self.is_first and set(self.coordinator) <= set("0123456789.:"):
             # Without this, JAX would listen on all addresses.
             bind["coordinator_bind_address"] = self.coordinator
         jax.distributed.initialize(
@@ -115,77 +115,77 @@ class HostCall(Invocation):
     hosts: Hosts
     watch: Watch
 
-    def watched(self) -> tuple[wire.Outcome, Stored]:
+    def run_watched(self) -> tuple[wire.Outcome, Stored]:
         """Make the call, and watch meanwhile whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
         """
         try:
             outcome, body = self.run()
-            if outcome.kind is wire.Kind.VALUE and self.hosts.leads:
+            if outcome.kind is wire.Kind.VALUE and self.hosts.is_first:
                 self._phase = "waiting for the other hosts"
                 waits = pauses(0.05, 1.0)
                 while not self.watch.all_done(self.hosts.count):
                     time.sleep(next(waits))
                     if self._stopping.requested:
-                        return self._stopped(Stopped())
+                        return self._encode_stop(Stopped())
             return outcome, body
         finally:
             self.watch.stop()
 
-    def _join(self) -> None:
+    def _join_hosts(self) -> None:
         self._phase = "joining the hosts"
         self.watch.start()
         self.hosts.join()
 
-    def _encoded(self, value: Any) -> tuple[wire.Outcome, Stored]:
-        if self.hosts.leads:
-            return super()._encoded(value)
+    def _encode_value(self, value: Any) -> tuple[wire.Outcome, Stored]:
+        if self.hosts.is_first:
+            return super()._encode_value(value)
         return self._outcome(wire.Kind.VALUE, None), Stored(b"", "", 0)
 
-    def _place(self) -> tuple[int, int]:
+    def _host_position(self) -> tuple[int, int]:
         return self.hosts.index, self.hosts.count
 
-    def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        text = super()._worded(text)
+    def _annotate(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        text = super()._annotate(text)
         return replace(text, traceback=f"On {self.hosts.name}:\n{text.traceback}")
 
 
 class Watch:
     """Check regularly whether another host has ended the attempt."""
 
-    def __init__(self, order: wire.Order, objects: Objects, ended: Callable[[], None]) -> None:
-        self._place = (order.scope, order.index, order.attempt)
-        self._name = wire.attempt_key(*self._place, "outcome")
+    def __init__(self, order: wire.Order, objects: Objects, on_end: Callable[[], None]) -> None:
+        self._attempt_id = (order.scope, order.index, order.attempt)
+        self._outcome_name = wire.attempt_key(*self._attempt_id, "outcome")
         self._objects = objects
-        self._ended = ended
-        self._over = threading.Event()
+        self._on_end = on_end
+        self._finished = threading.Event()
 
     def start(self) -> None:
         """Start a thread that checks: the call may wait for a host that has failed."""
-        threading.Thread(target=self._look, name="kinetic-hosts", daemon=True).start()
+        threading.Thread(target=self._check_regularly, name="kinetic-hosts", daemon=True).start()
 
     def all_done(self, count: int) -> bool:
         """Return whether every host but the first has succeeded."""
-        names = [wire.attempt_key(*self._place, host_done(index)) for index in range(1, count)]
+        names = [wire.attempt_key(*self._attempt_id, host_done(index)) for index in range(1, count)]
         return len(self._objects.look_up(names)) == len(names)
 
     def stop(self) -> None:
         """End the checks: this host has finished."""
-        self._over.set()
+        self._finished.set()
 
-    def _look(self) -> None:
-        for pause in pauses(0.5, LOOK_S):
-            if self._over.wait(pause):
+    def _check_regularly(self) -> None:
+        for pause in pauses(0.5, CHECK_PAUSE_S):
+            if self._finished.wait(pause):
                 return
             try:
-                there = self._objects.exists(self._name)
+                is_closed = self._objects.exists(self._outcome_name)
             except OSError as exc:
                 print(f"kinetic: {exc}", file=sys.stderr)
                 continue
-            if there and not self._over.is_set():
+            if is_closed and not self._finished.is_set():
                 print("kinetic: another host has ended this attempt", file=sys.stderr)
-                self._ended()
+                self._on_end()
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -195,7 +195,7 @@ def host_done(index: int) -> str:
     return f"host-{index}.done"
 
 
-def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
+def wait_for_claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
     """Wait for the claim *name*, and return its executor; empty after *patience* seconds."""
     for pause in pauses(0.1, 2.0, patience):
         with contextlib.suppress(KeyError):
@@ -206,7 +206,7 @@ def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
 
 KEY_FILE = "/var/run/kinetic/key"
 TERMINATION_LOG = "/dev/termination-log"
-OWN = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
+RUNNER_VARIABLES = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
 """Variables of the runner, which the job doesn't get."""
 
 
@@ -260,54 +260,54 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
     )
 
 
-AGAIN = "again"
+RESTARTED_MARK = "again"
 """The folder that a restarted host makes if it runs nothing: its earlier pod began the attempt."""
 
 
-def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
+def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> NoReturn:
     """Run the job in this fork of *parent*, and exit; the kernel kills it if *parent* dies."""
-    mine, code = os.getpid(), wire.EXIT_RETRY
+    job_pid, code = os.getpid(), wire.EXIT_RETRY
     try:
         processes.die_with(parent)
-        remote_runner.tell_crashes()
-        by_value.teach_multiprocessing()
-        sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+        remote_runner.enable_crash_tracebacks()
+        by_value.patch_multiprocessing()
+        sys.stdout = sys.__stdout__ = _open_stream(1)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _open_stream(2)  # type: ignore[misc]
         # Hide the runner's main module from the job.
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv[:] = [""]
-        code = _Job(pod, place, line).run()
-        line.tell(code)
+        code = _Job(pod, folder, channel).run()
+        channel.report_exit_code(code)
     except BaseException:
-        _report()
+        _print_error()
     finally:
-        if os.getpid() != mine:
+        if os.getpid() != job_pid:
             os._exit(code)  # this is a fork that the user's code made
-        remote_runner.leave(code)
+        remote_runner.exit_process(code)
         os._exit(code)
 
 
 class _Job:
     """Carry out the attempt in the folders of its container."""
 
-    def __init__(self, pod: Pod, place: str, line: Line) -> None:
-        self._again = os.path.join(place, AGAIN)
+    def __init__(self, pod: Pod, folder: str, channel: Channel) -> None:
+        self._restarted_mark = os.path.join(folder, RESTARTED_MARK)
         self._stopping = processes.Stopping()
         self._stopping.install()
         self._pod = pod
         self._order = pod.order
-        self._line = line
-        self._objects: Objects = opened(pod.order.store)
-        work = os.path.join(place, "work")
+        self._channel = channel
+        self._objects: Objects = open_store(pod.order.store)
+        work = os.path.join(folder, "work")
         os.mkdir(work, 0o700)
         os.chdir(work)
         self._site = Site(
             work=work,
-            cache=os.path.join(place, "cache"),
+            cache=os.path.join(folder, "cache"),
             mounts=False,
-            alone=True,
+            exclusive=True,
             log=self._last_lines,
-            called=line.tell_called,
+            on_call=channel.report_call,
         )
 
     def run(self) -> int:
@@ -318,32 +318,34 @@ class _Job:
         """
         try:
             with self._stopping.interruptible():
-                go_on = self._begun()
+                next_step = self._begin()
         except Stopped:
             print("kinetic: the job was asked to stop before its start", file=sys.stderr)
             return wire.EXIT_RETRY
-        return go_on()
+        return next_step()
 
-    def _begun(self) -> Callable[[], int]:
+    def _begin(self) -> Callable[[], int]:
         """Wait until the first host has claimed the attempt, and return the next step."""
-        which, executor = self._pod.hosts, self._pod.executor
-        if which is None:
-            return self._lead(Invocation)
+        hosts, executor = self._pod.hosts, self._pod.executor
+        if hosts is None:
+            return self._claim(Invocation)
         claim = self._name("claim")
-        if not which.leads:
-            return functools.partial(self._follow, which, claimant(claim, self._objects))
+        if not hosts.is_first:
+            return functools.partial(
+                self._run_on_other_host, hosts, wait_for_claimant(claim, self._objects)
+            )
         if self._pod.group and self._objects.exists(claim):
-            return functools.partial(self._restarted, which, executor)
-        return self._lead(HostCall)
+            return functools.partial(self._close_restarted, hosts, executor)
+        return self._claim(HostCall)
 
-    def _lead(self, kind: type[Invocation]) -> Callable[[], int]:
+    def _claim(self, kind: type[Invocation]) -> Callable[[], int]:
         pod = self._pod
         close_earlier(self._order, pod.key, pod.first, pod.restarts, self._objects)
-        steps = self._attempt(kind, pod.executor).steps()
+        steps = self._make_attempt(kind, pod.executor).steps()
         for _ in ("claim", "check"):
             next(steps)
 
-        def rest() -> int:
+        def take_other_steps() -> int:
             while True:
                 try:
                     next(steps)
@@ -351,28 +353,28 @@ class _Job:
                     code: int = end.value
                     return code
 
-        return rest
+        return take_other_steps
 
-    def _follow(self, which: Hosts, executor: str) -> int:
+    def _run_on_other_host(self, hosts: Hosts, executor: str) -> int:
         """Run the job on a host other than the first; the first host's claim is for all hosts."""
         if not executor:
             print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY
         if executor == wire.VOID or self._objects.exists(self._name("outcome")):
-            return self._opening_code(executor)
-        mark = {"executor": self._pod.executor}
-        if not self._objects.create(self._name(f"host-{which.index}"), b"", mark):
-            return self._restarted(which, executor)
-        done = self._name(host_done(which.index))
-        return self._attempt(HostCall, executor).beside(done)
+            return self._exit_code(executor)
+        metadata = {"executor": self._pod.executor}
+        if not self._objects.create(self._name(f"host-{hosts.index}"), b"", metadata):
+            return self._close_restarted(hosts, executor)
+        done_name = self._name(host_done(hosts.index))
+        return self._make_attempt(HostCall, executor).run_on_other_host(done_name)
 
-    def _restarted(self, which: Hosts, executor: str) -> int:
+    def _close_restarted(self, hosts: Hosts, executor: str) -> int:
         """Close the attempt: this host restarted, and the function must not run twice."""
-        os.mkdir(self._again)
+        os.mkdir(self._restarted_mark)
         key = self._pod.key
-        return close_restarted(self._order, key, executor, which.name, self._objects)
+        return close_restarted(self._order, key, executor, hosts.name, self._objects)
 
-    def _attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
+    def _make_attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
         pod = self._pod
         call = kind(self._order, self._objects, self._site, self._stopping, executor)
         invoke = call.run
@@ -381,29 +383,29 @@ class _Job:
             call.watch = Watch(
                 self._order,
                 self._objects,
-                lambda: self._line.tell(self._opening_code(executor)),
+                lambda: self._channel.report_exit_code(self._exit_code(executor)),
             )
-            invoke = call.watched
+            invoke = call.run_watched
         attempt = PodAttempt(self._order, pod.key, executor, self._objects, self._stopping, invoke)
         attempt.receipt, attempt.host = pod.restarts.receipt, pod.host
         attempt.output = self._output
         call.read_ahead = attempt.read_ahead
         return attempt
 
-    def _opening_code(self, executor: str) -> int:
-        return code_of(Opening(self._order, self._pod.key, executor, self._objects))
+    def _exit_code(self, executor: str) -> int:
+        return exit_code_for(Opening(self._order, self._pod.key, executor, self._objects))
 
-    def _name(self, what: str) -> str:
+    def _name(self, part: str) -> str:
         order = self._order
-        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+        return wire.attempt_key(order.scope, order.index, order.attempt, part)
 
     def _last_lines(self) -> str:
         _flush()
-        return self._line.last_lines()
+        return self._channel.last_lines()
 
     def _output(self) -> bytes:
         _flush()
-        return self._line.output()
+        return self._channel.output()
 
 
 def _flush() -> None:
@@ -412,13 +414,13 @@ def _flush() -> None:
             stream.flush()
 
 
-def _stream(fd: int) -> io.TextIOWrapper:
+def _open_stream(fd: int) -> io.TextIOWrapper:
     """Open a stream that writes at once and escapes what can't be encoded."""
     raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the job
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
-def _report() -> None:
+def _print_error() -> None:
     """Print why there is no outcome; only a defect of the runner shows a traceback."""
     import traceback
 

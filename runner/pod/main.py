@@ -25,16 +25,16 @@ from pathlib import Path
 from ..job import processes
 from ..pauses import pauses
 from ..protocol import wire
-from ..stores.objects import opened
+from ..stores.objects import open_store
 from . import job
 from .attempt import close_dead, death_of, oom_kills
-from .guard import Ended, Guard, Limits, Line
-from .job import OWN, Pod, read_pod
+from .guard import Channel, Guard, Limits, ProcessEnd
+from .job import RUNNER_VARIABLES, Pod, read_pod
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts the service account; KINETIC_POD_ACCOUNT_FOLDER overrides this path."""
 
-API = "/apis/leaderworkerset.x-k8s.io/v1"
+API_PATH = "/apis/leaderworkerset.x-k8s.io/v1"
 PATIENCE_S = 600.0
 """How long to retry the deletion of a LeaderWorkerSet, in seconds."""
 
@@ -56,7 +56,7 @@ roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: kinetic-runner
 subjects: [{{kind: ServiceAccount, name: {account}, namespace: {namespace}}}]"""
 
 
-def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+def delete_worker_set(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Delete the LeaderWorkerSet *name* in the pod's namespace; return whether that worked.
 
     Retry for ten minutes, and log a failure.
@@ -65,7 +65,7 @@ def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     try:
         namespace = (account / "namespace").read_text().strip()
     except OSError as exc:
-        _say(f"cannot delete its own LeaderWorkerSet {name}: no service account is mounted ({exc})")
+        _log(f"cannot delete its own LeaderWorkerSet {name}: no service account is mounted ({exc})")
         return False
     status, answer = 0, ""
     for pause in pauses(1.0, 30.0, PATIENCE_S):
@@ -76,46 +76,48 @@ def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
         if status in (200, 202, 404):
             return True
         if status == 403:
-            role = ROLE.format(namespace=namespace, account=_refused(answer))
-            words = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
-            _say(f"{words}; delete it, and let the next one, with\n{role}")
+            role = ROLE.format(namespace=namespace, account=_refused_account(answer))
+            problem = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
+            _log(f"{problem}; delete it, and let the next one, with\n{role}")
             return False
         time.sleep(pause)
-    _say(f"cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it")
+    _log(f"cannot delete its own LeaderWorkerSet {name} ({status or answer}); delete it")
     return False
 
 
 def _request(
     name: str, namespace: str, environ: Mapping[str, str], account: Path
 ) -> tuple[int, str]:
-    trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    ssl_context = ssl.create_default_context(cafile=str(account / "ca.crt"))
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-    api = http.client.HTTPSConnection(host, int(port), timeout=TIMEOUT_S, context=trusted)
+    connection = http.client.HTTPSConnection(
+        host, int(port), timeout=TIMEOUT_S, context=ssl_context
+    )
     try:
-        api.request(
+        connection.request(
             "DELETE",
-            f"{API}/namespaces/{namespace}/leaderworkersets/{name}?propagationPolicy=Background",
+            f"{API_PATH}/namespaces/{namespace}/leaderworkersets/{name}?propagationPolicy=Background",
             headers={"Authorization": f"Bearer {(account / 'token').read_text().strip()}"},
         )
-        answer = api.getresponse()
+        answer = connection.getresponse()
         return answer.status, answer.read(4096).decode(errors="replace")
     finally:
-        api.close()
+        connection.close()
 
 
-def _refused(answer: str) -> str:
+def _refused_account(answer: str) -> str:
     """Return the name of the service account in a refusal."""
     found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", answer)
     return found[1] if found else "kinetic"
 
 
-def rest() -> None:
+def wait_for_stop() -> None:
     """Do nothing until the pod is asked to stop; the caller has blocked SIGTERM."""
     signal.sigwait([signal.SIGTERM])
 
 
-def _say(words: str) -> None:
-    print(f"kinetic: this job {words}", file=sys.stderr)
+def _log(message: str) -> None:
+    print(f"kinetic: this job {message}", file=sys.stderr)
 
 
 CLAIM_S = 60.0
@@ -129,36 +131,36 @@ def main() -> int:
     except (ValueError, OSError) as exc:
         print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
         return wire.EXIT_FINAL
-    if lacking := _lacking(pod.order.store):
-        words = f"its image lacks {lacking}; install google-cloud-storage into it"
-        print(f"kinetic: this job cannot be run: {words}", file=sys.stderr)
+    if library := _missing_library(pod.order.store):
+        problem = f"its image lacks {library}; install google-cloud-storage into it"
+        print(f"kinetic: this job cannot be run: {problem}", file=sys.stderr)
         return wire.EXIT_FINAL
-    for name in OWN:
+    for name in RUNNER_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(pod.order.variables())
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
-    place = tempfile.mkdtemp(prefix="kinetic-run-")
-    _settle_in(place)
+    folder = tempfile.mkdtemp(prefix="kinetic-run-")
+    _provide_user(folder)
     killed_before = oom_kills()
-    ended = _in_a_child(pod, place)
-    code = ended.reported
+    process_end = _run_in_child(pod, folder)
+    code = process_end.reported
     if code is None:
-        code = _closed(pod, ended, memory=oom_kills() > killed_before)
-    again = os.path.exists(os.path.join(place, job.AGAIN))
+        code = _close_dead_job(pod, process_end, out_of_memory=oom_kills() > killed_before)
+    was_restarted = os.path.exists(os.path.join(folder, job.RESTARTED_MARK))
     with contextlib.suppress(OSError):  # the container removes large folders faster
-        processes.remove_if_small(place)
-    if pod.group and not ended.stopped:
-        leads = pod.hosts is None or pod.hosts.leads
-        if leads and not delete(pod.group) and not again:
+        processes.remove_if_small(folder)
+    if pod.group and not process_end.stopped:
+        is_first = pod.hosts is None or pod.hosts.is_first
+        if is_first and not delete_worker_set(pod.group) and not was_restarted:
             return code  # the container's end shows that there is an outcome
-        rest()
+        wait_for_stop()
     return code
 
 
-def _settle_in(place: str) -> None:
+def _provide_user(folder: str) -> None:
     """Set a name and a home for a user that the image lacks; libraries put caches there."""
     if not os.access(os.path.expanduser("~"), os.W_OK):
-        os.environ["HOME"] = os.path.join(place, "home")
+        os.environ["HOME"] = os.path.join(folder, "home")
         os.mkdir(os.environ["HOME"], 0o700)
     try:
         pwd.getpwuid(os.getuid())
@@ -166,7 +168,7 @@ def _settle_in(place: str) -> None:
         os.environ.setdefault("USER", "kinetic")
 
 
-def _lacking(store: str) -> str:
+def _missing_library(store: str) -> str:
     """Return the name of a missing library that the store needs; empty if it has all."""
     for name in ("requests", "google.auth", "google_crc32c") if store.startswith("gs://") else ():
         try:
@@ -178,29 +180,30 @@ def _lacking(store: str) -> str:
     return ""
 
 
-def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
+def _close_dead_job(pod: Pod, process_end: ProcessEnd, *, out_of_memory: bool) -> int:
     """Write a failure as the outcome of a job that has left none; return the exit code."""
     order, executor = pod.order, pod.executor
-    death = death_of(ended, order, memory=memory)
+    death = death_of(process_end, order, out_of_memory=out_of_memory)
     if pod.hosts is not None:
         death = replace(death, message=f"on {pod.hosts.name}: {death.message}")
     print(f"kinetic: {death.message}", file=sys.stderr)
     try:
-        objects = opened(order.store)
-        if pod.hosts is not None and not pod.hosts.leads:
-            place = (order.scope, order.index, order.attempt)
-            claim = wire.attempt_key(*place, "claim")
-            executor = job.claimant(claim, objects, CLAIM_S) or executor
+        objects = open_store(order.store)
+        if pod.hosts is not None and not pod.hosts.is_first:
+            attempt_id = (order.scope, order.index, order.attempt)
+            claim = wire.attempt_key(*attempt_id, "claim")
+            executor = job.wait_for_claimant(claim, objects, CLAIM_S) or executor
     except (OSError, ValueError) as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
     host, receipt = pod.host, pod.restarts.receipt
-    return close_dead(order, pod.key, executor, death, ended, host, receipt, objects)
+    return close_dead(order, pod.key, executor, death, process_end, host, receipt, objects)
 
 
-def _in_a_child(pod: Pod, place: str) -> Ended:
-    line, mine = Line(), os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each process handles them
+def _run_in_child(pod: Pod, folder: str) -> ProcessEnd:
+    channel, guard_pid = Channel(), os.getpid()
+    # Each process unblocks the signals when it handles them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
     source, sink = os.pipe()  # one pipe for both outputs keeps their order
     pid = os.fork()
     if pid == 0:
@@ -208,11 +211,11 @@ def _in_a_child(pod: Pod, place: str) -> Ended:
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         os.close(sink)
-        line.near.close()
-        job.become(pod, place, line, mine)
+        channel.guard_end.close()
+        job.run_job_and_exit(pod, folder, channel, guard_pid)
     os.close(sink)
-    line.far.close()
+    channel.job_end.close()
     order = pod.order
     start = wire.start_allowance(order.debug_s)
     limits = Limits(timeout=order.timeout, start=start, grace=order.grace)
-    return Guard(pid, {source: 1}, line, limits).watch()
+    return Guard(pid, {source: 1}, channel, limits).watch()

@@ -58,7 +58,7 @@ class Death:
     traceback: str = ""
 
 
-def closed(
+def outcome_of_death(
     death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
 ) -> tuple[wire.Outcome, bytes]:
     """Build the outcome, and its body, that another process writes for a dead attempt.

@@ -51,7 +51,7 @@ class Objects(Protocol):
     def delete(self, names: Iterable[str]) -> None: ...
 
 
-def opened(url: str) -> Objects:
+def open_store(url: str) -> Objects:
     """Open the store of a ``file://``, ``shared://``, or ``gs://`` URL.
 
     Raises:
@@ -62,6 +62,6 @@ def opened(url: str) -> Objects:
         return DirectoryObjects.from_url(url)
     if url.startswith("gs://"):
         gcs: Any = importlib.import_module(".gcs", __package__)
-        found: Objects = gcs.GcsObjects(url)
-        return found
+        store: Objects = gcs.GcsObjects(url)
+        return store
     raise ValueError(f"this runner supports no store like {url!r}")

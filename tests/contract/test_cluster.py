@@ -21,7 +21,7 @@ import json
 import os
 
 def main(order, key, executor, site):
-    site.tell_called()
+    site.report_call()
     facts = json.loads(order.client["facts"])
     print(*facts["lines"], sep="\\n", flush=True)
     if facts["gate"]:

@@ -366,7 +366,7 @@ async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Ship) -> Non
         namespace.enter()
         with os.scandir("/") as entries:
             for entry in entries:
-                namespace._show(entry, f"{jail}/{{entry.name}}")
+                namespace._mirror_entry(entry, f"{jail}/{{entry.name}}")
         os.chroot({str(jail)!r})
         os.chdir("/")
         """,

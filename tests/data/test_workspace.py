@@ -217,7 +217,7 @@ def test_whoever_dies_over_it_leaves_it_to_the_next(tmp_path: Path) -> None:
             open(os.path.join(part, "half"), "w").close()
             print("building", flush=True)
             time.sleep(60)
-        trees.shared({str(place)!r}, build)
+        trees.shared_tree({str(place)!r}, build)
         """
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -232,14 +232,14 @@ def test_whoever_dies_over_it_leaves_it_to_the_next(tmp_path: Path) -> None:
         Path(part, "whole").write_text("x")
         return workspace.Weight(1, 1)
 
-    tree = workspace.shared(str(place), build)
+    tree = workspace.shared_tree(str(place), build)
     assert os.listdir(tree.path) == ["whole"]
     assert os.listdir(place) == ["tree-1-1"]
 
     def never(part: str) -> workspace.Weight:
         raise AssertionError(part)
 
-    assert workspace.shared(str(place), never) == tree
+    assert workspace.shared_tree(str(place), never) == tree
 
 
 def test_a_build_that_fails_is_begun_anew(tmp_path: Path) -> None:
@@ -248,9 +248,10 @@ def test_a_build_that_fails_is_begun_anew(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        workspace.shared(str(tmp_path / "p"), fail)
+        workspace.shared_tree(str(tmp_path / "p"), fail)
     assert (
-        workspace.shared(str(tmp_path / "p"), lambda part: workspace.Weight(0, 0)).weight.files == 0
+        workspace.shared_tree(str(tmp_path / "p"), lambda part: workspace.Weight(0, 0)).weight.files
+        == 0
     )
 
 

@@ -29,7 +29,7 @@ import json
 
 def main(order, key, executor, site):
     order = json.loads(order.client["facts"])
-    site.tell_called()
+    site.report_call()
     space = {"order": order, "key": key, "executor": executor, "site": site, "code": 0}
     exec(compile(order["source"], "<job>", "exec"), space)
     return space["code"]

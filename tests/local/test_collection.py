@@ -100,7 +100,7 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from kinetic._runner.job import workspace as trees\n"
-        "trees.shared(sys.argv[1], lambda part: trees.Weight(0, 0))\n"
+        "trees.shared_tree(sys.argv[1], lambda part: trees.Weight(0, 0))\n"
         "print('has it', flush=True); sys.stdin.read()\n"
     )
     process = subprocess.Popen(
@@ -114,9 +114,9 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
         process.stdin.close()
     assert not workspace.discard(place, time.time() - LONG_S - DAY_S), "it was used since"
     assert workspace.discard(place, time.time()) and not os.path.exists(place)
-    assert workspace.shared(place, lambda part: workspace.Weight(0, 0)).weight == workspace.Weight(
-        0, 0
-    )
+    assert workspace.shared_tree(
+        place, lambda part: workspace.Weight(0, 0)
+    ).weight == workspace.Weight(0, 0)
 
 
 def test_what_is_renewed_while_it_is_collected_is_seen_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -58,15 +58,15 @@ def test_a_file_that_two_looks_find_unchanged_is_uploaded_once(
     (out / "deep").mkdir()
     (out / "deep" / "done 100%").write_text("whole")
     (out / "growing").write_text("a")
-    mirror.look()
+    mirror.scan()
     assert kept(server) == {}
     (out / "growing").write_text("ab")
-    mirror.look()
+    mirror.scan()
     assert kept(server) == {"deep/done 100%": b"whole"}
     server.requests.clear()
-    mirror.look()
+    mirror.scan()
     assert kept(server) == {"deep/done 100%": b"whole", "growing": b"ab"}
-    mirror.look()
+    mirror.scan()
     assert server.requests.total() == 1
 
 
@@ -76,8 +76,8 @@ def test_what_is_written_anew_replaces_and_what_is_deleted_stays(
     out = tmp_path / "output"
     (out / "step").write_text("1")
     (out / "old").write_text("old")
-    mirror.look()
-    mirror.look()
+    mirror.scan()
+    mirror.scan()
     (out / "new").write_bytes(b"2" * 9_000_000)
     os.replace(out / "new", out / "step")  # as checkpoints are written
     (out / "old").unlink()
@@ -93,7 +93,7 @@ def test_what_could_not_be_uploaded_is_said(
     (out / "refused").write_text("bad")
     os.mkfifo(out / "pipe")
     (out / "link").symlink_to(tmp_path)
-    mirror._send({"good": mirror._found()[0]["good"]})
+    mirror._upload({"good": mirror._list_files()[0]["good"]})
     server.fail("create", status=403, text="no access")
     mirror.finish(Stopping(), 30.0)
     said = capfd.readouterr().err
@@ -107,7 +107,7 @@ def test_a_job_that_is_asked_to_end_does_not_spend_its_grace_on_uploads(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
-    mirror._opened = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
+    mirror._open_bucket = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
     server.fail("create", stall=True)
     stopping = Stopping()
     stopping.requested, stopping.since = True, time.monotonic()

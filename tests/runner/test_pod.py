@@ -363,20 +363,20 @@ if pid == 0:
     os._exit(7)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 limits = guard.Limits(timeout=0.0, start=0.0, grace=1.0)
-ended = guard.Guard(pid, {}, guard.Line(), limits).watch()
+ended = guard.Guard(pid, {}, guard.Channel(), limits).watch()
 print(ended.status, ended.out_of_time)
 """
 LINGERING = """
 import os, time
 from kinetic._runner.pod import guard
-line = guard.Line()
+channel = guard.Channel()
 pid = os.fork()
 if pid == 0:
     time.sleep(1)
     os._exit(7)
-line.tell(0)
+channel.report_exit_code(0)
 limits = guard.Limits(timeout=0.0, start=0.0, grace=60.0)
-ended = guard.Guard(pid, {}, line, limits).watch()
+ended = guard.Guard(pid, {}, channel, limits).watch()
 print(ended.reported, ended.status, ended.out_of_time)
 """
 

@@ -120,7 +120,7 @@ from kinetic._runner.job import workspace
 
 # With a second thread no process gets a namespace, as none does in a container.
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-site = workspace.Site(work={work!r}, cache={work!r} + "/c", mounts=False, alone=True)
+site = workspace.Site(work={work!r}, cache={work!r} + "/c", mounts=False, exclusive=True)
 views.prepare([wire.DataRef(uri="gs://kn-test/set/", mount={point!r})], None, site)
 print(stand_ins.data_path(0), open({point!r} + "/a").read())
 """

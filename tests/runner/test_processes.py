@@ -59,7 +59,7 @@ import logging, sys
 from kinetic._runner import remote_runner
 {}
 sys.setprofile(lambda frame, event, called: event == "c_call" and print(called.__name__))
-remote_runner.leave(0)
+remote_runner.exit_process(0)
 """
 
 

@@ -28,7 +28,7 @@ class Job:
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        spares.note(str(self.work), DIGEST)
+        spares.write_record(str(self.work), DIGEST)
 
     def restore(self) -> bool:
         self.copied.clear()

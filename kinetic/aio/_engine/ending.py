@@ -272,7 +272,7 @@ async def _store_closed(
     # The attempt has no log, or its error needs none.
     silent = item.stopped or death.reason == SUBMISSION
     log = "" if silent else await _log_tail(submission, index, number)
-    outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
+    outcome, body = outcomes.outcome_of_death(death, item, claimant, submission.fence, log)
     metadata = outcome.signed(identity.key, *place)
     await _refuse_cleaned(submission)  # the job may have been cleaned up while its log was read
     if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
