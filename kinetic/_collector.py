@@ -388,7 +388,7 @@ def _from_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
     now = time.time()
     units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
     for unit in chosen(units, (), limits, CACHE_KEPT_S, now):
-        if workspace.discard(unit.name, now - CACHE_KEPT_S):
+        if workspace.discard_tree(unit.name, now - CACHE_KEPT_S):
             yield unit
 
 
@@ -397,7 +397,7 @@ def _trees_of(folder: Path) -> Iterator[Unit]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 used = entry.stat(follow_symlinks=False).st_mtime
-                tree = workspace.find(entry.path)
+                tree = workspace.find_tree(entry.path)
                 weight = tree.weight if tree is not None else workspace.Weight(0, 0)
                 kind = f"cache/{folder.name}"
                 yield Unit(kind, entry.path, weight.files, weight.size, used)

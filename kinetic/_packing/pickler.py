@@ -217,8 +217,8 @@ class CallPickler(pickles.Pickler):
             return self._function(obj)
         if issubclass(kind, type) or kind is typing.TypeVar:
             return self._defined(obj)
-        if kind in import_hints.KINDS and self._travels(obj):
-            return import_hints.KINDS[kind](obj)
+        if kind in import_hints.REDUCERS and self._travels(obj):
+            return import_hints.REDUCERS[kind](obj)
         if kind is types.ModuleType:
             return self._module(obj)
         if self._data is not None and isinstance(obj, self._data):
@@ -248,7 +248,7 @@ class CallPickler(pickles.Pickler):
             return self._dynamic_function_reduce(obj)
         if isinstance(obj, type):
             reduced = _cloudpickle._dynamic_class_reduce(obj)
-            return pickles.slotted(obj, import_hints.completed(obj, reduced))
+            return pickles.with_slots(obj, import_hints.with_annotations(obj, reduced))
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
 
     def _travels(self, obj: Any) -> bool:

@@ -161,7 +161,7 @@ def _add_to_environment(variables: Mapping[str, str]) -> None:
 
 def _execute(command: list[str], environment: dict[str, str], message: bytes) -> NoReturn:
     """Replace this process with a fresh interpreter, which reads *message* from a private file."""
-    fd = _private_file()
+    fd = _open_private_file()
     with open(fd, "wb", closefd=False) as file:
         file.write(message)
     os.lseek(fd, 0, os.SEEK_SET)
@@ -170,7 +170,7 @@ def _execute(command: list[str], environment: dict[str, str], message: bytes) ->
     os.execvpe(command[0], command, environment)
 
 
-def _private_file() -> int:
+def _open_private_file() -> int:
     """Open a file without a name, because only the job's process may read the key in it."""
     if processes.LINUX:
         return os.memfd_create("order")

@@ -92,17 +92,17 @@ class Invocation:
         _check_python(order.client.get("python", ""))
         if order.requirements is not None:
             self._phase = "requirements"
-            _install(order.requirements, self._objects, self._site)
+            _install_requirements(order.requirements, self._objects, self._site)
         self._phase = "data resolve"
         if order.data:
             views.prepare(order.data, self._objects, self._site)
-        self._outputs = outputs.begin(order, *self._host_position(), self._site.work)
+        self._outputs = outputs.prepare(order, *self._host_position(), self._site.work)
         self._phase = "context extract"
         workspace.prepare(order.code, self._objects, self._site)
         workspace.prefer_jax(os.environ, order.code, self._site)
         self._join_hosts()
-        function_bytes = self._content(order.function)
-        arguments_bytes = self.read_ahead() or self._content(order.arguments)
+        function_bytes = self._read_input(order.function)
+        arguments_bytes = self.read_ahead() or self._read_input(order.arguments)
         self._phase = "payload unpickle"
         function = self._load(function_bytes)
         args, kwargs = self._load(arguments_bytes)
@@ -123,7 +123,7 @@ class Invocation:
         debugger_wait = _load_debugger().DebuggerWait(
             self._order, self._objects, self._site, host, hosts
         )
-        debugger_wait.begin()
+        debugger_wait.listen()
         self._phase = "waiting for a debugger"
         debugger_wait.wait()
 
@@ -131,7 +131,7 @@ class Invocation:
         """Return the number of this host, and how many hosts there are."""
         return 0, 1
 
-    def _content(self, part: Input) -> bytes:
+    def _read_input(self, part: Input) -> bytes:
         self._phase = "artifact download"
         try:
             return opening.read_input(self._objects, part)
@@ -166,7 +166,9 @@ class Invocation:
             message = f"the result cannot be pickled: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
             text = replace(text, message=message, result_repr=outcomes.result_repr(value))
-            outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
+            outcome = self._outcome(
+                Kind.ERROR, text.note, reason=_failure_reason(error, self._phase)
+            )
             return outcome, outcomes.encode_error(text, None)
         outcome = self._outcome(Kind.VALUE, note_of_result(value))
         if not isinstance(stored.content, bytes):
@@ -191,7 +193,7 @@ class Invocation:
             text = replace(text, message=message + self._hint(error, ". "))
         text = self._annotate(text)
         rebuilt = error if self._phase == "execute" and not _is_exit(error) else None
-        outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
+        outcome = self._outcome(Kind.ERROR, text.note, reason=_failure_reason(error, self._phase))
         return outcome, outcomes.encode_error(text, rebuilt)
 
     def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Stored]:
@@ -272,7 +274,7 @@ def _is_exit(error: BaseException) -> bool:
     return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
 
 
-def _reason(error: BaseException, phase: str) -> str:
+def _failure_reason(error: BaseException, phase: str) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
     return "user error" if phase in ("execute", "result serialization") else "setup"
@@ -288,7 +290,7 @@ def _check_python(submitted: str) -> None:
         )
 
 
-def _install(part: Input, objects: Objects, site: workspace.Site) -> None:
+def _install_requirements(part: Input, objects: Objects, site: workspace.Site) -> None:
     """Install the project's requirements before its modules are imported."""
     requirements: Any = importlib.import_module(".requirements", __package__)
     requirements.install(part, objects, os.fspath(site.work))
@@ -330,7 +332,7 @@ def _memory_limit() -> int:
 
 
 PATIENCE_S = 600.0
-FULL_S, FULL_PAUSE_S = 60.0, 1.0
+DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and at which interval, to retry writing an outcome to a full disk."""
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -416,7 +418,7 @@ class Attempt:
         return self._commit(outcome, body)
 
     def _is_cancelling(self) -> bool:
-        return self._opening.item().state is wire.ItemState.CANCELLING
+        return self._opening.item_from_listing().state is wire.ItemState.CANCELLING
 
     def _cancelled_outcome(self, phase: str) -> wire.Outcome:
         return wire.Outcome(
@@ -461,7 +463,7 @@ class Attempt:
         Don't retry if the object is larger than the disk, or if *worth* is false: then no work of
         the function would be lost.
         """
-        deadline, warned = time.monotonic() + FULL_S, False
+        deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
         while True:
             try:
                 return self._objects.create(name, content, metadata, consume=consume)
@@ -476,7 +478,7 @@ class Attempt:
                 if not warned:
                     _report_full_disk(exc)
                 warned = True
-                time.sleep(FULL_PAUSE_S)
+                time.sleep(DISK_FULL_PAUSE_S)
 
     def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
@@ -540,7 +542,7 @@ def _report_full_disk(exc: OSError) -> None:
     with suppress(OSError):  # the log may be on the same disk
         print(
             f"kinetic: the job has ended, but its result can't be written ({exc}); free some "
-            f"space: kinetic retries for {FULL_S:.0f} s",
+            f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s",
             file=sys.stderr,
             flush=True,
         )

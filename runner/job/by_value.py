@@ -18,10 +18,10 @@ def patch_multiprocessing() -> None:
 
     pickler_class: Any = ForkingPickler
     if "reducer_override" not in vars(pickler_class):
-        pickler_class.reducer_override = _reducer()
+        pickler_class.reducer_override = _make_reducer()
 
 
-def _reducer() -> Callable[[Any, Any], Any]:
+def _make_reducer() -> Callable[[Any, Any], Any]:
     """Create the ``reducer_override`` method for the pickler of `multiprocessing`.
 
     Workers get the method by value, because they can't import the runner.
@@ -42,7 +42,7 @@ def _reducer() -> Callable[[Any, Any], Any]:
         pickler_class.reducer_override = reducer_override
         return value
 
-    class Sent:
+    class InstallOnLoad:
         def __init__(self, value: Any) -> None:
             self.value = value
 
@@ -58,9 +58,9 @@ def _reducer() -> Callable[[Any, Any], Any]:
         dispatch_table = {**base.dispatch_table, **self.dispatch_table}
         pickler: Any = type("Pickler", (base,), {"dispatch_table": dispatch_table})
         content = io.BytesIO()
-        pickler(content).dump(Sent(obj))
+        pickler(content).dump(InstallOnLoad(obj))
         return cloudpickle.loads, (content.getvalue(),)
 
-    for helper in (is_found, install, reducer_override, Sent):
+    for helper in (is_found, install, reducer_override, InstallOnLoad):
         helper.__module__ = "__main__"
     return reducer_override

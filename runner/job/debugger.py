@@ -44,11 +44,11 @@ class DebuggerWait:
         self._root = _workspace(site)
         self._host = host
         self._hosts = hosts
-        self._ended = threading.Event()
+        self._finished = threading.Event()
         self._give_up_message = ""
         self._debugpy: Any = None
 
-    def begin(self) -> None:
+    def listen(self) -> None:
         """Listen, and write the port to the store.
 
         Raises:
@@ -76,7 +76,7 @@ class DebuggerWait:
             try:
                 self._debugpy.wait_for_client()
             finally:
-                self._ended.set()
+                self._finished.set()
         if self._give_up_message:
             _log(self._give_up_message)
         elif self._hosts > 1:
@@ -87,7 +87,7 @@ class DebuggerWait:
         end = time.monotonic() + (self._order.debug_s or 0.0)
         attached = self._name(ATTACHED)
         while (left := end - time.monotonic()) > 0:
-            if self._ended.wait(min(left, CHECK_PAUSE_S)):
+            if self._finished.wait(min(left, CHECK_PAUSE_S)):
                 return
             if self._hosts > 1 and self._exists(attached):
                 self._give_up_message = (
@@ -98,7 +98,7 @@ class DebuggerWait:
             self._give_up_message = (
                 "no debugger has attached in time; the function starts without one"
             )
-        while not self._ended.wait(0.05):
+        while not self._finished.wait(0.05):
             try:
                 self._debugpy.wait_for_client.cancel()
             except RuntimeError:
@@ -132,18 +132,18 @@ def load(content: bytes, order: wire.Order, site: Site) -> Any:
                 return built.replace(co_filename=found)
         return built
 
-    class Relocating(pickles.Unpickler):
+    class RelocatingUnpickler(pickles.Unpickler):
         def find_class(self, module: str, name: str, /) -> Any:
             found = super().find_class(module, name)
             if (module, name) != (CLOUDPICKLE_MODULE, "_builtin_type"):
                 return found
 
-            def builtin(kind: str) -> Any:
+            def resolve_builtin(kind: str) -> Any:
                 return build_code if kind == "CodeType" else found(kind)
 
-            return builtin
+            return resolve_builtin
 
-    return pickles.load(content, unpickler=Relocating)
+    return pickles.load(content, unpickler=RelocatingUnpickler)
 
 
 def _workspace(site: Site) -> str:
@@ -160,7 +160,7 @@ def _load_debugpy(site: Site) -> Any:
     if site.exclusive:  # the container is the job's own, so this changes no shared interpreter
         try:
             requirements: Any = importlib.import_module(".requirements", __package__)
-            requirements.add(PACKAGE, os.path.join(site.work, PACKAGE))
+            requirements.add_package(PACKAGE, os.path.join(site.work, PACKAGE))
             return importlib.import_module(PACKAGE)
         except (ImportError, OSError, RuntimeError) as exc:
             error = exc

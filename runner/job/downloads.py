@@ -155,16 +155,18 @@ def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
         library.load_dataset(name, **arguments, **trust).save_to_disk(folder)
         return folder
     if ref.trust_remote_code or not options.keys() <= {"revision"}:
-        raise RuntimeError(_missing_library("datasets", ref.uri, site))
+        raise RuntimeError(_missing_library_message("datasets", ref.uri, site))
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise RuntimeError(_missing_library("datasets or huggingface_hub", ref.uri, site)) from None
+        raise RuntimeError(
+            _missing_library_message("datasets or huggingface_hub", ref.uri, site)
+        ) from None
     hub.snapshot_download(
         name, repo_type="dataset", revision=options.get("revision"), local_dir=folder
     )
     return folder
 
 
-def _missing_library(library: str, uri: str, site: Site) -> str:
+def _missing_library_message(library: str, uri: str, site: Site) -> str:
     return f"{uri} needs {library} where the job runs: {site.install_advice('it')}"

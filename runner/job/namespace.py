@@ -116,7 +116,7 @@ def enter() -> str:
 def _unshare(*, user: bool) -> None:
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
-    _call("unshare", flags, operation="unshare")
+    _call_libc("unshare", flags, operation="unshare")
     if user:
         # IDs are the same inside and outside. The kernel maps groups only if setgroups is denied.
         for file, content in (
@@ -190,7 +190,7 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
     _mirror_missing({point: points[point] for point in outer}, scratch)
     for point in ordered:
         if not os.path.exists(point):
-            _create_within(point, points[point], scratch)
+            _create_in_volume(point, points[point], scratch)
         _check_kind(point, points[point])
         bind(points[point], point)
     try:
@@ -199,7 +199,7 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
         os.chdir("/")
 
 
-def _create_within(point: str, view: str, scratch: str) -> None:
+def _create_in_volume(point: str, view: str, scratch: str) -> None:
     """Make a point inside another volume of the job."""
     try:
         _make_like(view, point)
@@ -307,10 +307,10 @@ def _mount(
         os.fsencode(argument) if argument is not None else None
         for argument in (source, target, kind)
     ]
-    _call("mount", *arguments, flags, options.encode() or None, operation=operation)
+    _call_libc("mount", *arguments, flags, options.encode() or None, operation=operation)
 
 
-def _call(name: str, *args: Any, operation: str) -> None:
+def _call_libc(name: str, *args: Any, operation: str) -> None:
     """Call a function of the C library.
 
     Raises:

@@ -55,16 +55,16 @@ class Opening:
         metadata = wire.claim_metadata(self._executor, self._order.fence)
         name = self._name("claim")
         self._made_claim = self._objects.create(name, b"", metadata)
-        return self._made_claim or self._claimant() == self._executor
+        return self._made_claim or self._read_claimant() == self._executor
 
     def is_void(self) -> bool:
         """Return whether this attempt was closed before it began, so that it must not run."""
         try:
-            return self._claimant() == wire.VOID
+            return self._read_claimant() == wire.VOID
         except KeyError:
             return False  # the batch was cleaned up meanwhile
 
-    def _claimant(self) -> str | None:
+    def _read_claimant(self) -> str | None:
         return self._objects.stat(self._name("claim")).metadata.get("executor")
 
     def withdraw(self) -> None:
@@ -73,9 +73,9 @@ class Opening:
 
     def current_item(self) -> wire.Item:
         """Read the state of the attempt's item from its objects."""
-        return self._open_first_item() or self.item()
+        return self._open_first_item() or self.item_from_listing()
 
-    def item(self) -> wire.Item:
+    def item_from_listing(self) -> wire.Item:
         """Read the state of the item from a listing of its objects."""
         order = self._order
         names = wire.attempt_keys(order.scope, order.index, order.attempt)
@@ -83,7 +83,7 @@ class Opening:
         attempts = wire.attempts_of(
             [(entry.name, entry.metadata) for entry in entries], self._key, order.scope
         )
-        standing = wire.standing(order.index, self._requests())
+        standing = wire.standing(order.index, self._read_requests())
         return wire.item_state(standing, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
@@ -115,7 +115,7 @@ class Opening:
             return None
         return wire.Item(wire.ItemState.OPEN, 1)
 
-    def _requests(self) -> list[wire.Request]:
+    def _read_requests(self) -> list[wire.Request]:
         scope = self._order.scope
         return [
             wire.Request.verified(

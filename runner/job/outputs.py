@@ -34,11 +34,11 @@ LARGE_BYTES = 1024 * 1024
 NAMED_FILES = 5
 """How many of the files that were not uploaded a message names."""
 
-SHARE = 0.5
+GRACE_SHARE = 0.5
 """The share of a job's grace that uploads may take; the rest is for storing the outcome."""
 
 
-def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
+def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
     """Prepare this host's output directory; return a `Mirror` if it is in a bucket.
 
     Raises:
@@ -79,13 +79,13 @@ class Mirror:
         self._folder = folder
         bucket, _, prefix = url.removeprefix("gs://").partition("/")
         self._bucket_name, self._prefix = bucket, f"{prefix}/" if prefix else ""
-        self._open_bucket: Any = None
+        self._cached_bucket: Any = None
         self._previous: dict[str, _FileState] = {}
         self._uploaded: dict[str, _FileState] = {}
         self._errors: dict[str, str] = {}
         self._finishing = threading.Event()
         self._scanner: threading.Thread | None = None
-        self._process = os.getpid()
+        self._owner_pid = os.getpid()
 
     def fetch(self) -> None:
         """Download the files of the prefix, unless they need more than half of the free disk.
@@ -129,7 +129,7 @@ class Mirror:
 
         A job that was asked to end spends at most half of its *grace* on this.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._owner_pid:
             return  # a fork of the user's code has no thread that uploads
         self._finishing.set()
         uploader = threading.Thread(
@@ -138,7 +138,7 @@ class Mirror:
         uploader.start()
         while uploader.is_alive():
             uploader.join(0.2)
-            if stopping.requested and time.monotonic() > stopping.since + grace * SHARE:
+            if stopping.requested and time.monotonic() > stopping.since + grace * GRACE_SHARE:
                 break
         current, others = self._list_files()
         missing = (
@@ -230,11 +230,11 @@ class Mirror:
             self._errors.pop(name, None)
 
     def _bucket(self) -> Any:
-        if self._open_bucket is None:
+        if self._cached_bucket is None:
             gcs: Any = importlib.import_module("..stores.gcs", __package__)
             names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-            self._open_bucket = gcs.Bucket(names.Place(self._bucket_name))
-        return self._open_bucket
+            self._cached_bucket = gcs.Bucket(names.Place(self._bucket_name))
+        return self._cached_bucket
 
 
 def _log(message: str) -> None:

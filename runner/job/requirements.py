@@ -35,7 +35,7 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
     _install("the project's dependencies", "--requirement", path)
 
 
-def add(package: str, folder: str) -> None:
+def add_package(package: str, folder: str) -> None:
     """Install *package* into the new *folder*, for this process only.
 
     Raises:
@@ -46,7 +46,7 @@ def add(package: str, folder: str) -> None:
 
 
 def _install(subject: str, *arguments: str) -> None:
-    command = [*_installer(subject), *arguments]
+    command = [*_install_command(subject), *arguments]
     sys.stderr.write(f"kinetic: installing {subject}\n")
     with subprocess.Popen(
         command,
@@ -73,7 +73,7 @@ def _install(subject: str, *arguments: str) -> None:
     importlib.invalidate_caches()
 
 
-def _installer(subject: str) -> list[str]:
+def _install_command(subject: str) -> list[str]:
     if uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable)):
         return [uv, "pip", "install", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:

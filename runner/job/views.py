@@ -51,7 +51,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
     fuse_paths = _fuse_paths(refs, objects) if site.exclusive else {}
     in_namespace = False
     if any(ref.mount is not None for k, ref in enumerate(refs) if k not in fuse_paths):
-        in_namespace = _has_namespace(site)
+        in_namespace = _enter_namespace(site)
     views = [
         fuse_paths[k]
         if k in fuse_paths
@@ -132,7 +132,7 @@ def _move_volumes(volumes: Mapping[str, str]) -> None:
             ) from exc
 
 
-def _has_namespace(site: Site) -> bool:
+def _enter_namespace(site: Site) -> bool:
     """Enter a private mount namespace; return False in a container that gives none."""
     try:
         if not (site.mounts or site.exclusive):

@@ -61,11 +61,11 @@ def shared_tree(folder: str, build: Callable[[str], Weight]) -> Tree:
     """Return the tree in *folder*; if there is none, *build* makes it in an empty directory.
 
     Processes that need the same tree wait for the process that builds it. If the builder is
-    killed, the next process builds the tree again. `discard` keeps the tree while this process
+    killed, the next process builds the tree again. `discard_tree` keeps the tree while this process
     lives.
     """
     while True:
-        found = find(folder) or _build_tree(folder, build)
+        found = find_tree(folder) or _build_tree(folder, build)
         if found is not None and _hold_tree(folder, found):
             return found
 
@@ -81,7 +81,7 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (os.path.isdir(folder) and os.path.samestat(os.fstat(lock), os.stat(folder))):
             return None
-        if (found := find(folder)) is not None:
+        if (found := find_tree(folder)) is not None:
             return found
         part = os.path.join(folder, "part")
         if os.path.isdir(part):  # the builder died: this process holds the lock now
@@ -117,7 +117,7 @@ def _hold_tree(folder: str, tree: Tree) -> bool:
     return True
 
 
-def discard(folder: str, unused_since: float) -> bool:
+def discard_tree(folder: str, unused_since: float) -> bool:
     """Remove the tree in *folder*, unless a process holds it or used it after *unused_since*."""
     with contextlib.ExitStack() as locks:
         try:
@@ -139,7 +139,7 @@ def discard(folder: str, unused_since: float) -> bool:
         return True
 
 
-def find(folder: str) -> Tree | None:
+def find_tree(folder: str) -> Tree | None:
     """Return the tree in the directory *folder*; None if no process has built it."""
     try:
         names = os.listdir(folder)
@@ -326,27 +326,29 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
     root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-    elif not spares.restore(work, code.digest, lambda missing: _fill(code, objects, site, missing)):
+    elif not spares.restore(
+        work, code.digest, lambda missing: _copy_missing(code, objects, site, missing)
+    ):
         layers = f"{work}/layers/workspace"
-        copied = make_view(_tree(code, objects, site), root, layers, mounts=site.mounts)
+        copied = make_view(_project_tree(code, objects, site), root, layers, mounts=site.mounts)
         if copied and site.reusable:
             spares.write_record(work, code.digest)
-    _enter(code, root)
+    _enter_workspace(code, root)
     return Path(root)
 
 
-def _tree(code: Code, objects: Objects, site: Site) -> Tree:
+def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
     folder = _cache_folder(code, site)
     return shared_tree(folder, lambda part: _unpack(code, objects, folder, part))
 
 
-def _fill(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
-    tree = _tree(code, objects, site)
+def _copy_missing(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
+    tree = _project_tree(code, objects, site)
     for path in missing:
         copy_file(tree.path + path, f"{site.work}/{spares.WORKSPACE}{path}")
 
 
-def _enter(code: Code | None, root: str) -> None:
+def _enter_workspace(code: Code | None, root: str) -> None:
     working_folder, imports = root, [root]
     if code is not None:
         working_folder = _path_within(root, code.cwd or "")
@@ -380,7 +382,7 @@ def _brings_jax(code: Code | None, site: Site) -> bool:
 
 
 def _cache_folder(code: Code, site: Site) -> str:
-    return os.path.join(site.cache, "code", _hexadecimal(code.digest))
+    return os.path.join(site.cache, "code", _checked_digest(code.digest))
 
 
 def _unpack(code: Code, objects: Objects, folder: str, part: str) -> Weight:
@@ -451,7 +453,7 @@ def _path_within(root: str, relative: str) -> str:
     return f"{root}/{relative}"
 
 
-def _hexadecimal(digest: str) -> str:
+def _checked_digest(digest: str) -> str:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ValueError(f"{digest!r} isn't a SHA-256")
     return digest

@@ -58,7 +58,7 @@ class PodAttempt(Attempt):
         """Run the call on a host but the first; create *done_name*, or commit the failure."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
-            keep_log(self._order, self._key, self.host, self.output(), self._objects)
+            store_log(self._order, self._key, self.host, self.output(), self._objects)
             self._objects.create(done_name, b"")
             return wire.EXIT_VALUE
         if self._stopping.requested and self._is_cancelling():
@@ -66,18 +66,16 @@ class PodAttempt(Attempt):
         return self._commit(outcome, body)
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
-        keep_log(self._order, self._key, self.host, self.output(), self._objects)
+        store_log(self._order, self._key, self.host, self.output(), self._objects)
         return super()._commit(outcome, body)
 
     def _exit_code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
-        return _write_receipt_and_exit(
-            self._opening, self._order, outcome, metadata, content, self.receipt
-        )
+        return _conclude(self._opening, self._order, outcome, metadata, content, self.receipt)
 
 
-def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
+def store_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
     """Store the job's output on *host*, if there is any, so that the log outlives the pod."""
     if not output:
         return
@@ -88,7 +86,7 @@ def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: O
         print(f"kinetic: cannot store the end of this log: {exc}", file=sys.stderr)
 
 
-def _write_receipt_and_exit(
+def _conclude(
     opening: Opening,
     order: wire.Order,
     outcome: wire.Outcome,
@@ -109,7 +107,7 @@ def _write_receipt_and_exit(
 def exit_code_for(opening: Opening) -> int:
     """Read the item's objects, and return the exit code for the item's state."""
     try:
-        item = opening.item()
+        item = opening.item_from_listing()
     except (OSError, ValueError) as exc:
         print(f"kinetic: cannot read the item's attempts: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
@@ -186,7 +184,7 @@ def _close(
         else:
             executor = objects.stat(name).metadata.get("executor", "")
     # Read after the claim, so that an earlier request to stop counts.
-    item = Opening(order, key, executor, objects).item()
+    item = Opening(order, key, executor, objects).item_from_listing()
     outcome, content = outcome_of_death(death, item, executor, order.fence, log)
     metadata = outcome.signed(key, *attempt_id)
     created = objects.create(wire.attempt_key(*attempt_id, "outcome"), content, metadata)
@@ -260,11 +258,11 @@ def close_dead(
         if not opening.inputs_exist():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
-        keep_log(order, key, host, process_end.output, objects)
+        store_log(order, key, host, process_end.output, objects)
         outcome, metadata, content = _close(
             order, key, order.attempt, executor, death, objects, process_end.log
         )
     except OSError as exc:
         print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_UNCOMMITTED
-    return _write_receipt_and_exit(opening, order, outcome, metadata, content, receipt)
+    return _conclude(opening, order, outcome, metadata, content, receipt)

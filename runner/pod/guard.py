@@ -121,7 +121,7 @@ class Guard:
         self._unwritten: dict[int, bytearray] = {target: bytearray() for target in streams.values()}
         self._channel, self._answer_file = channel.guard_end, channel.answer_file
         self._limits = limits
-        self._kept = bytearray()
+        self._output_tail = bytearray()
         self._reported: int | None = None
         self._called = self._stopped = self._out_of_time = self._killed = False
         self._deadline: float | None = None
@@ -167,16 +167,16 @@ class Guard:
 
     def last_lines(self) -> bytes:
         """Return the last lines of the output, in at most `KEPT_BYTES`."""
-        kept = bytes(self._kept[-KEPT_BYTES:])
+        kept = bytes(self._output_tail[-KEPT_BYTES:])
         lines = kept.splitlines(keepends=True)
-        if len(self._kept) > KEPT_BYTES and len(lines) > 1:
+        if len(self._output_tail) > KEPT_BYTES and len(lines) > 1:
             lines = lines[1:]  # the first line is cut
         return b"".join(lines[-KEPT_LINES:])
 
     def output(self) -> bytes:
         """Return the end of the output, in whole lines."""
-        kept = bytes(self._kept[-wire.LOG_BYTES :])
-        return kept if len(kept) == len(self._kept) else kept.partition(b"\n")[2] or kept
+        kept = bytes(self._output_tail[-wire.LOG_BYTES :])
+        return kept if len(kept) == len(self._output_tail) else kept.partition(b"\n")[2] or kept
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -285,9 +285,11 @@ class Guard:
         if not data:
             del self._targets[source]
             return False
-        self._kept += data
-        if len(self._kept) > 2 * wire.LOG_BYTES:
-            del self._kept[: -wire.LOG_BYTES - 1]  # the extra byte shows that output was dropped
+        self._output_tail += data
+        if len(self._output_tail) > 2 * wire.LOG_BYTES:
+            del self._output_tail[
+                : -wire.LOG_BYTES - 1
+            ]  # the extra byte shows that output was dropped
         self._unwritten[target] += data
         return True
 

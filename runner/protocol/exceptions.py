@@ -52,28 +52,28 @@ class _Pickler(pickles.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle *obj*; called for everything but the plainest values."""
         if issubclass(type(obj), BaseException):
-            return self._reduced(obj)
+            return self._reduce_exception(obj)
         return super().reducer_override(obj)
 
-    def _reduced(self, error: BaseException) -> tuple[Any, ...]:
-        return _by_its_class(error) or _apart(error)
+    def _reduce_exception(self, error: BaseException) -> tuple[Any, ...]:
+        return _reduce_by_class(error) or _reduce_by_attributes(error)
 
 
 class _CarefulPickler(_Pickler):
     """Leave out what can't be pickled."""
 
-    def _reduced(self, error: BaseException) -> tuple[Any, ...]:
-        own = _by_its_class(error, linked=_travels)
-        if own is not None and _travels((own[1], own[2][:3])):
-            return own
-        return _apart(error, kept=_travels)
+    def _reduce_exception(self, error: BaseException) -> tuple[Any, ...]:
+        reduced = _reduce_by_class(error, can_link=_is_sendable)
+        if reduced is not None and _is_sendable((reduced[1], reduced[2][:3])):
+            return reduced
+        return _reduce_by_attributes(error, is_kept=_is_sendable)
 
 
-def _always(_: Any) -> bool:
+def _accept_all(_: Any) -> bool:
     return True
 
 
-def _travels(value: Any) -> bool:
+def _is_sendable(value: Any) -> bool:
     sink = io.BytesIO()
     careful = isinstance(value, BaseException)
     try:
@@ -84,59 +84,63 @@ def _travels(value: Any) -> bool:
     return len(sink.getvalue()) <= PART_BYTES
 
 
-def _by_its_class(
-    error: BaseException, linked: Callable[[Any], bool] = _always
+def _reduce_by_class(
+    error: BaseException, can_link: Callable[[Any], bool] = _accept_all
 ) -> tuple[Any, ...] | None:
     """Return how to pickle *error* as its class does; None if the copy isn't equal."""
     try:
         reduced: Any = error.__reduce_ex__(5)
         make, args, *more = reduced
         state = more[0] if more else None
-        again: BaseException = _made(make, args)
-        _complete(again, (state, {}, {}, {}))
-        found, wanted = ({**vars(one), **_slots(one)} for one in (again, error))
-        same = type(again) is type(error) and again.args == error.args
-        same = same and found.keys() == wanted.keys()
-        if not same or not all(_alike(found[name], one) for name, one in wanted.items()):
+        copy: BaseException = _made(make, args)
+        _complete(copy, (state, {}, {}, {}))
+        copied, original = ({**vars(value), **_slot_values(value)} for value in (copy, error))
+        same = type(copy) is type(error) and copy.args == error.args
+        same = same and copied.keys() == original.keys()
+        if not same or not all(_are_alike(copied[name], value) for name, value in original.items()):
             return None
     except Exception:  # the user's code may not support the usual way
         return None
-    return _made, (make, args), (state, {}, {}, _links(error, linked)), None, None, _complete
+    return _made, (make, args), (state, {}, {}, _links(error, can_link)), None, None, _complete
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _are_alike(first: Any, second: Any) -> bool:
     """Return whether two values are equal, or have one class without equality (such as locks)."""
-    if one == other:
+    if first == second:
         return True
-    kind = type(cast("object", other))
-    return type(cast("object", one)) is kind and kind.__eq__ is _IDENTITY
+    kind = type(cast("object", second))
+    return type(cast("object", first)) is kind and kind.__eq__ is _IDENTITY
 
 
-def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
+def _reduce_by_attributes(
+    error: BaseException, is_kept: Callable[[Any], bool] = _accept_all
+) -> tuple[Any, ...]:
     """Return how to pickle *error* as its class, the state that Python keeps, and attributes."""
     kind: Any = type(error)
-    base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
+    base: Any = next(parent for parent in kind.__mro__ if not parent.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
     attributes = dict(vars(error))
-    pythons = cast("dict[str, Any]", more[0] if more and more[0] else {})  # such as `name`
-    members = {**pythons, **_slots(error)}
+    base_state = cast("dict[str, Any]", more[0] if more and more[0] else {})  # such as `name`
+    members = {**base_state, **_slot_values(error)}
     members = {name: value for name, value in members.items() if name not in attributes}
-    left: list[str] = []
+    omitted: list[str] = []
     if base is not BaseExceptionGroup:  # the grouped exceptions are pickled one by one
-        goes = [kept(one) for one in args]
-        left += [f"args[{at}]" for at, one in enumerate(goes) if not one]
-        args = tuple(one if whole else _text(one) for one, whole in zip(args, goes, strict=True))
-    for facts in (attributes, members):
-        for name in [name for name, value in facts.items() if not kept(value)]:
-            left.append(f"{name} ({type(facts.pop(name)).__qualname__})")
-    if left:
-        note = f"Left out in the job, as it cannot be pickled or is large: {', '.join(left)}"
+        kept_flags = [is_kept(value) for value in args]
+        omitted += [f"args[{index}]" for index, keep in enumerate(kept_flags) if not keep]
+        args = tuple(
+            value if keep else _text(value) for value, keep in zip(args, kept_flags, strict=True)
+        )
+    for values in (attributes, members):
+        for name in [name for name, value in values.items() if not is_kept(value)]:
+            omitted.append(f"{name} ({type(values.pop(name)).__qualname__})")
+    if omitted:
+        note = f"Left out in the job, as it cannot be pickled or is large: {', '.join(omitted)}"
         attributes["__notes__"] = [*attributes.get("__notes__", ()), note]
-    state = (None, attributes, members, _links(error, kept))
+    state = (None, attributes, members, _links(error, is_kept))
     return _put_together, (kind, base, args), state, None, None, _complete
 
 
-def _slots(error: BaseException) -> dict[str, Any]:
+def _slot_values(error: BaseException) -> dict[str, Any]:
     state = cast("Any", object.__getstate__(error))  # the dict, or both, or None
     return cast("dict[str, Any]", {} if state is None or hasattr(state, "keys") else state[1])
 
@@ -148,12 +152,14 @@ def _text(value: Any) -> str:
         return f"<{type(value).__qualname__} that has no text ({type(exc).__name__})>"
 
 
-def _links(error: BaseException, kept: Callable[[Any], bool]) -> dict[str, Any]:
+def _links(error: BaseException, is_kept: Callable[[Any], bool]) -> dict[str, Any]:
     """Return the attributes that link *error* to the exception that a traceback shows before it."""
     hidden = error.__suppress_context__
-    found = {"__cause__": error.__cause__, "__context__": None if hidden else error.__context__}
+    linked = {"__cause__": error.__cause__, "__context__": None if hidden else error.__context__}
     links: dict[str, Any] = {
-        name: one for name, one in found.items() if one is not None and kept(one)
+        name: exception
+        for name, exception in linked.items()
+        if exception is not None and is_kept(exception)
     }
     return {**links, "__suppress_context__": hidden}  # must come last: setting a cause changes it
 
@@ -169,9 +175,9 @@ def _put_together(kind: type[BaseException], base: Any, args: tuple[Any, ...]) -
 
 
 def _complete(error: BaseException, state: tuple[Any, dict[str, Any], Any, Any]) -> None:
-    own, attributes, members, links = state
-    if own is not None:
-        error.__setstate__(own)
+    own_state, attributes, members, links = state
+    if own_state is not None:
+        error.__setstate__(own_state)
     vars(error).update(attributes)
     for name, value in {**members, **links}.items():
         object.__setattr__(error, name, value)  # the class may refuse `setattr`

@@ -54,7 +54,7 @@ def write_footer(sink: Sink, sizes: Iterable[int], fields: Mapping[str, Any]) ->
 
 def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None = None) -> bytes:
     """Return a container as bytes, for small content."""
-    parts = [one if type(one) is bytes else memoryview(one).cast("B") for one in frames]
+    parts = [frame if type(frame) is bytes else memoryview(frame).cast("B") for frame in frames]
     footer = _footer([len(part) for part in parts], fields or {})
     return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
 
@@ -110,12 +110,12 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     body = view.nbytes - TAIL.size - len(footer)
     try:
         fields, sizes = _read_footer(footer)
-        whole = all(type(size) is int and size >= 0 for size in sizes)
+        is_valid = all(type(size) is int and size >= 0 for size in sizes)
     except MALFORMED as exc:
         raise FramesError("the container's footer is damaged") from exc
     if sizes == [body]:  # most containers
         return Frames(fields, (view[:body],))
-    if not whole or sum(sizes) != body:
+    if not is_valid or sum(sizes) != body:
         raise FramesError("the container's frames do not add up")
     frames: list[memoryview] = []
     offset = 0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 
 SCHEME = "gs://"
-LONGEST = 1024
-ODD = re.compile("[%\x00-\x1f\x7f-\x9f\ud800-\udfff]|^\\.")
+MAX_NAME_BYTES = 1024
+UNSAFE = re.compile("[%\x00-\x1f\x7f-\x9f\ud800-\udfff]|^\\.")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -49,22 +49,22 @@ class Place:
         Raises:
             OSError: Cloud Storage allows no name of this length.
         """
-        full = self.folder + ODD.sub(_quoted, name)
-        if (size := len(full.encode())) > LONGEST:
+        full = self.folder + UNSAFE.sub(_percent_encode, name)
+        if (size := len(full.encode())) > MAX_NAME_BYTES:
             raise OSError(
                 f"the name {name[:60]!r}… takes {size} bytes in {self.url}, and Cloud Storage "
-                f"allows {LONGEST}"
+                f"allows {MAX_NAME_BYTES}"
             )
         return full
 
     def name(self, object_name: str) -> str | None:
         """Invert `object_name`; None if the object has no name in this store."""
-        own = object_name.removeprefix(self.folder)
-        if "%" not in own:
-            return own
-        name = urllib.parse.unquote_to_bytes(own).decode("utf-8", "surrogatepass")
-        return name if ODD.sub(_quoted, name) == own else None
+        relative = object_name.removeprefix(self.folder)
+        if "%" not in relative:
+            return relative
+        name = urllib.parse.unquote_to_bytes(relative).decode("utf-8", "surrogatepass")
+        return name if UNSAFE.sub(_percent_encode, name) == relative else None
 
 
-def _quoted(match: re.Match[str]) -> str:
+def _percent_encode(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))

@@ -23,11 +23,11 @@ _ALIAS: Any = getattr(typing, "TypeAliasType", None)
 _NEW: Any = getattr(copyreg, "__newobj_ex__")  # noqa: B009 - type checkers do not know it
 
 
-def carried(function: types.FunctionType) -> types.FunctionType:
+def with_text_annotations(function: types.FunctionType) -> types.FunctionType:
     """Return *function*, or a copy with annotations as text if they can't be computed."""
-    if not LAZY or _computed(function) is not None:
+    if not LAZY or _computed_annotations(function) is not None:
         return function
-    like = types.FunctionType(
+    copy = types.FunctionType(
         function.__code__,
         function.__globals__,
         function.__name__,
@@ -35,34 +35,34 @@ def carried(function: types.FunctionType) -> types.FunctionType:
         function.__closure__,
     )
     for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
-        setattr(like, name, getattr(function, name))
-    like.__dict__.update(vars(function))
-    like.__annotations__ = _text(function)
-    return like
+        setattr(copy, name, getattr(function, name))
+    copy.__dict__.update(vars(function))
+    copy.__annotations__ = _text_annotations(function)
+    return copy
 
 
-def completed(defined: type, reduced: Any) -> Any:
+def with_annotations(defined: type, reduced: Any) -> Any:
     """Reduce a class by value as cloudpickle does, with its annotations."""
     match reduced:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
-            found = _computed(defined)
+            computed = _computed_annotations(defined)
             state = reduced[2][0]
             # Replace the annotations under one name, even if they were computed before.
             for name in ("__annotations__", "__annotations_cache__"):
                 state.pop(name, None)
-            state["__annotations__"] = _text(defined) if found is None else found
+            state["__annotations__"] = _text_annotations(defined) if computed is None else computed
         case _:
             pass
     return reduced
 
 
-def is_found(one: Any) -> bool:
-    """Return whether the module of *one* has it by its name, so that it pickles by reference."""
-    module = sys.modules.get(getattr(one, "__module__", None) or "")
-    return getattr(module, getattr(one, "__name__", ""), None) is one
+def is_importable(obj: Any) -> bool:
+    """Return whether the module of *obj* has it by its name, so that it pickles by reference."""
+    module = sys.modules.get(getattr(obj, "__module__", None) or "")
+    return getattr(module, getattr(obj, "__name__", ""), None) is obj
 
 
-def _alias(alias: Any) -> Any:
+def _reduce_alias(alias: Any) -> Any:
     """Return how to pickle a type alias.
 
     Its value becomes its name if the alias refers to itself, or to a name that doesn't exist.
@@ -71,8 +71,8 @@ def _alias(alias: Any) -> Any:
     with contextlib.suppress(Exception):
         if not _is_within(alias, alias.__value__, []):
             value = alias.__value__
-    facts = {"type_params": alias.__type_params__}
-    return _NEW, (type(alias), (alias.__name__, value), facts)
+    arguments = {"type_params": alias.__type_params__}
+    return _NEW, (type(alias), (alias.__name__, value), arguments)
 
 
 def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
@@ -85,32 +85,32 @@ def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
     return any(_is_within(alias, part, seen) for part in parts if part is not None)
 
 
-def _computed(one: Any) -> dict[str, Any] | None:
+def _computed_annotations(annotated: Any) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = one.__annotations__
+        computed: dict[str, Any] = annotated.__annotations__
     except Exception:  # the hints are the user's code
         return None
-    return found
+    return computed
 
 
-def _text(one: Any) -> dict[str, Any]:
+def _text_annotations(annotated: Any) -> dict[str, Any]:
     """Return the annotations as text, like `from __future__ import annotations`."""
     library: Any = importlib.import_module("annotationlib")
     try:
-        found: dict[str, Any] = library.get_annotations(one, format=library.Format.STRING)
+        texts: dict[str, Any] = library.get_annotations(annotated, format=library.Format.STRING)
     except Exception:
         return {}
-    return found
+    return texts
 
 
-KINDS: dict[Any, Callable[[Any], Any]] = {
-    typing.ParamSpec: lambda it: (typing.ParamSpec, (it.__name__,)),
-    typing.TypeVarTuple: lambda it: (typing.TypeVarTuple, (it.__name__,)),
-    typing.NewType: lambda it: (typing.NewType, (it.__name__, it.__supertype__)),
+REDUCERS: dict[Any, Callable[[Any], Any]] = {
+    typing.ParamSpec: lambda hint: (typing.ParamSpec, (hint.__name__,)),
+    typing.TypeVarTuple: lambda hint: (typing.TypeVarTuple, (hint.__name__,)),
+    typing.NewType: lambda hint: (typing.NewType, (hint.__name__, hint.__supertype__)),
 }
 """How to pickle objects that otherwise pickle themselves as a name in a module."""
 
 if _ALIAS is not None:
-    KINDS[_ALIAS] = _alias
-if LAZY:  # it keeps the whole namespace that its name is looked up in
-    KINDS[ForwardRef] = lambda it: (ForwardRef, (it.__forward_arg__,))
+    REDUCERS[_ALIAS] = _reduce_alias
+if LAZY:  # a ForwardRef keeps the whole namespace in which Python looks up its name
+    REDUCERS[ForwardRef] = lambda hint: (ForwardRef, (hint.__forward_arg__,))

@@ -70,10 +70,10 @@ class Manifest:
         The hash doesn't cover empty directories and executable bits. Trees that
         differ only in these share their files, but each has its own manifest.
         """
-        look = [[entry.path for entry in self.entries if entry.executable], list(self.empty)]
-        if look == [[], []]:
+        details = [[entry.path for entry in self.entries if entry.executable], list(self.empty)]
+        if details == [[], []]:
             return f"{prefix(digest)}manifest"
-        return f"{prefix(digest)}manifest.{hashlib.sha256(_json(look)).hexdigest()[:16]}"
+        return f"{prefix(digest)}manifest.{hashlib.sha256(_json(details)).hexdigest()[:16]}"
 
     def objects(self, digest: str) -> Iterator[tuple[Entry, str]]:
         """Yield each file with the name of its object.
@@ -82,14 +82,14 @@ class Manifest:
         that some store can't have becomes a number.
         """
         for number, entry in enumerate(self.entries):
-            if _speakable(entry.path):
+            if _is_usable_name(entry.path):
                 yield entry, f"{prefix(digest)}files/{entry.path}"
             else:
                 yield entry, f"{prefix(digest)}unnamed/{number}"
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest's object."""
-        rows = [(one.path, one.size, one.mode, one.digest) for one in self.entries]
+        rows = [(entry.path, entry.size, entry.mode, entry.digest) for entry in self.entries]
         kind = "dir" if self.is_dir else "file"
         return _json({"version": VERSION, "kind": kind, "empty": self.empty, "entries": rows})
 
@@ -124,7 +124,7 @@ def file_hash(path: str) -> Any:
     return hashlib.sha256(path.encode(errors="surrogateescape") + b"\0")
 
 
-def _speakable(path: str) -> bool:
+def _is_usable_name(path: str) -> bool:
     return (
         path.isprintable()  # no control characters, and nothing that is not Unicode
         and len(path.encode()) <= LONGEST_NAME

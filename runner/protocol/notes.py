@@ -17,10 +17,10 @@ Scalar = bool | int | float | str | None
 Note = Mapping[str, Scalar]
 
 NOTE_BYTES = 1024
-TEXT, ERROR_TEXT = 100, 300
+MAX_TEXT, MAX_ERROR_TEXT = 100, 300
 """Maximum characters of a text, and of the message of an error."""
 
-DEPTH, ELEMENTS, ENTRIES = 3, 16, 64
+MAX_DEPTH, MAX_ELEMENTS, MAX_ENTRIES = 3, 16, 64
 """Leave out deeper nesting, longer sequences, and further entries."""
 
 RESULT = "result"
@@ -38,21 +38,21 @@ def note_of_result(value: Any) -> Note | None:
     A scalar is named ``result``. The scalars in a dict, a dataclass, or a named tuple keep their
     names. Those in a short list or tuple are named ``[0]``, ``[1]``, …
     """
-    return None if value is None else _bounded(value)
+    return None if value is None else _build_note(value)
 
 
 def note_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Note | None:
     """Return the notes of arguments; positional ones are named ``[0]``, ``[1]``, …"""
-    named = {f"[{place}]": value for place, value in enumerate(args[:ENTRIES])}
-    return _bounded(named | dict(kwargs))
+    named = {f"[{position}]": value for position, value in enumerate(args[:MAX_ENTRIES])}
+    return _build_note(named | dict(kwargs))
 
 
 def note_of_error(qualname: str, message: str) -> Note:
     """Return the note of an exception: its type and the start of its message, in one string."""
-    words = f"{qualname}: {message}" if qualname and message else qualname or message
-    note: Note = {ERROR: words[:ERROR_TEXT]}
+    text = f"{qualname}: {message}" if qualname and message else qualname or message
+    note: Note = {ERROR: text[:MAX_ERROR_TEXT]}
     # In JSON, a character may take 6 or 12 bytes.
-    return note if len(_compact(note)) <= NOTE_BYTES else {ERROR: words[: ERROR_TEXT // 4]}
+    return note if len(_compact(note)) <= NOTE_BYTES else {ERROR: text[: MAX_ERROR_TEXT // 4]}
 
 
 def read(parsed: object) -> Note:
@@ -61,42 +61,42 @@ def read(parsed: object) -> Note:
         return {}
     entries = cast("dict[object, object]", parsed).items()
     return {
-        name: one
-        for name, one in entries
-        if isinstance(name, str) and (one is None or isinstance(one, (bool, int, float, str)))
+        name: value
+        for name, value in entries
+        if isinstance(name, str) and (value is None or isinstance(value, (bool, int, float, str)))
     }
 
 
-def _bounded(value: Any) -> Note | None:
+def _build_note(value: Any) -> Note | None:
     note: dict[str, Scalar] = {}
     with contextlib.suppress(Exception):  # the user's object may raise anything
-        _gather(note, "", value, DEPTH)
+        _gather(note, "", value, MAX_DEPTH)
     if len(_compact(note)) > NOTE_BYTES:
-        note = _fitting(note)
+        note = _limit_size(note)
     return note or None
 
 
-def _fitting(note: Note) -> dict[str, Scalar]:
+def _limit_size(note: Note) -> dict[str, Scalar]:
     """Return the entries that fit, in order; leave out those that don't."""
-    left, kept = NOTE_BYTES - 2, dict[str, Scalar]()
-    for name, one in note.items():
-        size = len(_compact({name: one})) - 1  # a comma replaces two braces
-        if size <= left:
-            left -= size
-            kept[name] = one
+    remaining, kept = NOTE_BYTES - 2, dict[str, Scalar]()
+    for name, value in note.items():
+        size = len(_compact({name: value})) - 1  # a comma replaces two braces
+        if size <= remaining:
+            remaining -= size
+            kept[name] = value
     return kept
 
 
 def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
     """Add the scalars in *value* to *note*; *path* is the value's name, empty for the whole."""
-    if len(note) >= ENTRIES:
+    if len(note) >= MAX_ENTRIES:
         return
     kind: type[Any] = type(cast("object", value))
     name = path or RESULT
     if value is None or kind is bool:
         note[name] = value
     elif issubclass(kind, str):
-        note[name] = str.__getitem__(value, slice(TEXT))
+        note[name] = str.__getitem__(value, slice(MAX_TEXT))
     elif issubclass(kind, int):
         if int.bit_length(value) < 64:
             note[name] = int.__index__(value)
@@ -104,22 +104,22 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
         number = float.__float__(value)
         note[name] = number if math.isfinite(number) else _TEXTUAL.get(number, "nan")
     elif depth:
-        for inside, one in _parts(kind, value):
-            joined = f"{path}{inside}" if inside[:1] == "[" or not path else f"{path}.{inside}"
-            _gather(note, joined, one, depth - 1)
+        for part, element in _parts(kind, value):
+            joined = f"{path}{part}" if part[:1] == "[" or not path else f"{path}.{part}"
+            _gather(note, joined, element, depth - 1)
 
 
 def _parts(kind: Any, value: Any) -> Iterable[tuple[str, Any]]:
     """Return the elements of a container by name."""
     if issubclass(kind, dict):
         entries = dict[Any, Any].items(value)  # even if a subclass overrides them
-        return [(key[:TEXT], one) for key, one in entries if isinstance(key, str)]
+        return [(key[:MAX_TEXT], element) for key, element in entries if isinstance(key, str)]
     names: Any = getattr(kind, "_fields", None)
     if names is not None and issubclass(kind, tuple):
         return zip(names, value, strict=True)
     if issubclass(kind, (list, tuple)):
-        few = value if len(value) <= ELEMENTS else ()
-        return [(f"[{place}]", one) for place, one in enumerate(few)]
+        elements = value if len(value) <= MAX_ELEMENTS else ()
+        return [(f"[{position}]", element) for position, element in enumerate(elements)]
     if hasattr(kind, "__dataclass_fields__"):
         return [(key, getattr(value, key)) for key in kind.__dataclass_fields__ if key[:1] != "_"]
     if hasattr(kind, "item") and getattr(value, "shape", None) == ():

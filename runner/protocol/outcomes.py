@@ -77,8 +77,8 @@ def outcome_of_death(
             log=log,
         )
         note = text.note
-        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
-        content = frames.pack([], {"error": fields_of(replace(text, message=words))})
+        message = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
+        content = frames.pack([], {"error": fields_of(replace(text, message=message))})
     outcome = wire.Outcome(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,
         reason="cancelled" if item.stopped else death.reason,
@@ -131,7 +131,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
         try:
             parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
         except Exception as exc:  # any class may refuse in any way; the text stays
-            text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_words(exc)}", 1000))
+            text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_message_of(exc)}", 1000))
     body = frames.pack(parts, {"error": fields_of(text)})
     return Stored(body, digest(body), len(body))
 
@@ -155,7 +155,7 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
         qualname = f"{kind.__module__}.{qualname}"
     return ErrorText(
         qualname=qualname,
-        message=_clip(_words(error), TEXT_LIMIT),
+        message=_clip(_message_of(error), TEXT_LIMIT),
         traceback=_clip("".join(lines), TEXT_LIMIT),
         phase=phase,
     )
@@ -185,7 +185,7 @@ def result_repr(value: Any) -> str:
         return f"<{type(value).__qualname__} whose repr raised {type(exc).__name__}>"
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as exc:

@@ -23,25 +23,25 @@ from . import import_hints
 from .frames import FramesError, Sink, unpack, write_footer
 
 
-def slotted(defined: type, reduced: Any) -> Any:
+def with_slots(defined: type, reduced: Any) -> Any:
     """Add the slots to *reduced*, cloudpickle's form of a class that is pickled by value."""
     slots: Any = vars(defined).get("__slots__")
     match reduced:
-        case (make, (kind, name, bases, {**facts}, *more), ({**state}, later), *rest) if (
+        case (make, (kind, name, bases, {**namespace}, *more), ({**state}, slot_state), *rest) if (
             isinstance(slots, (str, tuple, list, dict))
             and make.__name__ == "_make_skeleton_class"
             and not issubclass(defined, tuple)  # a named tuple has empty slots and loses nothing
         ):
             for slot in cast("Iterable[str]", [slots] if isinstance(slots, str) else slots):
                 # The new class makes its own descriptor.
-                state.pop(_mangled(slot, defined.__name__), None)
-            facts["__slots__"] = slots
-            return (make, (kind, name, bases, facts, *more), (state, later), *rest)
+                state.pop(_mangle(slot, defined.__name__), None)
+            namespace["__slots__"] = slots
+            return (make, (kind, name, bases, namespace, *more), (state, slot_state), *rest)
         case _:
             return reduced
 
 
-def _mangled(slot: str, owner: str) -> str:
+def _mangle(slot: str, owner: str) -> str:
     owner = owner.lstrip("_")
     private = slot.startswith("__") and not slot.endswith("__")
     return f"_{owner}{slot}" if private and owner else slot
@@ -53,7 +53,7 @@ OUT_OF_BAND_BYTES = 64 * 1024
 PYTHON = "python"
 """The field that names the version whose bytecode a container has."""
 
-HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 CHUNK = 4 * 1024 * 1024
 """The most bytes that one call writes or reads."""
@@ -63,11 +63,13 @@ class OtherPythonError(ValueError):
     """The pickle has bytecode of another version of Python, which would crash this one."""
 
     def __init__(self, version: str) -> None:
-        super().__init__(f"it has functions or classes of Python {version}; this is Python {HERE}")
+        super().__init__(
+            f"it has functions or classes of Python {version}; this is Python {THIS_PYTHON}"
+        )
         self.version = version
 
 
-class _Counting:
+class _CountingSink:
     """A file that counts its bytes; `write` is a Python call on purpose (see the module)."""
 
     def __init__(self, sink: Sink) -> None:
@@ -101,16 +103,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def reducer_override(self, obj: object) -> Any:
         """Return how to pickle *obj*; the C pickler asks for all but the plainest types."""
         kind = type(obj)
-        if kind in import_hints.KINDS and not import_hints.is_found(obj):
-            return import_hints.KINDS[kind](obj)
+        if kind in import_hints.REDUCERS and not import_hints.is_importable(obj):
+            return import_hints.REDUCERS[kind](obj)
         if kind is types.CodeType:
-            return self._code(cast("types.CodeType", obj))
+            return self._reduce_code(cast("types.CodeType", obj))
         found: Any = super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if found is not NotImplemented and isinstance(obj, type):
-            return slotted(obj, import_hints.completed(obj, found))
+            return with_slots(obj, import_hints.with_annotations(obj, found))
         return found
 
-    def _code(self, code: types.CodeType) -> Any:
+    def _reduce_code(self, code: types.CodeType) -> Any:
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
         reduced: Any = self.dispatch_table[types.CodeType](code)
         make, args = reduced
@@ -124,7 +126,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         """Return how cloudpickle reduces a function that is pickled by value."""
         self.has_code = True
-        return super()._dynamic_function_reduce(import_hints.carried(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return super()._dynamic_function_reduce(import_hints.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
@@ -142,7 +144,7 @@ def dump(
     fields: Mapping[str, Any] | None = None,
 ) -> int:
     """Write *value* to *sink* as one container and return the number of bytes."""
-    counting = _Counting(sink)
+    counting = _CountingSink(sink)
     pickling: Any = pickler(counting)
     pickling.dump(value)
     sizes = [counting.size]
@@ -150,7 +152,7 @@ def dump(
         with buffer.raw() as view:
             counting.write(view)
             sizes.append(view.nbytes)
-    all_fields = {**(fields or {}), **({PYTHON: HERE} if pickling.has_code else {})}
+    all_fields = {**(fields or {}), **({PYTHON: THIS_PYTHON} if pickling.has_code else {})}
     return counting.size + write_footer(sink, sizes, all_fields)
 
 
@@ -168,15 +170,15 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        size = min(len(buffer), self._view.nbytes - self._at, CHUNK)
-        buffer[:size] = self._view[self._at : self._at + size]
-        self._at += size
+        size = min(len(buffer), self._view.nbytes - self._position, CHUNK)
+        buffer[:size] = self._view[self._position : self._position + size]
+        self._position += size
         return size
 
 
@@ -206,16 +208,16 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
         content = unpack(bytearray(data))  # arrays share this memory and must be writable
     if not content.frames:
         raise FramesError("the container holds no pickle")
-    if (version := content.fields.get(PYTHON, HERE)) != HERE:
+    if (version := content.fields.get(PYTHON, THIS_PYTHON)) != THIS_PYTHON:
         raise OtherPythonError(version)
-    return _unpickled(content.frames[0], content.frames[1:], unpickler)
+    return _unpickle(content.frames[0], content.frames[1:], unpickler)
 
 
 SMALL = 64 * 1024
 """Read a pickle up to this size (bytes) at once; a `_Reader` would take ten times as long."""
 
 
-def _unpickled(
+def _unpickle(
     view: memoryview,
     buffers: Iterable[memoryview] = (),
     unpickler: type[Unpickler] = Unpickler,

@@ -43,8 +43,8 @@ def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
     others = stat.S_IRWXG | stat.S_IRWXO if secret else stat.S_IWGRP | stat.S_IWOTH
     if not status.st_mode & others:
         return ""
-    may = "read or change it" if secret else "plant jobs and keys there"
+    risk = "read or change it" if secret else "plant jobs and keys there"
     return (
-        f"other users could {may}: {path} has the mode {stat.S_IMODE(status.st_mode):04o}; "
+        f"other users could {risk}: {path} has the mode {stat.S_IMODE(status.st_mode):04o}; "
         f"type `chmod go-{'rwx' if secret else 'w'} {path}`"
     )

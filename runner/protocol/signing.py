@@ -20,8 +20,8 @@ def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """Sign an object's content and name; return hex."""
     digest = hashlib.sha256(content).hexdigest()
     # surrogatepass: a forger may choose a name with lone surrogates.
-    place = f"{scope}\n{name}\n{digest}".encode(errors="surrogatepass")
-    return hmac.new(key, place, hashlib.sha256).hexdigest()
+    signed = f"{scope}\n{name}\n{digest}".encode(errors="surrogatepass")
+    return hmac.new(key, signed, hashlib.sha256).hexdigest()
 
 
 def is_signed(
@@ -48,22 +48,22 @@ def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
         KeyError: *content* isn't signed.
         ValueError: *content* was signed with another key or for another place, or was changed.
     """
-    if (found := _SIGNED.search(content)) is None:
+    if (match := _SIGNED.search(content)) is None:
         raise KeyError(name)
-    bare = content[: found.start()] + b"}"
-    if not is_signed({"mac": found[1].decode()}, key, scope, name, bare):
+    unsigned = content[: match.start()] + b"}"
+    if not is_signed({"mac": match[1].decode()}, key, scope, name, unsigned):
         raise ValueError(name)
-    return bare
+    return unsigned
 
 
 def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> str:
     """Sign an outcome's header and the attempt that it belongs to; return hex."""
-    seal = _begun(key, scope).copy()
+    seal = _seal_start(key, scope).copy()
     seal.update(f"{index}\n{attempt}\n{header}".encode())
     return seal.hexdigest()
 
 
 @functools.lru_cache(64)
-def _begun(key: bytes, scope: str) -> hmac.HMAC:
+def _seal_start(key: bytes, scope: str) -> hmac.HMAC:
     """Return the HMAC that all seals of a submission start from; making it takes most time."""
     return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

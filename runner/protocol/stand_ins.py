@@ -27,11 +27,11 @@ def data_path(k: int) -> str:
     return data_paths[k]
 
 
-def source_at(file: str, place: str) -> str:
-    """Return *file*, and let tracebacks show its lines from *place*, where the job has a copy."""
+def source_at(file: str, path: str) -> str:
+    """Return *file*, and let tracebacks show its lines from *path*, where the job has a copy."""
     # A lazy entry of linecache, as a module's loader makes one: most jobs never read the copy.
     entries: dict[str, Any] = linecache.cache
-    entries[file] = (functools.partial(SourceFileLoader("", place).get_source, ""),)
+    entries[file] = (functools.partial(SourceFileLoader("", path).get_source, ""),)
     return file
 
 
@@ -41,7 +41,7 @@ def source_of(file: str, text: str) -> str:
     return file
 
 
-_OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
+_FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})
 """The attributes that every instance would get from its class."""
 
 
@@ -81,10 +81,10 @@ class Decorated(functools.partial[Any]):
         """Refuse to provide settings, which only a submission reads."""
         self._refuse("submitting it")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, operation: str) -> NoReturn:
         name = getattr(self, "__name__", type(self.func).__name__)
         raise RuntimeError(
-            f"{name}: {what} starts jobs, and this is one already; {name}.local(...), or "
+            f"{name}: {operation} starts jobs, and this is one already; {name}.local(...), or "
             f"{name}(...), calls it in this process"
         )
 
@@ -92,7 +92,7 @@ class Decorated(functools.partial[Any]):
         return self if instance is None else Decorated(types.MethodType(self.__wrapped__, instance))
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OF_THE_FUNCTION:
+        if name in _FUNCTION_ATTRIBUTES:
             return getattr(self.func, name)
         return object.__getattribute__(self, name)
 

@@ -24,7 +24,7 @@ from .frames import MALFORMED
 from .notes import Note
 from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 
-LIMIT = 4096
+TERMINATION_MESSAGE_BYTES = 4096
 RECEIPT_VERSION = 1
 
 
@@ -49,12 +49,12 @@ class Receipt:
                 "body": None if body is None else base64.b85encode(body).decode(),
             }
             text = json.dumps(fields, separators=(",", ":"))
-            if len(text) <= LIMIT:
+            if len(text) <= TERMINATION_MESSAGE_BYTES:
                 return text
         return ""
 
 
-def parse(text: str) -> Receipt | None:
+def parse_receipt(text: str) -> Receipt | None:
     """Return the receipt in a termination message; None if it has none."""
     if not text.startswith('{"kinetic":'):
         return None
@@ -76,7 +76,7 @@ def parse(text: str) -> Receipt | None:
 VERSION = 1
 """The version of the formats in a store; a reader refuses any other."""
 
-BLOCK = 500
+BLOCK_SIZE = 500
 INLINE_BYTES = 256 * 1024
 LOG_BYTES = 1 << 20
 """Maximum bytes to keep of a job's output, where the platform loses the log with the job."""
@@ -132,7 +132,7 @@ def collected_key(scope: str) -> str:
 
 def block_prefix(scope: str, index: int) -> str:
     """Return the prefix of the claims and outcomes of 500 items, which fit in a list page."""
-    return f"{scope}attempts/{index // BLOCK:06d}/"
+    return f"{scope}attempts/{index // BLOCK_SIZE:06d}/"
 
 
 def item_prefix(scope: str, index: int) -> str:
@@ -140,10 +140,10 @@ def item_prefix(scope: str, index: int) -> str:
     return f"{block_prefix(scope, index)}{index:08d}."
 
 
-def attempt_key(scope: str, index: int, attempt: int, what: str) -> str:
+def attempt_key(scope: str, index: int, attempt: int, part: str) -> str:
     """Return the name of an attempt's ``claim`` or ``outcome``, below `item_prefix`."""
-    place = (scope, index // BLOCK, index, attempt, what)
-    return "%sattempts/%06d/%08d.%04d.%s" % place  # noqa: UP031 - takes half the time of an f-string
+    values = (scope, index // BLOCK_SIZE, index, attempt, part)
+    return "%sattempts/%06d/%08d.%04d.%s" % values  # noqa: UP031 - takes half the time of an f-string
 
 
 def debugger_mark(host: int) -> str:
@@ -154,9 +154,9 @@ def debugger_mark(host: int) -> str:
 def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
     """Return the names of the claims and outcomes of attempts 1 to *up_to*."""
     return [
-        attempt_key(scope, index, attempt, what)
+        attempt_key(scope, index, attempt, part)
         for attempt in range(1, up_to + 1)
-        for what in ("claim", "outcome")
+        for part in ("claim", "outcome")
     ]
 
 
@@ -186,7 +186,7 @@ def claim_metadata(executor: str, fence: int) -> dict[str, str]:
 # --- the version -------------------------------------------------------------------------
 
 
-def check_version(version: object, what: str) -> None:
+def check_version(version: object, subject: str) -> None:
     """Refuse a format that this version of kinetic can't read.
 
     Raises:
@@ -194,8 +194,8 @@ def check_version(version: object, what: str) -> None:
     """
     if version != VERSION:
         raise ValueError(
-            f"{what} was written in format {version!r}, and this kinetic reads format {VERSION}: "
-            "use the version that submitted it"
+            f"{subject} was written in format {version!r}, and this kinetic reads format "
+            f"{VERSION}: use the version that submitted it"
         )
 
 
@@ -273,7 +273,7 @@ class Order:
 
     def encode(self) -> str:
         """Return one line of JSON in ASCII, the inverse of `decode`."""
-        return _compact(_shallow(self))
+        return _compact(_as_dict(self))
 
     @classmethod
     def decode(cls, text: str | bytes) -> Order:
@@ -285,13 +285,13 @@ class Order:
         fields: Any = _decode(text if isinstance(text, str) else text.decode())[0]
         try:
             check_version(fields.get("version"), "the job")
-            known = _known(cls, fields)
+            known = _known_fields(cls, fields)
             code, requirements = known["code"], known["requirements"]
             known["budgets"] = RetryBudgets(**known["budgets"])
             known["function"] = Input(*known["function"])
             known["arguments"] = Input(*known["arguments"])
             known["requirements"] = Input(*requirements) if requirements else None
-            known["code"] = _code(code) if code else None
+            known["code"] = _decode_code(code) if code else None
             known["data"] = tuple(DataRef(**ref) for ref in known["data"])
             return cls(**known)
         except (KeyError, TypeError, AttributeError) as exc:
@@ -310,21 +310,21 @@ class Order:
         return variables
 
 
-def _code(fields: dict[str, Any]) -> Code:
+def _decode_code(fields: dict[str, Any]) -> Code:
     fields["sys_path"] = tuple(fields["sys_path"])
     return Code(**fields)
 
 
-def _shallow(value: Any) -> dict[str, Any]:
+def _as_dict(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the *values* that are fields of *cls*; a newer version may have added others."""
     return {name: values[name] for name in cls.__slots__ if name in values}
 
 
-_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_shallow).encode
+_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_as_dict).encode
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -366,12 +366,16 @@ class Slot:
         Raises:
             ValueError: The signature is missing, wrong, or for another slot.
         """
-        fields = {one: metadata[one] for one in cls.__slots__ if one in metadata}
+        fields = {
+            field_name: metadata[field_name]
+            for field_name in cls.__slots__
+            if field_name in metadata
+        }
         if not signing.is_signed(metadata, key, scope, name, _compact(fields).encode()):
             raise ValueError(f"{name} is not what its submitter signed")
         if "total" in fields:
             return cls(total=int(fields["total"]))
-        first, count, size = (int(fields[one]) for one in ("first", "count", "size"))
+        first, count, size = (int(fields[field_name]) for field_name in ("first", "count", "size"))
         return cls(first, count, fields["footer"], size)
 
 
@@ -443,20 +447,20 @@ class Outcome(NamedTuple):
             fields, end = _decode(header)
             if end != len(header):
                 raise ValueError("it has text after its end")
-            known = _UNSAID | fields  # unknown fields are left out below
+            known = _DEFAULTS | fields  # unknown fields are left out below
             known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
             if known["value"]:
                 known["value"] = tuple(known["value"])
             if known["note"] is not None:
                 known["note"] = notes.read(known["note"])
-            return cls._make(_in_order(known))
+            return cls._make(_field_values(known))
         except MALFORMED as exc:
             raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_UNSAID = dict(Outcome._field_defaults)
-_in_order = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcome._fields))
+_DEFAULTS = dict(Outcome._field_defaults)
+_field_values = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcome._fields))
 
 
 # --- the one rule --------------------------------------------------------------------------
@@ -493,7 +497,7 @@ class Request:
     def to_bytes(self) -> bytes:
         """Return the slot's content."""
         bases = {str(index): base for index, base in self.bases.items()}
-        content = {**_shallow(self), "bases": bases}
+        content = {**_as_dict(self), "bases": bases}
         return json.dumps(content).encode()
 
     def signed(self, key: bytes, scope: str, name: str) -> tuple[bytes, dict[str, str]]:
@@ -513,7 +517,7 @@ class Request:
     @classmethod
     def from_bytes(cls, content: bytes) -> Request:
         """Read a slot without checking its signature; ignore unknown fields."""
-        known = _known(cls, json.loads(content))
+        known = _known_fields(cls, json.loads(content))
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))
         known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}
@@ -542,7 +546,7 @@ class Standing(NamedTuple):
         """
         if self.removing:
             return self  # no request reopens an item whose objects are being removed
-        if request.kind == "stop" and _names(request, index):
+        if request.kind == "stop" and _is_named(request, index):
             unwanted = self.unwanted or not request.keep_running
             removing = request.cause == CLEANUP
             return self._replace(stopped=True, unwanted=unwanted, removing=removing)
@@ -553,10 +557,10 @@ class Standing(NamedTuple):
 
 def standing(index: int, requests: Iterable[Request]) -> Standing:
     """Return the standing of an item after all *requests*, from the first slot on."""
-    stands = Standing()
+    current = Standing()
     for number, request in enumerate(requests, start=1):
-        stands = stands.after(index, request, number)
-    return stands
+        current = current.after(index, request, number)
+    return current
 
 
 class ItemState(StrEnum):
@@ -597,20 +601,22 @@ class Item(NamedTuple):
         return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
 
 
-_NOTHING = Attempt()
+_NO_ATTEMPT = Attempt()
 _UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)
 
 
-def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets) -> Item:
+def item_state(
+    item_standing: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
+) -> Item:
     """Decide the state of an item from the batch's objects alone.
 
     A value always counts, even after a stop or in an attempt before a retry's base.
     """
-    base, stopped = stands.base, stands.stopped
+    base, stopped = item_standing.base, item_standing.stopped
     failed: tuple[int, Outcome] | None = None
     reasons: list[str] = []
     number = 1
-    while (outcome := attempts.get(number, _NOTHING).outcome) is not None or number <= base:
+    while (outcome := attempts.get(number, _NO_ATTEMPT).outcome) is not None or number <= base:
         if outcome is not None and outcome.kind is Kind.VALUE:
             return Item(ItemState.SUCCEEDED, number, outcome, reasons[-1] if reasons else "")
         if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
@@ -629,7 +635,7 @@ def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: Retry
 
 
 def retry_base(
-    stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
+    item_standing: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
 ) -> int | None:
     """Return the base of a request to retry the item; None if there is nothing to retry.
 
@@ -637,21 +643,21 @@ def retry_base(
     item, this is the open attempt, because its job may still start. Otherwise it is the last closed
     attempt.
     """
-    ended = item_state(stands, attempts, budgets).state
-    if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):
+    state = item_state(item_standing, attempts, budgets).state
+    if item_standing.removing or state not in (ItemState.FAILED, ItemState.CANCELLED):
         return None
     number = 1
-    while number <= stands.base or attempts.get(number, _NOTHING).outcome is not None:
+    while number <= item_standing.base or attempts.get(number, _NO_ATTEMPT).outcome is not None:
         number += 1
-    return number if stands.stopped else number - 1
+    return number if item_standing.stopped else number - 1
 
 
-def _names(request: Request, index: int | None) -> bool:
+def _is_named(request: Request, index: int | None) -> bool:
     """Return whether a stop names this item; a binary search, as there may be 10,000 items."""
     if request.items is None or index is None:
         return request.items is None
-    at = bisect.bisect_left(request.items, index)
-    return at < len(request.items) and request.items[at] == index
+    position = bisect.bisect_left(request.items, index)
+    return position < len(request.items) and request.items[position] == index
 
 
 def attempts_of(
@@ -665,23 +671,23 @@ def attempts_of(
     for name, metadata in entries:
         if (match := _ATTEMPT.search(name)) is None:
             continue
-        of_item = found.setdefault(int(match[1]), {})
-        there = of_item.get(int(match[2]), Attempt())
+        item_attempts = found.setdefault(int(match[1]), {})
+        attempt = item_attempts.get(int(match[2]), Attempt())
         if match[3] == "claim":
-            there = Attempt(metadata.get("executor", ""), there.outcome, _moment(metadata))
+            attempt = Attempt(metadata.get("executor", ""), attempt.outcome, _claim_time(metadata))
         else:
             try:
                 header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
             except ValueError:
                 header = _UNVERIFIED
-            there = there._replace(outcome=header)
-        of_item[int(match[2])] = there
+            attempt = attempt._replace(outcome=header)
+        item_attempts[int(match[2])] = attempt
     return found
 
 
-def _moment(metadata: Mapping[str, str]) -> float | None:
+def _claim_time(metadata: Mapping[str, str]) -> float | None:
     try:
-        moment = float(metadata["at"])
+        seconds = float(metadata["at"])
     except (LookupError, ValueError, TypeError):
         return None
-    return moment if math.isfinite(moment) else None
+    return seconds if math.isfinite(seconds) else None

@@ -39,17 +39,24 @@ HEAD = struct.Struct("<8sI")
 TEMPORARY = ".tmp"
 """The folder of lock files, and of files that are still being written."""
 
-SAFE = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
-PLAIN = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
-SMALL = 64 * 1024
+SAFE_CHARACTERS = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
+PLAIN_BYTES = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
+SMALL_BYTES = 64 * 1024
 """A file below this size is read or written by one system call."""
 
-_json = json.encoder.encode_basestring_ascii
-LONGEST = 240  # bytes of one file name; most file systems stop at 255
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no wait for a pipe's writer
-NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
-NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
+_quote_json = json.encoder.encode_basestring_ascii
+MAX_FILE_NAME_BYTES = 240  # bytes of one file name; most file systems stop at 255
+READ_FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # no wait for a pipe's writer
+NO_FILE_ERRNOS = (
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EOPNOTSUPP,
+)  # a link, a socket, a device
+ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+NO_LINK_ERRNOS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 """Errors of a hard link that the file system doesn't allow."""
 
 HEADER_BYTES = 4 * 1024 * 1024
@@ -88,7 +95,7 @@ class DirectoryObjects:
     def __init__(self, root: str | Path, *, shared: bool = False) -> None:
         self._root = os.fspath(root)
         self._shared = shared
-        self._made = 0
+        self._writes = 0
 
     @property
     def root(self) -> Path:
@@ -120,14 +127,14 @@ class DirectoryObjects:
 
         With *consume* a file given as *body* may become the object itself.
         """
-        target = self._file(name)
+        target = self._file_path(name)
         if consume and isinstance(body, Path) and not metadata:
             try:
                 if self._shared:
                     _sync(os.fspath(body))
                 return self._link(os.fspath(body), target)
             except OSError as exc:
-                if exc.errno not in NO_LINK:
+                if exc.errno not in NO_LINK_ERRNOS:
                     raise
         temporary = self._write(body, metadata or {}, generation=1)
         try:
@@ -137,10 +144,10 @@ class DirectoryObjects:
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite *generation* of an object; return None if it has another generation now."""
-        target = self._file(name)
+        target = self._file_path(name)
         make_folder(os.path.join(self._root, TEMPORARY))
-        place = os.path.join(self._root, TEMPORARY, "replace.lock")
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+        lock_path = os.path.join(self._root, TEMPORARY, "replace.lock")
+        with open(os.open(lock_path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.stat(name).generation != generation:
                 return None
@@ -153,20 +160,20 @@ class DirectoryObjects:
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the content, or its bytes from *start* to *stop*, and the metadata."""
-        beginning = self._beginning(name)
-        if len(beginning) < SMALL:  # one read got the whole file
-            metadata, _, offset = _head(io.BytesIO(beginning))
-            last = None if stop is None else offset + stop
-            return beginning[offset + (start or 0) : last], metadata
+        beginning = self._read_start(name)
+        if len(beginning) < SMALL_BYTES:  # one read got the whole file
+            metadata, _, offset = _read_header(io.BytesIO(beginning))
+            end = None if stop is None else offset + stop
+            return beginning[offset + (start or 0) : end], metadata
         with self._open(name) as file:
-            metadata, _, offset = _head(file)
+            metadata, _, offset = _read_header(file)
             file.seek(offset + (start or 0))
             return file.read(-1 if stop is None else stop - (start or 0)), metadata
 
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
         """Return an object and its content; the content is None above *limit* bytes."""
         with self._open(name) as file:
-            stored, offset = _described(name, file)
+            stored, offset = _describe(name, file)
             if stored.size > limit:
                 return stored, None
             file.seek(offset)
@@ -175,31 +182,31 @@ class DirectoryObjects:
     def path(self, name: str) -> Path | None:
         """Return the file that has exactly the content; None if the file has a header."""
         with self._open(name) as file:
-            whole = not isinstance(file, io.BytesIO) and _head(file)[2] == 0
-            return Path(self._file(name)) if whole else None
+            whole = not isinstance(file, io.BytesIO) and _read_header(file)[2] == 0
+            return Path(self._file_path(name)) if whole else None
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy the content to a new file."""
         with self._open(name) as file, open(path, "xb") as copy:
-            file.seek(_head(file)[2])
+            file.seek(_read_header(file)[2])
             _copy(file, copy)
 
     def stat(self, name: str) -> Stored:
         """Return the entry of one object, as a listing has it."""
         with self._open(name) as file:
-            return _described(name, file)[0]
+            return _describe(name, file)[0]
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
         try:
-            return not stat.S_ISDIR(os.lstat(self._file(name)).st_mode)
+            return not stat.S_ISDIR(os.lstat(self._file_path(name)).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def holds(self, folder: str) -> bool:
         """Return whether *folder* isn't empty."""
         try:
-            return bool(os.listdir(self._file(folder)))
+            return bool(os.listdir(self._file_path(folder)))
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -218,7 +225,7 @@ class DirectoryObjects:
             try:
                 found.append(self.stat(name))
             except PermissionError:
-                status = os.lstat(self._file(name))  # raises if the folder is unreadable
+                status = os.lstat(self._file_path(name))  # raises if the folder is unreadable
                 found.append(Stored(name, status.st_size, {}, 1, status.st_mtime))
             except KeyError:
                 continue
@@ -227,10 +234,10 @@ class DirectoryObjects:
     def renew(self, names: Iterable[str]) -> set[str]:
         """Mark the objects *names* as used now; return the names that do not exist."""
         absent: set[str] = set()
-        with self._collecting(fcntl.LOCK_SH):
+        with self._lock_collection(fcntl.LOCK_SH):
             for name in names:
                 try:
-                    os.utime(self._file(name), follow_symlinks=False)
+                    os.utime(self._file_path(name), follow_symlinks=False)
                 except (FileNotFoundError, NotADirectoryError):
                     absent.add(name)
         return absent
@@ -241,38 +248,38 @@ class DirectoryObjects:
         *used* maps each name to the time of use that a listing has returned. Another time means
         that the object was renewed. A lock keeps `renew` out between the check and the deletion.
         """
-        with self._collecting(fcntl.LOCK_EX):
-            if any(one.used != used[one.name] for one in self.look_up(used)):
+        with self._lock_collection(fcntl.LOCK_EX):
+            if any(entry.used != used[entry.name] for entry in self.look_up(used)):
                 return False
             self.delete(used)
             return True
 
     @contextlib.contextmanager
-    def _collecting(self, how: int) -> Generator[None]:
+    def _lock_collection(self, operation: int) -> Generator[None]:
         make_folder(os.path.join(self._root, TEMPORARY))
-        place = os.path.join(self._root, TEMPORARY, "collect.lock")
+        lock_path = os.path.join(self._root, TEMPORARY, "collect.lock")
         # NFS refuses a shared lock on a file that isn't open for reading.
-        with open(os.open(place, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
-            fcntl.flock(lock, how)
+        with open(os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
+            fcntl.flock(lock, operation)
             yield
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, and folders that become empty."""
         for name in names:
-            file = self._file(name)
+            path = self._file_path(name)
             try:
-                os.unlink(file)
-                while (file := os.path.dirname(file)) != self._root:
-                    os.rmdir(file)
+                os.unlink(path)
+                while (path := os.path.dirname(path)) != self._root:
+                    os.rmdir(path)
             except OSError as exc:
-                if exc.errno not in ABSENT:
+                if exc.errno not in ABSENT_ERRNOS:
                     raise
 
     def sweep(self, age: float) -> None:
         """Remove unfinished files that killed writers left more than *age* seconds ago."""
-        place, now = os.path.join(self._root, TEMPORARY), time.time()
-        for name in os.listdir(place) if os.path.isdir(place) else ():
-            path = os.path.join(place, name)
+        folder, now = os.path.join(self._root, TEMPORARY), time.time()
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            path = os.path.join(folder, name)
             try:
                 if not name.endswith(".lock") and os.stat(path).st_mtime < now - age:
                     os.unlink(path)
@@ -280,24 +287,24 @@ class DirectoryObjects:
                 continue  # another process was faster
 
     def _names(self, folder: str, start: str) -> Iterator[str]:
-        quoted = urllib.parse.quote(start, safe=SAFE, errors="surrogateescape")
+        quoted = urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
         for entry, is_folder in self._entries(folder):
             if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
                 continue
-            segment = _unquoted(entry)
+            segment = _unquote(entry)
             if not segment.startswith(start):
                 continue
             name = f"{folder}/{segment}" if folder else segment
             if is_folder:
-                yield from self._within(name)
+                yield from self._names_within(name)
             else:
                 yield name
 
-    def _within(self, folder: str) -> Iterator[str]:
+    def _names_within(self, folder: str) -> Iterator[str]:
         for entry, is_folder in self._entries(folder):
-            name = f"{folder}/{_unquoted(entry)}"
+            name = f"{folder}/{_unquote(entry)}"
             if is_folder:
-                yield from self._within(name)
+                yield from self._names_within(name)
             else:
                 yield name
 
@@ -306,43 +313,43 @@ class DirectoryObjects:
 
         Return nothing if the path of *folder* contains a symbolic link.
         """
-        place = self._file(folder) if folder else self._root
-        at = place
-        while len(at) > len(self._root):
-            if os.path.islink(at):
+        path = self._file_path(folder) if folder else self._root
+        ancestor = path
+        while len(ancestor) > len(self._root):
+            if os.path.islink(ancestor):
                 return []
-            at = os.path.dirname(at)
+            ancestor = os.path.dirname(ancestor)
         try:
-            with os.scandir(place) as entries:
-                return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries]
+            with os.scandir(path) as entries:
+                return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def _file(self, name: str) -> str:
+    def _file_path(self, name: str) -> str:
         if _is_plain(name):  # as all names of kinetic's own objects are
             return f"{self._root}/{name}"
-        return os.path.join(self._root, *map(_segment, name.split("/")))
+        return os.path.join(self._root, *map(_file_name, name.split("/")))
 
-    def _beginning(self, name: str) -> bytes:
-        if (fd := self._opened(name)) is None:
+    def _read_start(self, name: str) -> bytes:
+        if (fd := self._open_file(name)) is None:
             return b""
         try:
-            return os.read(fd, SMALL)
+            return os.read(fd, SMALL_BYTES)
         finally:
             os.close(fd)
 
     def _open(self, name: str) -> BinaryIO:
-        fd = self._opened(name)
+        fd = self._open_file(name)
         return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
 
-    def _opened(self, name: str) -> int | None:
+    def _open_file(self, name: str) -> int | None:
         """Open the object's file; return None for a link or a device."""
         try:
-            fd = os.open(self._file(name), READ)
+            fd = os.open(self._file_path(name), READ_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
             raise KeyError(name) from None
         except OSError as exc:
-            if exc.errno not in NO_FILE:
+            if exc.errno not in NO_FILE_ERRNOS:
                 raise
             return None
         mode = os.fstat(fd).st_mode
@@ -354,8 +361,8 @@ class DirectoryObjects:
         return None
 
     def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
-        self._made += 1
-        unique = f"{os.getpid()}-{id(self):x}-{self._made}-{os.urandom(4).hex()}"
+        self._writes += 1
+        unique = f"{os.getpid()}-{id(self):x}-{self._writes}-{os.urandom(4).hex()}"
         temporary = f"{self._root}/{TEMPORARY}/{unique}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -363,10 +370,10 @@ class DirectoryObjects:
             make_folder(os.path.dirname(temporary))
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            small = b""
+            content = b""
             if isinstance(body, bytes):
-                small = _header(body, metadata, generation) + body
-            if small and len(small) < SMALL and os.write(fd, small) == len(small):
+                content = _header(body, metadata, generation) + body
+            if content and len(content) < SMALL_BYTES and os.write(fd, content) == len(content):
                 if self._shared:
                     os.fsync(fd)
                 os.close(fd)
@@ -380,7 +387,7 @@ class DirectoryObjects:
                         file.write(_header(start, metadata, generation) + start)
                         _copy(source, file)
                 else:
-                    file.write(small)
+                    file.write(content)
                 if self._shared:
                     file.flush()
                     os.fsync(fd)
@@ -392,7 +399,7 @@ class DirectoryObjects:
         return temporary
 
     def _link(self, temporary: str, target: str) -> bool:
-        made = False
+        created_folder = False
         for _ in range(100):  # another process may delete the empty folder again
             try:
                 os.link(temporary, target)
@@ -402,10 +409,10 @@ class DirectoryObjects:
                     return False
             except FileNotFoundError:
                 make_folder(os.path.dirname(target))
-                made = True
+                created_folder = True
                 continue
             if self._shared:
-                self._sync_folders(os.path.dirname(target), all_above=made)
+                self._sync_folders(os.path.dirname(target), all_above=created_folder)
             return True
         raise OSError(f"the folder of {target} disappears each time it is created")
 
@@ -417,9 +424,9 @@ class DirectoryObjects:
             _sync(folder)
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_same(first: str, second: str) -> bool:
     try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
+        return os.path.samestat(os.lstat(first), os.lstat(second))
     except FileNotFoundError:
         return False
 
@@ -438,22 +445,26 @@ def _sync(path: str) -> None:
 
 def _is_plain(name: str) -> bool:
     """Return whether the name is a valid path; the check is fast because every access needs it."""
-    if not name.isascii() or name.encode().translate(None, PLAIN) or len(name) > LONGEST:
+    if (
+        not name.isascii()
+        or name.encode().translate(None, PLAIN_BYTES)
+        or len(name) > MAX_FILE_NAME_BYTES
+    ):
         return False
     return not (name.startswith((".", "/")) or name.endswith("/") or "/." in name or "//" in name)
 
 
-def _segment(segment: str) -> str:
+def _file_name(segment: str) -> str:
     """Return a valid file name for one part of an object's name."""
-    quoted = urllib.parse.quote(segment, safe=SAFE, errors="surrogateescape")
+    quoted = urllib.parse.quote(segment, safe=SAFE_CHARACTERS, errors="surrogateescape")
     if quoted in ("", ".", "..") or quoted.startswith(TEMPORARY):
         quoted = "%" + (f"{ord(quoted[0]):02X}{quoted[1:]}" if quoted else "")
-    if len(quoted) > LONGEST:
+    if len(quoted) > MAX_FILE_NAME_BYTES:
         raise OSError(f"the name {segment[:40]!r}… is too long for a file of this store")
     return quoted
 
 
-def _unquoted(entry: str) -> str:
+def _unquote(entry: str) -> str:
     return "" if entry == "%" else urllib.parse.unquote(entry, errors="surrogateescape")
 
 
@@ -461,26 +472,28 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
     # Without `json.dumps`, which is slower: each claim and outcome has a header.
-    fields = ", ".join([f"{_json(name)}: {_json(value)}" for name, value in metadata.items()])
+    fields = ", ".join(
+        [f"{_quote_json(name)}: {_quote_json(value)}" for name, value in metadata.items()]
+    )
     content = f'{{"m": {{{fields}}}, "g": {generation}}}'.encode()
     return HEAD.pack(MAGIC, len(content)) + content
 
 
 def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while part := source.read(1 << 20):
-        target.write(part)
+    while chunk := source.read(1 << 20):
+        target.write(chunk)
 
 
-def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
+def _describe(name: str, file: BinaryIO) -> tuple[Stored, int]:
     """Return the listing's entry of the object in *file*, and the offset of its content."""
     if isinstance(file, io.BytesIO):
         return Stored(name, 0, {}, 1, 0.0), 0
-    metadata, generation, offset = _head(file)
+    metadata, generation, offset = _read_header(file)
     status = os.fstat(file.fileno())
     return Stored(name, status.st_size - offset, metadata, generation, status.st_mtime), offset
 
 
-def _head(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
+def _read_header(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
     """Return the metadata, the generation, and the offset of the content."""
     start = file.read(HEAD.size)
     if len(start) < HEAD.size or not start.startswith(MAGIC):
@@ -489,7 +502,7 @@ def _head(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
     try:
         content = json.loads(file.read(length) if length < HEADER_BYTES else b"")
         metadata, generation = content["m"], content["g"]
-        if type(generation) is int and all(type(one) is str for one in metadata.values()):
+        if type(generation) is int and all(type(value) is str for value in metadata.values()):
             return metadata, generation, HEAD.size + length
     except MALFORMED:
         pass

@@ -33,9 +33,9 @@ OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
 """The variable that sets another address of Cloud Storage; Google's own tools also read it."""
 
 NONCE = "kinetic-nonce"
-TYPE = "application/octet-stream"
+CONTENT_TYPE = "application/octet-stream"
 FIELDS = "nextPageToken,items(name,size,generation,metadata,crc32c,contentEncoding)"
-PAGE = 1000
+PAGE_SIZE = 1000
 CONNECTIONS = 64
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -54,7 +54,7 @@ YOUNG_S = 45.0
 QUIET_S = 10.0
 """After this many seconds, a failure is reported in the job's log."""
 
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
+TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 
@@ -95,28 +95,28 @@ class Bucket:
         self.place = place
         self._patience = patience or Patience()
         self._timeout = (self._patience.connect_s, self._patience.idle_s)
-        self._storage = _library("google.cloud.storage")
-        self._errors = _library("google.api_core.exceptions")
-        self._auth = _library("google.auth.exceptions")
-        self._requests = _library("requests")
+        self._storage = _import_library("google.cloud.storage")
+        self._errors = _import_library("google.api_core.exceptions")
+        self._auth = _import_library("google.auth.exceptions")
+        self._requests = _import_library("requests")
         # If both libraries are installed, google-cloud-storage 3.0 and later raises a subclass.
-        self._corrupt: type[Exception] = _library("google.resumable_media").DataCorruption
-        self._client = self._opened(environ)
+        self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
+        self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
         self._bucket = self._client.bucket(place.bucket)
 
-    def _opened(self, environ: Mapping[str, str]) -> Any:
+    def _open_client(self, environ: Mapping[str, str]) -> Any:
         emulator = environ.get(EMULATOR, "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        other = environ.get(OVERRIDE, "").rstrip("/").removesuffix("/storage/v1")
-        endpoint = (emulator or other).rstrip("/")
-        how: dict[str, Any] = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
+        override = environ.get(OVERRIDE, "").rstrip("/").removesuffix("/storage/v1")
+        endpoint = (emulator or override).rstrip("/")
+        options: dict[str, Any] = {"client_options": {"api_endpoint": endpoint}} if endpoint else {}
         if emulator:
-            anonymous = _library("google.auth.credentials").AnonymousCredentials()
-            client = self._storage.Client("kinetic", anonymous, **how)
+            anonymous = _import_library("google.auth.credentials").AnonymousCredentials()
+            client = self._storage.Client("kinetic", anonymous, **options)
         else:
-            client = self._once_known(lambda: self._storage.Client("kinetic", **how))
+            client = self._retry_until_known(lambda: self._storage.Client("kinetic", **options))
         adapter = self._requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
         for scheme in ("http://", "https://"):
             client._http.mount(scheme, adapter)
@@ -124,15 +124,15 @@ class Bucket:
         client._bucket_metadata_cache = None
         return client
 
-    def _once_known(self, make: Callable[[], T]) -> T:
+    def _retry_until_known(self, make: Callable[[], T]) -> T:
         """Call *make* until the node's metadata server knows this pod."""
-        young = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
-        until = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young
+        young_s = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
+        deadline = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young_s
         for pause in pauses(0.2, 2.0):
             try:
                 return make()
             except self._auth.DefaultCredentialsError as exc:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise StorageError(
                         f"there are no credentials for Cloud Storage here ({exc}); let the pods' "
                         "service account act as one of Google's (workload identity)"
@@ -150,7 +150,7 @@ class Bucket:
         """Return an object with its metadata; None if it doesn't exist."""
         blob = self.blob(object_name)
         try:
-            self._call(f"look at {self._url(object_name)}", lambda how: blob.reload(**how))
+            self._call(f"look at {self._url(object_name)}", lambda options: blob.reload(**options))
         except KeyError:
             return None
         return blob
@@ -158,14 +158,14 @@ class Bucket:
     def list(self, prefix: str, limit: int | None = None) -> Iterator[Any]:
         """Yield the objects whose names start with *prefix*, at most *limit*."""
 
-        def first(how: Mapping[str, Any]) -> Any:
+        def first_page(options: Mapping[str, Any]) -> Any:
             return self._bucket.list_blobs(
-                prefix=prefix, fields=FIELDS, page_size=PAGE, max_results=limit, **how
+                prefix=prefix, fields=FIELDS, page_size=PAGE_SIZE, max_results=limit, **options
             )
 
-        what = f"list {self._url(prefix)}"
-        with self._translated(what):
-            yield from self._call(what, first)
+        operation = f"list {self._url(prefix)}"
+        with self._translate_errors(operation):
+            yield from self._call(operation, first_page)
 
     def write(
         self, blob: Any, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
@@ -178,39 +178,39 @@ class Bucket:
         nonce = secrets.token_hex(8)
         blob.chunk_size = PIECE_BYTES
 
-        def upload(how: Mapping[str, Any]) -> bool:
+        def upload(options: Mapping[str, Any]) -> bool:
             if absent:
                 blob.metadata = {**metadata, NONCE: nonce}
-            how = {**how, **condition, "content_type": TYPE, "checksum": "crc32c"}
+            options = {**options, **condition, "content_type": CONTENT_TYPE, "checksum": "crc32c"}
             try:
                 if isinstance(body, Path):
-                    blob.upload_from_filename(str(body), **how)
+                    blob.upload_from_filename(str(body), **options)
                 else:
-                    blob.upload_from_string(body, **how)
+                    blob.upload_from_string(body, **options)
             except self._errors.PreconditionFailed:
                 # An earlier try may have created it, and its reply was lost.
-                there = self.find(blob.name)
-                own: Any = there.metadata if there is not None else None
-                return bool(own) and own.get(NONCE) == nonce
+                existing = self.find(blob.name)
+                stored_metadata: Any = existing.metadata if existing is not None else None
+                return bool(stored_metadata) and stored_metadata.get(NONCE) == nonce
             return True
 
-        return self._whole(f"write {self._url(blob.name)}", upload)
+        return self._retry_transfer(f"write {self._url(blob.name)}", upload)
 
     def read(self, blob: Any, start: int | None = None, stop: int | None = None) -> bytes:
         """Return the content, or its bytes from *start* to *stop*."""
         end = None if stop is None else stop - 1
 
-        def download(how: Mapping[str, Any]) -> bytes:
+        def download(options: Mapping[str, Any]) -> bytes:
             try:
                 checksum = "crc32c" if start is None and stop is None else None
                 content: bytes = blob.download_as_bytes(
-                    start=start, end=end, checksum=checksum, **how
+                    start=start, end=end, checksum=checksum, **options
                 )
             except self._errors.RequestRangeNotSatisfiable:  # the object ends before *start*
                 return b""
             return content
 
-        return self._whole(f"read {self._url(blob.name)}", download)
+        return self._retry_transfer(f"read {self._url(blob.name)}", download)
 
     def fetch(self, blob: Any, path: Path) -> None:
         """Write the content to a new file at *path*; remove the file after a failure.
@@ -223,22 +223,24 @@ class Bucket:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         large = (blob.size or 0) > PART_BYTES and not blob.content_encoding
 
-        def download(how: Mapping[str, Any]) -> None:
+        def download(options: Mapping[str, Any]) -> None:
             if large:
-                _library("google.cloud.storage.transfer_manager").download_chunks_concurrently(
+                _import_library(
+                    "google.cloud.storage.transfer_manager"
+                ).download_chunks_concurrently(
                     blob,
                     str(path),
                     chunk_size=PART_BYTES,
                     max_workers=PARTS,
                     worker_type="thread",
-                    download_kwargs=dict(how),
+                    download_kwargs=dict(options),
                 )
             else:
                 with path.open("wb") as file:
-                    blob.download_to_file(file, checksum="crc32c", **how)
+                    blob.download_to_file(file, checksum="crc32c", **options)
 
         try:
-            self._whole(f"read {self._url(blob.name)}", download)
+            self._retry_transfer(f"read {self._url(blob.name)}", download)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -246,54 +248,57 @@ class Bucket:
     def delete(self, blob: Any) -> None:
         """Delete an object, if it exists."""
         with suppress(KeyError):
-            self._call(f"delete {self._url(blob.name)}", lambda how: blob.delete(**how))
+            self._call(f"delete {self._url(blob.name)}", lambda options: blob.delete(**options))
 
     # --- retries and errors ---
 
-    def _whole(self, what: str, transfer: Callable[[Mapping[str, Any]], T]) -> T:
+    def _retry_transfer(self, operation: str, transfer: Callable[[Mapping[str, Any]], T]) -> T:
         """Retry a *transfer* whose content arrived damaged, or whose upload session was lost."""
-        with self._translated(what):
+        with self._translate_errors(operation):
             for _ in range(TRIES - 1):
                 try:
-                    return transfer(self._how(what))
+                    return transfer(self._call_options(operation))
                 except self._corrupt:
                     continue
                 except self._errors.GoogleAPICallError as exc:
                     damaged = exc.code == 400 and "crc32c" in str(exc).lower()
                     if not damaged and exc.code != 410:
                         raise
-            return transfer(self._how(what))
+            return transfer(self._call_options(operation))
 
-    def _call(self, what: str, request: Callable[[Mapping[str, Any]], T]) -> T:
-        with self._translated(what):
-            return request(self._how(what))
+    def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
+        with self._translate_errors(operation):
+            return request(self._call_options(operation))
 
-    def _how(self, what: str) -> dict[str, Any]:
+    def _call_options(self, operation: str) -> dict[str, Any]:
         """Return the timeout and the retry policy for one call of the library."""
         patience, began = self._patience, time.monotonic()
         warned = False
 
-        def passes(exc: Exception) -> bool:
+        def should_retry(exc: Exception) -> bool:
             nonlocal warned
-            passing = self._is_passing(exc)
-            if passing and not warned and time.monotonic() - began > QUIET_S:
+            is_temporary = self._is_temporary(exc)
+            if is_temporary and not warned and time.monotonic() - began > QUIET_S:
                 warned = True
-                print(f"kinetic: cannot {what}: {exc}; retrying", file=sys.stderr)
-            return passing
+                print(f"kinetic: cannot {operation}: {exc}; retrying", file=sys.stderr)
+            return is_temporary
 
-        retry = _library("google.api_core.retry").Retry(
-            passes, initial=patience.first_s, maximum=patience.longest_s, timeout=patience.total_s
+        retry = _import_library("google.api_core.retry").Retry(
+            should_retry,
+            initial=patience.first_s,
+            maximum=patience.longest_s,
+            timeout=patience.total_s,
         )
         return {"retry": retry, "timeout": self._timeout}
 
-    def _is_passing(self, exc: Exception) -> bool:
-        answer: Any = getattr(exc, "response", None)
+    def _is_temporary(self, exc: Exception) -> bool:
+        response: Any = getattr(exc, "response", None)
         with suppress(Exception):
-            answer.content  # noqa: B018 - reading it gives the connection back
-        status = getattr(exc, "code", None) or getattr(answer, "status_code", None)
+            response.content  # noqa: B018 - reading it gives the connection back
+        status = getattr(exc, "code", None) or getattr(response, "status_code", None)
         if status is not None:
-            limited = status == 403 and any(one in answer.text for one in RATE_LIMITS)
-            return limited or status in PASSING
+            is_rate_limited = status == 403 and any(limit in response.text for limit in RATE_LIMITS)
+            return is_rate_limited or status in TEMPORARY_STATUSES
         if isinstance(exc, self._auth.GoogleAuthError):
             # A metadata server that doesn't know the pod yet fails in many ways.
             return (
@@ -303,34 +308,34 @@ class Bucket:
             )
         if isinstance(exc, self._requests.exceptions.SSLError):
             return False
-        return self._is_of_the_network(exc)
+        return self._is_network_error(exc)
 
-    def _is_of_the_network(self, exc: Exception) -> bool:
+    def _is_network_error(self, exc: Exception) -> bool:
         """Return whether *exc* is a network error, which the library doesn't always wrap."""
-        lower = type(exc).__module__.partition(".")[0] in ("http", "urllib3")
-        return lower or isinstance(
+        is_low_level = type(exc).__module__.partition(".")[0] in ("http", "urllib3")
+        return is_low_level or isinstance(
             exc, (self._requests.exceptions.RequestException, ConnectionError)
         )
 
     @contextmanager
-    def _translated(self, what: str) -> Generator[None]:
+    def _translate_errors(self, operation: str) -> Generator[None]:
         """Translate the library's errors."""
         try:
             yield
         except self._errors.RetryError as exc:
-            raise self._as_storage_error(what, exc.cause or exc) from exc
+            raise self._as_storage_error(operation, exc.cause or exc) from exc
         except self._errors.NotFound as exc:
             if "bucket does not exist" in str(exc):
-                raise self._as_storage_error(what, exc) from exc
-            raise KeyError(what.partition(" ")[2]) from exc
+                raise self._as_storage_error(operation, exc) from exc
+            raise KeyError(operation.partition(" ")[2]) from exc
         except (self._errors.GoogleAPICallError, self._auth.GoogleAuthError, self._corrupt) as exc:
-            raise self._as_storage_error(what, exc) from exc
+            raise self._as_storage_error(operation, exc) from exc
         except Exception as exc:
-            if not self._is_of_the_network(exc):
+            if not self._is_network_error(exc):
                 raise
-            raise self._as_storage_error(what, exc) from exc
+            raise self._as_storage_error(operation, exc) from exc
 
-    def _as_storage_error(self, what: str, exc: BaseException) -> StorageError:
+    def _as_storage_error(self, operation: str, exc: BaseException) -> StorageError:
         advice = ""
         if isinstance(exc, self._errors.Forbidden):
             advice = (
@@ -341,16 +346,16 @@ class Bucket:
             advice = f"; check the name of gs://{self.place.bucket} and the right to see it"
         elif isinstance(exc, self._corrupt):
             advice = "; checksum mismatch: check the network"
-        return StorageError(f"cannot {what}: {self._words(exc)}{advice}")
+        return StorageError(f"cannot {operation}: {self._message(exc)}{advice}")
 
-    def _words(self, exc: Any) -> str:
+    def _message(self, exc: Any) -> str:
         """Return the service's message, if there is one, on one line."""
-        words = str(exc)
+        message = str(exc)
         if isinstance(exc, self._errors.GoogleAPICallError) and exc.response is not None:
             with suppress(KeyError, TypeError, ValueError):
-                words = str(exc.response.json()["error"]["message"])
-            words = f"Cloud Storage answered {exc.code} ({words})"
-        return " ".join(words.split())[:500]
+                message = str(exc.response.json()["error"]["message"])
+            message = f"Cloud Storage answered {exc.code} ({message})"
+        return " ".join(message.split())[:500]
 
     def _url(self, object_name: str) -> str:
         return f"gs://{self.place.bucket}/{object_name}"
@@ -407,7 +412,7 @@ class GcsObjects:
         blob = self._bucket.find(self._place.object_name(name))
         if blob is None:
             raise KeyError(name)
-        return _stored(name, blob)
+        return _entry(name, blob)
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
@@ -420,11 +425,11 @@ class GcsObjects:
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
         found = [
-            _stored(name, blob)
+            _entry(name, blob)
             for blob in self._bucket.list(self._place.object_name(prefix))
             if (name := self._place.name(blob.name)) is not None
         ]
-        return sorted(found, key=lambda one: one.name)
+        return sorted(found, key=lambda entry: entry.name)
 
     def look_up(self, names: Iterable[str]) -> Listing:
         """Return the objects among *names* that exist, by one listing of their common prefix."""
@@ -432,7 +437,7 @@ class GcsObjects:
         if not wanted:
             return []
         common = os.path.commonprefix([*wanted])  # noqa: RUF071 - names share characters, not folders
-        return [one for one in self.list(common) if one.name in wanted]
+        return [entry for entry in self.list(common) if entry.name in wanted]
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects. A missing one counts as deleted."""
@@ -443,13 +448,13 @@ class GcsObjects:
         return self._bucket.blob(self._place.object_name(name))
 
 
-def _stored(name: str, blob: Any) -> Stored:
+def _entry(name: str, blob: Any) -> Stored:
     metadata = dict(blob.metadata or {})
     metadata.pop(NONCE, None)
     return Stored(name, blob.size or 0, metadata, int(blob.generation))
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:

@@ -110,10 +110,10 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"has it\n"
         age(tmp_path / "place")
-        assert not workspace.discard(place, time.time())
+        assert not workspace.discard_tree(place, time.time())
         process.stdin.close()
-    assert not workspace.discard(place, time.time() - LONG_S - DAY_S), "it was used since"
-    assert workspace.discard(place, time.time()) and not os.path.exists(place)
+    assert not workspace.discard_tree(place, time.time() - LONG_S - DAY_S), "it was used since"
+    assert workspace.discard_tree(place, time.time()) and not os.path.exists(place)
     assert workspace.shared_tree(
         place, lambda part: workspace.Weight(0, 0)
     ).weight == workspace.Weight(0, 0)

@@ -110,7 +110,7 @@ class Pod:
     @property
     def receipt(self) -> wire.Receipt | None:
         """What the container leaves as its termination message."""
-        return wire.parse((self.folder / "termination-log").read_text())
+        return wire.parse_receipt((self.folder / "termination-log").read_text())
 
 
 def environment_of(

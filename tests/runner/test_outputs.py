@@ -107,7 +107,7 @@ def test_a_job_that_is_asked_to_end_does_not_spend_its_grace_on_uploads(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
-    mirror._open_bucket = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
+    mirror._cached_bucket = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
     server.fail("create", stall=True)
     stopping = Stopping()
     stopping.requested, stopping.since = True, time.monotonic()

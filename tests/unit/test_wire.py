@@ -244,8 +244,8 @@ BODIES = (
 def test_no_content_stops_a_reader(body: bytes) -> None:
     """What says something is read, all else is damaged: no reader raises anything of its own."""
     text = body.decode("latin-1").lstrip("{")
-    wire.parse('{"kinetic":' + text)
-    wire.parse('{"kinetic":1,' + text)
+    wire.parse_receipt('{"kinetic":' + text)
+    wire.parse_receipt('{"kinetic":1,' + text)
     with contextlib.suppress(frames.FramesError):
         frames.unpack(body + struct.pack("<I4s", len(body), frames.MAGIC))
     with contextlib.suppress(ValueError):

@@ -119,7 +119,7 @@ def _with_receipts(status: Document) -> Document:
 
 def _with_receipt(container: Document) -> Document:
     ended = part(part(container, "state"), "terminated")
-    receipt = wire.parse(str(ended.get("message") or ""))
+    receipt = wire.parse_receipt(str(ended.get("message") or ""))
     if receipt is None:
         return container
     kept = {key: value for key, value in ended.items() if key != "message"} | {RECEIPT: receipt}
