@@ -460,8 +460,8 @@ class Attempt:
     ) -> bool:
         """Create an object; if the disk is full, retry for a minute, so the user can free space.
 
-        Don't retry if the object is larger than the disk, or if *worth* is false: then no work of
-        the function would be lost.
+        Don't retry if the object is larger than the disk, or if *was_called* is false: then no work
+        of the function would be lost.
         """
         deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
         while True:

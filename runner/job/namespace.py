@@ -171,7 +171,7 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
 
 
 def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
-    """Show each view at its point: ``{point: view}``, both absolute paths.
+    """Mount each view at its mount point: ``{point: view}``, both absolute paths.
 
     If a point doesn't exist, this replaces its nearest ancestor by a mirror: a
     memory file system that shows everything in the ancestor, and the point. A

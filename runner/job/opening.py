@@ -147,7 +147,7 @@ def read_input(objects: Objects, part: wire.Input) -> bytes:
 
 
 def timeout_message(order: wire.Order, called: bool) -> str:
-    """Return the message about a job that ran out of time; its function was *called* or not."""
+    """Return the message about a job that ran out of time; *called* tells if its function began."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"
     limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)

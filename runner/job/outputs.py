@@ -72,7 +72,7 @@ class _FileState(NamedTuple):
 
 
 class Mirror:
-    """Upload the files of *folder* to *place*, a ``gs://`` prefix."""
+    """Upload the files of *folder* to *url*, a ``gs://`` prefix."""
 
     def __init__(self, url: str, folder: str) -> None:
         self._url = url
@@ -141,16 +141,16 @@ class Mirror:
             if stopping.requested and time.monotonic() > stopping.since + grace * GRACE_SHARE:
                 break
         current, others = self._list_files()
-        missing = (
+        unsent = (
             sorted(name for name, state in current.items() if self._uploaded.get(name) != state)
             + others
         )
-        if missing:
-            more = f" and {len(missing) - NAMED_FILES} more" if len(missing) > NAMED_FILES else ""
+        if unsent:
+            more = f" and {len(unsent) - NAMED_FILES} more" if len(unsent) > NAMED_FILES else ""
             reason = next(
-                (f" ({self._errors[name]})" for name in missing if name in self._errors), ""
+                (f" ({self._errors[name]})" for name in unsent if name in self._errors), ""
             )
-            _log(f"not uploaded to {self._url}: {', '.join(missing[:NAMED_FILES])}{more}{reason}")
+            _log(f"not uploaded to {self._url}: {', '.join(unsent[:NAMED_FILES])}{more}{reason}")
 
     def _scan_regularly(self) -> None:
         while not self._finishing.wait(SCAN_S):

@@ -136,7 +136,7 @@ def _write_receipt(
 def close_earlier(
     order: wire.Order, key: bytes, first: int, restarts: Restarts, objects: Objects
 ) -> None:
-    """Store a failure for each attempt from *first* to the one before this that has no outcome.
+    """Store a failure as the outcome of each earlier attempt from *first* on that has none.
 
     The controller starts a pod only after the pod before it has ended, so these attempts are over.
     Only the controller's count tells how many pods a disruption ended.

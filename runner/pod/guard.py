@@ -70,14 +70,14 @@ class ProcessEnd:
 
 
 class Channel:
-    """Carry messages between a job and its guard. Make it before the fork; both sides use it.
+    """Carry messages between a job and its guard. Create it before the fork; both processes use it.
 
     ``answer_file`` is an unnamed file for long answers of the guard.
     """
 
     def __init__(self) -> None:
         self.guard_end, self.job_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.answer_file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the line
+        self.answer_file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the channel
 
     def report_exit_code(self, code: int) -> None:
         """In the job: report that the outcome is committed, with the exit code for the pod."""
