@@ -88,7 +88,7 @@ def start_port_forward(
 
     debugging.require_port(local_port)
     target = configuration.resolve(namespace=namespace or None)
-    place = debugging.Place(name=pod_name, host=0, port=remote_port)
+    place = debugging.DebuggerAddress(name=pod_name, host=0, port=remote_port)
     forwarder, _ = PORTAL.call(debugging.forward, target, place, local_port)
     return forwarder
 
@@ -99,10 +99,10 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
     *working_dir* is the folder where the editor finds the project. None: the folder that the editor
     has open.
     """
-    from kinetic.aio._engine.debugging import Place, instructions
+    from kinetic.aio._engine.debugging import DebuggerAddress, instructions
 
     # To debugpy, a dot is the working directory of the program that is debugged.
-    place = Place(name="the job", host=0, port=0, root=".")
+    place = DebuggerAddress(name="the job", host=0, port=0, root=".")
     sys.stdout.write(instructions(place, local_port, working_dir) + "\n")
     sys.stdout.flush()
 

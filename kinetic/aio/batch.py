@@ -22,7 +22,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batch import Batch
 from kinetic.aio._engine.iteration import Consumer
-from kinetic.aio._engine.progress import Shown, progress
+from kinetic.aio._engine.progress import ShownProgress, progress
 from kinetic.aio.job import JobHandle
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
@@ -208,7 +208,7 @@ class BatchHandle(Generic[T, X]):
         handle = self._handles.get(index)
         if handle is None:
             record = manifest.job_record(self._batch.manifest, self.group_id, index)
-            handle = JobHandle[T].from_dict(record).bound(self._batch.following(index))
+            handle = JobHandle[T].from_dict(record).bound(self._batch.job_ref(index))
             self._handles[index] = handle
         return handle
 
@@ -283,7 +283,7 @@ class BatchHandle(Generic[T, X]):
             self._new_consumer(timeout, windowed=False) as consumer,
             asyncio.timeout_at(consumer.deadline),
         ):
-            while await consumer.more():
+            while await consumer.wait_until_ready():
                 consumer.ready.clear()
 
     async def as_completed(
@@ -310,12 +310,12 @@ class BatchHandle(Generic[T, X]):
         async with self._new_consumer(timeout) as consumer:
             while True:
                 async with asyncio.timeout_at(consumer.deadline):
-                    if not await consumer.more():
+                    if not await consumer.wait_until_ready():
                         return
                 while (index := consumer.take()) is not None:
                     if not self._is_refused(index):
                         yield self._handle(index)
-                    consumer.delivered()
+                    consumer.note_delivered()
 
     async def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
@@ -371,7 +371,7 @@ class BatchHandle(Generic[T, X]):
         self._batch.submission.refuse_removed()
         return Consumer(
             self._batch,
-            display=Shown(self._batch, self._progress),
+            display=ShownProgress(self._batch, self._progress),
             timeout=timeout,
             ordered=ordered,
             windowed=windowed,
@@ -458,7 +458,7 @@ class BatchHandle(Generic[T, X]):
 
     async def submitted(self) -> None:
         """Wait until every input was submitted once, or can no longer be submitted."""
-        await self._batch.submitted_all()
+        await self._batch.until_all_submitted()
 
     # --- collecting ---
 
@@ -631,7 +631,7 @@ class BatchHandle(Generic[T, X]):
             return str(error)
         if failed:
             return f"{failed[0].job_id}: {await failed[0].reason()}"
-        return self._batch.submission.held_up()
+        return self._batch.submission.waiting_message()
 
     async def failures(self) -> list[JobHandle[T]]:
         """Return the handles of jobs that failed or were lost.

@@ -366,7 +366,7 @@ class Client:
             ConfigurationError: No ID can begin this way, or several do.
             NotFound: No ID in the store begins this way.
         """
-        if engine.ids.is_whole(prefix):
+        if engine.ids.is_whole_id(prefix):
             return prefix
         return await engine.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
 
@@ -494,9 +494,9 @@ class Client:
         location = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *location)
         if record.group_id is not None:
-            find_batch = engine.batches.attach if whole else engine.batches.unread
+            find_batch = engine.batches.attach if whole else engine.batches.open_unread
             batch = await find_batch(session, record.group_id)
-            return batch.following(record.group_index or 0)
+            return batch.job_ref(record.group_index or 0)
         manifest = await engine.manifest.read_manifest(session, record.job_id)
         return await self._job_ref(session, record.job_id, manifest)
 
@@ -508,8 +508,8 @@ class Client:
             new_submission = engine.submission.Submission(
                 identity, platform.store, platform.cluster
             )
-            new_submission.relaunched = platform.relaunches
-            submission = session.follow(new_submission, ours=False)
+            new_submission.submitter_relaunches = platform.relaunches
+            submission = session.follow(new_submission, is_own=False)
         return engine.session.JobRef(session=session, submission=submission, index=0)
 
     async def _open_for_call(self, call: Call) -> tuple[Session, Call]:

@@ -45,7 +45,7 @@ from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
 if TYPE_CHECKING:
-    from kinetic.aio._engine.debugging import Place
+    from kinetic.aio._engine.debugging import DebuggerAddress
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.session import JobRef
 
@@ -336,7 +336,7 @@ class JobHandle(JobRecord, Generic[T]):
         ref = await self._look()
         attempts = (await ref.submission.all_attempts([ref.index])).get(ref.index, {})
         if not attempts and not await self._exists(ref):
-            raise ref.submission.identity.gone
+            raise ref.submission.identity.gone_error
         if not attempts:
             await ref.submission.refuse_collected()
         meter = Meter()
@@ -507,7 +507,9 @@ class JobHandle(JobRecord, Generic[T]):
         if item.state.final:
             return item
         try:
-            return await asyncio.wait_for(ref.session.closed(ref.submission, ref.index), timeout)
+            return await asyncio.wait_for(
+                ref.session.until_final(ref.submission, ref.index), timeout
+            )
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} has no result after {timeout:g} s; it goes on, and its handle "
@@ -574,7 +576,7 @@ class JobHandle(JobRecord, Generic[T]):
         """
         submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
-        if submission.relaunched:  # each is a separate job that this process may not know
+        if submission.submitter_relaunches:  # each is a separate job that this process may not know
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         return [
             submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)
@@ -694,7 +696,7 @@ class JobHandle(JobRecord, Generic[T]):
         await ref.session.platform.cluster.delete(names=names)
         await ref.submission.look(ref.index)
         try:
-            await asyncio.wait_for(ref.session.closed(ref.submission, ref.index), timeout)
+            await asyncio.wait_for(ref.session.until_final(ref.submission, ref.index), timeout)
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} was asked to stop and has not ended within "
@@ -786,7 +788,7 @@ class JobHandle(JobRecord, Generic[T]):
                 "again with .options(debug=True)"
             )
 
-    async def debugger(self, worker: int = 0, timeout: float | None = None) -> Place:
+    async def debugger(self, worker: int = 0, timeout: float | None = None) -> DebuggerAddress:
         """Wait until the job's debugger listens; internal.
 
         Raises:
@@ -802,7 +804,7 @@ class JobHandle(JobRecord, Generic[T]):
                 message += f": {await self._failure(ref, item)}"
             return JobError(message, job_id=self.job_id)
 
-        return await engine.debugging.ready(ref, self.job_id, worker, ended_error, timeout)
+        return await engine.debugging.until_ready(ref, self.job_id, worker, ended_error, timeout)
 
     @property
     def output_dir(self) -> str:

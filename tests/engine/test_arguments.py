@@ -15,7 +15,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio._engine.manifest import placed_of
+from kinetic.aio._engine.manifest import uploaded_call_of
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 from tests.engine.severed import on_loop_time
@@ -439,7 +439,7 @@ async def test_who_goes_on_with_a_batch_asks_for_the_same_machines(client: aio.C
         "cpu": 3,
         "memory_bytes": 1 << 30,
     }
-    found = placed_of(manifest, {}).resources
+    found = uploaded_call_of(manifest, {}).resources
     assert found.accelerator == function.__kinetic__.parsed_accelerator
     assert (found.cpu, found.memory_bytes) == (3, 1 << 30)
     assert await batch.results() == [1]

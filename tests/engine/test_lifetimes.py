@@ -230,7 +230,7 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
         launching = asyncio.ensure_future(client.submit(for_ever, 1))
         await until(lambda: cluster.asked == 1)
         waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
-        await until(lambda: client.limit._free._waiters)
+        await until(lambda: client.limit._slots._waiters)
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio._engine.progress import Shown, progress
+from kinetic.aio._engine.progress import ShownProgress, progress
 from kinetic.progress import Progress
 
 
@@ -156,7 +156,7 @@ async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
     before = asyncio.all_tasks()
     async with contextlib.aclosing(progress(inner)) as values:
         await anext(values)
-    async with Shown(inner, wanted=True), Shown(inner, wanted=True):
+    async with ShownProgress(inner, wanted=True), ShownProgress(inner, wanted=True):
         await batch.wait()
     left = {
         task
@@ -172,6 +172,6 @@ async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
 
 async def test_what_was_not_asked_for_is_not_counted(client) -> None:
     batch = await client.run_async_map(third_fails, [1])
-    async with Shown(batch._batch), Shown(batch._batch, wanted=False):
+    async with ShownProgress(batch._batch), ShownProgress(batch._batch, wanted=False):
         assert not any("progress" in task.get_name() for task in asyncio.all_tasks())
         await batch.wait()

@@ -95,7 +95,7 @@ class RetryBeforeClose(Bend):
             index = int(seen.labels["kinetic.dev/index"])
             number = int(seen.labels["kinetic.dev/attempt"])
             if number == 1:
-                holder.post(scheduler.Seen(index, wire.Item(wire.ItemState.OPEN, number + 1)))
+                holder.post(scheduler.ItemRead(index, wire.Item(wire.ItemState.OPEN, number + 1)))
         return seen
 
 

@@ -22,14 +22,14 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
 from kinetic.aio._engine import ending, prepare, removal, scheduler
-from kinetic.aio._engine.cleanup import delete_all, delete_left
-from kinetic.aio._engine.coordinator import BatchCoordinator, renewed
+from kinetic.aio._engine.cleanup import delete_all, delete_leftovers
+from kinetic.aio._engine.coordinator import BatchCoordinator, renew_shared
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import BatchContext
-from kinetic.aio._engine.manifest import map_settings_of, placed_of, read_manifest
-from kinetic.aio._engine.recovery import read_inputs, recover_state, since
-from kinetic.aio._engine.refusals import Pause, until_lifted
+from kinetic.aio._engine.manifest import map_settings_of, read_manifest, uploaded_call_of
+from kinetic.aio._engine.recovery import changes_since, read_inputs, recover_state
+from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import FOREVER, Outage, retry, retry_forever
@@ -70,10 +70,10 @@ class Batch:
         self.followed = followed
         """Whether the session keeps this batch current; false for a listed batch until its use."""
         self.items_removed = False
-        self._taking_over = asyncio.Lock()
+        self._take_over_lock = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
-        self._environment_here: Mapping[str, str] = {}
-        self._asked: wire.Request | None = None
+        self._own_environment: Mapping[str, str] = {}
+        self._own_retry: wire.Request | None = None
         submission.listen(self.wake)
         submission.batch_reader = self.reread
         submission.requests.listeners.append(self._on_request)
@@ -83,7 +83,7 @@ class Batch:
         """The ID of the batch."""
         return self.submission.identity.id
 
-    def following(self, index: int) -> JobRef:
+    def job_ref(self, index: int) -> JobRef:
         """Return the job of an item, for a handle."""
         return JobRef(session=self.session, submission=self.submission, index=index)
 
@@ -130,7 +130,7 @@ class Batch:
             return False
         if self.coordinator is None:
             return True
-        return self.submission.begun(index) or index in self.coordinator.state.busy
+        return self.submission.has_begun(index) or index in self.coordinator.state.busy
 
     @property
     def finished(self) -> bool:
@@ -152,7 +152,7 @@ class Batch:
         """Keep the batch current from now on, and if *observed*, watch its lease."""
         if not self.followed:
             self.followed = True
-            self.session.follow(self.submission, ours=False)
+            self.session.follow(self.submission, is_own=False)
             if observed:
                 self.observe()
 
@@ -165,12 +165,12 @@ class Batch:
     async def look(self) -> None:
         """Read the objects of all items that are not final."""
         await self.refresh()
-        left = [index for index in range(self.known) if not self.submission.is_final(index)]
-        await self.submission.look_at_each(left)
+        unfinished = [index for index in range(self.known) if not self.submission.is_final(index)]
+        await self.submission.look_at_each(unfinished)
         # That look has read new requests, which may have reopened final items.
-        reopened = {*self.submission.requests.reopened}.difference(left)
-        if again := [index for index in reopened if not self.submission.is_final(index)]:
-            await self.submission.look_at_each(again)
+        reopened = {*self.submission.requests.reopened}.difference(unfinished)
+        if reopened_open := [index for index in reopened if not self.submission.is_final(index)]:
+            await self.submission.look_at_each(reopened_open)
 
     async def reread(self) -> None:
         """Read open items again, and ask the platform about those that have started."""
@@ -179,16 +179,22 @@ class Batch:
         elif not self.finished:
             await self.look()
             submission = self.submission
-            open_here = (one for one in range(self.known) if not self.submission.is_final(one))
-            begun = [
-                one for one in open_here if submission.begun(one) or one in submission.doubtful
+            open_items = (
+                index for index in range(self.known) if not self.submission.is_final(index)
+            )
+            started = [
+                index
+                for index in open_items
+                if submission.has_begun(index) or index in submission.doubtful
             ]
-            await ending.ask(submission, begun)
+            await ending.ask(submission, started)
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of each submitted or refused item, read from the store now."""
         refused = self.submission.refusals
-        submitted = [one for one in range(self.known) if one in refused or self.submitted(one)]
+        submitted = [
+            index for index in range(self.known) if index in refused or self.submitted(index)
+        ]
         await self.look()
         submitted = submitted if self.coordinator is not None else [*range(self.known)]
         return [(index, self.submission.status(index)) for index in submitted]
@@ -202,8 +208,8 @@ class Batch:
             Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
-        if pump is not None and (here := pump.input_of(index)) is not None:
-            return here[0]
+        if pump is not None and (own_input := pump.input_of(index)) is not None:
+            return own_input[0]
         await self.refresh()
         return await self.inputs.value(index)
 
@@ -214,10 +220,10 @@ class Batch:
         for awake in self.watchers:
             awake.set()
 
-    async def submitted_all(self) -> None:
+    async def until_all_submitted(self) -> None:
         """Wait until every item was requested once, or never will be."""
         while self.coordinator is not None and not (
-            self.finished or self.coordinator.all_asked_for
+            self.finished or self.coordinator.all_requested
         ):
             awake = asyncio.Event()
             self.watchers.append(awake)
@@ -231,7 +237,7 @@ class Batch:
     def coordinate(
         self,
         lease: _lease.HeldLease,
-        placed: prepare.UploadedCall,
+        uploaded: prepare.UploadedCall,
         source: Source | None,
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
@@ -239,12 +245,12 @@ class Batch:
         """Submit the batch from now on, beginning with the *events* of `recover_state`."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
-        self._environment_here = placed.environment
+        self._own_environment = uploaded.environment
         submission.reclaim()
         context = BatchContext(
             session=self.session,
             submission=submission,
-            placed=placed,
+            uploaded=uploaded,
             inputs=self.inputs,
             lease=lease,
         )
@@ -252,17 +258,17 @@ class Batch:
         budget = self._budget_s(settings)
         coordinator = BatchCoordinator(context, settings, source, length, self.wake, budget)
         self.coordinator = coordinator
-        coordinator.post(scheduler.Spent(submission.meter.seconds))
+        coordinator.post(scheduler.SecondsSpent(submission.meter.seconds))
         for event in events:
             coordinator.post(event)
-            for news in since(submission, event):
-                coordinator.post(news)
-        self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
+            for change in changes_since(submission, event):
+                coordinator.post(change)
+        self.session.spawn(self._run_coordinator(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest["deadline"]) is not None:
             if submission.requests.reopened:  # a retry gets the whole time again
                 deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(
-                self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
+                self._stop_at(coordinator, deadline), name=f"timeout of {self.group_id}"
             )
 
     @property
@@ -281,13 +287,15 @@ class Batch:
     def cause(self) -> str:
         """Why kinetic stopped the batch; empty if a user stopped it, or nothing did."""
         terms = self.manifest["terms"]
-        words = {
+        descriptions = {
             "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
             "fail_fast": "fail_fast",
             "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
         }
-        stops = [one for one in self.submission.requests.entries if one.kind == "stop"]
-        return next((words[one.cause] for one in stops if one.cause in words), "")
+        stops = [request for request in self.submission.requests.entries if request.kind == "stop"]
+        return next(
+            (descriptions[request.cause] for request in stops if request.cause in descriptions), ""
+        )
 
     def estimate(self) -> Estimate:
         """Estimate the cost so far and in the end, from the items that this process has read."""
@@ -301,22 +309,22 @@ class Batch:
             expected_hours=None if expected is None else expected / HOUR_S,
         )
 
-    async def _submitting(self, coordinator: BatchCoordinator) -> None:
+    async def _run_coordinator(self, coordinator: BatchCoordinator) -> None:
         """Run *coordinator*; when it has ended, follow what other processes do with the batch.
 
         If the coordinator has ended with an error, all waiters get that error.
         """
         await coordinator.run()
-        requests, lost = self.submission.requests, coordinator.lease.lost is not None
+        requests, lease_lost = self.submission.requests, coordinator.lease.lost is not None
         if (
             self.coordinator is not coordinator
             or requests.removing
-            or not (lost or coordinator.complete)
+            or not (lease_lost or coordinator.complete)
         ):
             return
         if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
-        elif lost:
+        elif lease_lost:
             self.session.watch(self.submission)  # for the waiters of its jobs
             self.observe()
 
@@ -326,12 +334,12 @@ class Batch:
         Only if this process has stopped submitting; ignore its own request, and any request while
         it takes the batch over.
         """
-        if request.kind != "retry" or request == self._asked or self._taking_over.locked():
+        if request.kind != "retry" or request == self._own_retry or self._take_over_lock.locked():
             return
         if self.coordinator is not None and not self.submits:
             self._observe_again()
 
-    async def _end_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
+    async def _stop_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
         """Stop the batch at its timeout, whichever process submits it."""
         try:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
@@ -355,7 +363,7 @@ class Batch:
             NotFound: The batch was cleaned up.
             WireError: This version doesn't know the batch's format.
         """
-        async with self._taking_over:
+        async with self._take_over_lock:
             await self.refresh()
             self._refuse_more(inputs)
             if (coordinator := self.coordinator) is not None and self.submits:
@@ -366,21 +374,21 @@ class Batch:
                         f"this client submits {self.group_id} already; you need not resume it"
                     )
                 await coordinator.over.wait()
-            environment = await self._environment()
-            placed = placed_of(self.manifest, environment)
+            environment = await self._load_environment()
+            uploaded = uploaded_call_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
             lease = await _lease.acquire(
                 platform.store, identity.scope, identity.submitter, platform.clock, force=force
             )
             try:
-                await self._coordinate_again(lease, placed, inputs, seal=seal)
+                await self._coordinate_again(lease, uploaded, inputs, seal=seal)
             except BaseException:
                 with contextlib.suppress(ConfigurationError):  # the client is closed
                     self.observe()
                 await release(lease.release(), what=f"releasing {self.group_id}")
                 raise
 
-    async def _environment(self) -> Mapping[str, str]:
+    async def _load_environment(self) -> Mapping[str, str]:
         """Return the jobs' environment: the platform's copy, this process's, or a new capture."""
         try:
             secret = self.session.platform.cluster.secret
@@ -390,20 +398,20 @@ class Batch:
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # nothing will run
-            return self._environment_here or self._captured_again()
+            return self._own_environment or self._capture_again()
         environment: dict[str, str] = json.loads(content)
         return environment
 
-    def _captured_again(self) -> dict[str, str]:
+    def _capture_again(self) -> dict[str, str]:
         """Capture the variables of the batch from this process, as its first submitter did.
 
         Raises:
             ConfigurationError: This process lacks one of the variables.
         """
         names: list[str] = self.manifest["placed"]["captured"]
-        if lacking := [name for name in names if name not in os.environ]:
+        if missing := [name for name in names if name not in os.environ]:
             raise ConfigurationError(
-                f"{self.group_id} needs the environment variables {', '.join(lacking)}, which only "
+                f"{self.group_id} needs the environment variables {', '.join(missing)}, which only "
                 "the process that submitted it had; set them in this process and call again"
             )
         if names:
@@ -418,12 +426,12 @@ class Batch:
     async def _coordinate_again(
         self,
         lease: _lease.HeldLease,
-        placed: prepare.UploadedCall,
+        uploaded: prepare.UploadedCall,
         inputs: Iterable[Any] | AsyncIterable[Any] | None,
         *,
         seal: bool,
     ) -> None:
-        keeping = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
+        renewal = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
         if self._abandonment_watch is not None:
             # Two tasks that close the same attempts would write the same outcomes.
             self._abandonment_watch.cancel()
@@ -433,27 +441,29 @@ class Batch:
             self.submission.closes, self.submission.fence = True, lease.fence
             self.session.watch(self.submission)
             store = self.session.platform.store
-            gone = await retry_forever(lambda: renewed(store, placed), "looking at what jobs share")
+            missing = await retry_forever(
+                lambda: renew_shared(store, uploaded), "looking at what jobs share"
+            )
             events = await recover_state(self.session, self.submission, self.inputs)
             total, stored = self.inputs.total, self.inputs.count
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+            renewal.cancel()
+            await asyncio.wait({renewal})
         if lease.lost is not None:
             raise lease.lost
         self._refuse_more(inputs)
-        if gone and (inputs is not None or self._is_open):
+        if missing and (inputs is not None or self._is_open):
             raise NotFound(
-                f"the {gone[0].partition('/')[0]} of {self.group_id} is not in the store any more: "
-                "it was collected by its age; submit what is left in a new batch"
+                f"the {missing[0].partition('/')[0]} of {self.group_id} is not in the store any "
+                "more: it was collected by its age; submit what is left in a new batch"
             )
         settings = map_settings_of(self.manifest)
         source: Source | None = Source(() if inputs is None else inputs, settings.input_mode)
         if inputs is None and not (seal and total is None):
             source = None
             end = total if total is not None else stored
-            events.append(scheduler.Ended(end, sealed=total is not None))
-        self.coordinate(lease, placed, source, settings, events)
+            events.append(scheduler.InputsEnded(end, sealed=total is not None))
+        self.coordinate(lease, uploaded, source, settings, events)
 
     @property
     def _is_open(self) -> bool:
@@ -475,20 +485,20 @@ class Batch:
             NotFound: The batch has no such item, or was cleaned up.
         """
         if not await self.exists():
-            raise self.submission.identity.gone
+            raise self.submission.identity.gone_error
         await self.refresh()
         wanted = {*range(self.known)} if indices is None else {*indices}
-        if strange := [index for index in wanted if not 0 <= index < self.known]:
-            raise NotFound(f"batch {self.group_id} has no item {strange[0]}; it has {self.known}")
+        if unknown := [index for index in wanted if not 0 <= index < self.known]:
+            raise NotFound(f"batch {self.group_id} has no item {unknown[0]}; it has {self.known}")
         count = await self._request_retry(wanted)
         if (coordinator := self.coordinator) is not None and self.submits:
-            await coordinator.caught_up()
+            await coordinator.until_caught_up()
             if await coordinator.is_replaced():
                 await coordinator.over.wait()
         # This includes items reopened by a process that died before it started them.
         reopened = self.submission.requests.reopened
         is_open = any(not self.submission.is_final(index) for index in reopened)
-        if is_open and not self.submits and await self._is_free():
+        if is_open and not self.submits and await self._is_lease_free():
             try:
                 await self.take_over()
             except Conflict:
@@ -516,8 +526,10 @@ class Batch:
         while True:
             await self.look()
             slot = len(submission.requests.entries)
-            ended = [i for i in wanted if self.submission.is_final(i)]
-            failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
+            ended = [index for index in wanted if self.submission.is_final(index)]
+            failed = [
+                index for index in ended if submission.status(index) is not JobStatus.SUCCEEDED
+            ]
             bases: dict[int, int] = {}
             for index, attempts in (await submission.all_attempts(failed)).items():
                 base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
@@ -525,42 +537,44 @@ class Batch:
                     bases[index] = base
             if not bases:
                 return 0
-            self._asked = request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
+            self._own_retry = request = wire.Request(
+                kind="retry", bases=bases, cause="retry_failed"
+            )
             if await submission.requests.append_at(slot, request):
                 await submission.look_at_all(bases)  # new waiters wait for these
                 return len(bases)
 
-    async def _is_free(self) -> bool:
+    async def _is_lease_free(self) -> bool:
         """Return whether no living process has the lease; wait until that is certain."""
         identity, platform = self.submission.identity, self.session.platform
-        there = await _lease.read(platform.store, identity.scope)
-        return there is None or not there[0].held or not await self._is_served(there[0])
+        stored = await _lease.read(platform.store, identity.scope)
+        return stored is None or not stored[0].held or not await self._is_renewed(stored[0])
 
-    async def _is_served(self, lease: _lease.Lease) -> bool:
+    async def _is_renewed(self, lease: _lease.Lease) -> bool:
         """Return whether the holder of *lease* renews it, or another process has taken it."""
         identity, platform = self.submission.identity, self.session.platform
-        since = platform.clock()
-        while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
+        started_at = platform.clock()
+        while platform.clock() - started_at < _lease.EXPIRY_S and not lease.owner.dead:
             await lease.owner.ended(_lease.LOOK_S)
-            there = await _lease.read(platform.store, identity.scope)
-            if there is None or there[0] != lease:
-                return there is not None and there[0].held
+            stored = await _lease.read(platform.store, identity.scope)
+            if stored is None or stored[0] != lease:
+                return stored is not None and stored[0].held
         return False
 
-    async def leave(self, why: str) -> None:
+    async def leave(self, reason: str) -> None:
         """Stop submitting at once: the client is being closed."""
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
-            what = f"leaving {self.group_id}"
-            await release(coordinator.leave(), what=what, grace=LEAVING_S)
-            left = coordinator.waiting
-            if left or not (coordinator.complete or coordinator.all_asked_for):
+            operation = f"leaving {self.group_id}"
+            await release(coordinator.leave(), what=operation, grace=LEAVING_S)
+            waiting = coordinator.waiting
+            if waiting or not (coordinator.complete or coordinator.all_requested):
                 logging.warning(
                     "%s: this process submits %s no more. What runs goes on; %d items wait. "
                     "To submit the rest: kinetic batches resume %s",
-                    why,
+                    reason,
                     self.group_id,
-                    len(left),
+                    len(waiting),
                     self.group_id,
                 )
 
@@ -587,23 +601,27 @@ class Batch:
                 return  # else another process submits the batch: stop it as an observer
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
-            await delete_left(self.submission)
+            await delete_leftovers(self.submission)
             return  # every item has ended, so keep the other jobs and their logs
         if not await self.exists():
             return
-        its_round = await self.submission.requests.append(wire.Request(kind="stop", cause="cancel"))
-        await delete_left(self.submission)
-        await delete_all(self.submission, its_round)
+        round_number = await self.submission.requests.append(
+            wire.Request(kind="stop", cause="cancel")
+        )
+        await delete_leftovers(self.submission)
+        await delete_all(self.submission, round_number)
         await self.look()
         for index in range(self.known):
             if not self.submission.is_final(index) and self.submission.final_error(index) is None:
-                await self.session.closed(self.submission, index)
+                await self.session.until_final(self.submission, index)
 
     async def delete_jobs(self) -> None:
         """Delete all jobs of the batch from the platform, unless a retry still needs some."""
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
-            await self._until_lifted(lambda: delete_all(submission, submission.requests.round))
+            await self._retry_while_refused(
+                lambda: delete_all(submission, submission.requests.round)
+            )
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
@@ -623,9 +641,9 @@ class Batch:
         await submission.write_collected(len(values), history)
         store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
-        for part in OF_ITEMS:
-            found = items_of(await store.list(f"{identity.scope}{part}"))
-            await store.delete([one.name for one in found])
+        for folder in OF_ITEMS:
+            found = items_of(await store.list(f"{identity.scope}{folder}"))
+            await store.delete([info.name for info in found])
         self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
@@ -637,20 +655,20 @@ class Batch:
             # Otherwise `removal` would wait until the lease expires.
             await self.coordinator.over.wait()
         identity = self.submission.identity
-        await self._until_lifted(
+        await self._retry_while_refused(
             lambda: removal.remove(self.session, identity, jobs=jobs, objects=objects)
         )
         if objects:
             self.session.forget(self.submission)
 
-    async def _until_lifted(self, removal: Callable[[], Awaitable[None]]) -> None:
-        """Await *removal*; in the process that submitted the batch, retry temporary refusals."""
+    async def _retry_while_refused(self, remove: Callable[[], Awaitable[None]]) -> None:
+        """Await *remove*; in the process that submitted the batch, retry temporary refusals."""
 
-        def waits() -> bool:
+        def may_wait() -> bool:
             return self.coordinator is not None and self.submission.has_started
 
         pause = Pause(f"the removal of {self.group_id}")
-        await until_lifted(removal, pause, waits=waits)
+        await retry_while_refused(remove, pause, may_wait=may_wait)
 
     # --- observing ---
 
@@ -668,18 +686,18 @@ class Batch:
         self.session.watch(self.submission)
         self.observe()
 
-    async def look_again(self) -> None:
+    async def observe_if_resumed(self) -> None:
         """Observe the batch again, if it was abandoned and a process submits it now."""
         if self.submits or self.submission.abandoned is None:
             return
         identity, platform = self.submission.identity, self.session.platform
-        there = await _lease.read(platform.store, identity.scope)
-        if there is not None and there[0].held:
+        stored = await _lease.read(platform.store, identity.scope)
+        if stored is not None and stored[0].held:
             self._observe_again()
 
     async def abandonment(self) -> KineticError | None:
         """Return why some items won't start, if one look at the lease shows it."""
-        await self.look_again()
+        await self.observe_if_resumed()
         identity, store = self.submission.identity, self.session.platform.store
         if (
             self.submission.abandoned is None
@@ -719,12 +737,12 @@ class Batch:
             is_passing=lambda failure: isinstance(failure, KineticError),
         )
         if stuck or self.total is None:
-            who = lease.who if lease is not None else "its submitter"
+            holder = lease.who if lease is not None else "its submitter"
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
             missing += ["the end of its inputs isn't known"] if self.total is None else []
             seal, option = ("seal=True", " --seal") if self.total is None else ("", "")
             error = SubmitterLost(
-                f"batch {self.group_id}: {who} does not submit it any more, and "
+                f"batch {self.group_id}: {holder} does not submit it any more, and "
                 f"{' and '.join(missing)}; kinetic.attach_batch({self.group_id!r}).resume({seal}), "
                 f"or `kinetic batches resume {self.group_id}{option}`, goes on with the stored "
                 "inputs, and runs nothing again that has ended",
@@ -733,6 +751,6 @@ class Batch:
             self.submission.abandon(error, stuck)
         self.wake()
         try:
-            await delete_left(self.submission)
+            await delete_leftovers(self.submission)
         except KineticError as exc:
             logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)

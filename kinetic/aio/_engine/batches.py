@@ -17,7 +17,7 @@ from kinetic._tasks import all_or_none, in_thread
 from kinetic.aio import _lease
 from kinetic.aio._engine import beginning, prepare, removal
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.cleanup import delete_left
+from kinetic.aio._engine.cleanup import delete_leftovers
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import check_inputs
@@ -54,36 +54,39 @@ async def start(
         raise ConfigurationError("inputs is empty: there is nothing to run")
     if settings.max_concurrent is None and (source.length or 0) > MANY_UNBOUNDED:
         logging.warning("max_concurrent=None starts all %d jobs at once", source.length)
-    if source.there is not None and call.function is not None:
-        await in_thread(check_inputs, call.function, source.there, source.mode)
+    if source.known_inputs is not None and call.function is not None:
+        await in_thread(check_inputs, call.function, source.known_inputs, source.mode)
     find_price = price_of if settings.budget is None else budget_price
     target, accelerator = session.target, call.options.parsed_accelerator
     price = find_price(accelerator, target.zone, listed=target.backend != "local")
-    packed = await prepare.pack(replace(call, inputs=source.there or ()))
+    packed = await prepare.pack(replace(call, inputs=source.known_inputs or ()))
     try:
-        placed = await prepare.upload_call(session, packed)
+        uploaded = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
     identity = await beginning.new_identity(
-        session, placed, "grp", RetryBudgets(user=settings.retries)
+        session, uploaded, "grp", RetryBudgets(user=settings.retries)
     )
-    manifest = batch_manifest(session, identity, placed, settings, source.length, price)
-    async with beginning.begun(session, placed, identity) as submission:
-        lease = await _create(session, identity, placed, manifest)
+    manifest = batch_manifest(session, identity, uploaded, settings, source.length, price)
+    async with beginning.new_submission(session, uploaded, identity) as submission:
+        lease = await _create(session, identity, uploaded, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
-        batch.coordinate(lease, placed, source, settings)
+        batch.coordinate(lease, uploaded, source, settings)
     return batch
 
 
 async def _create(
-    session: Session, identity: Identity, placed: prepare.UploadedCall, manifest: Mapping[str, Any]
+    session: Session,
+    identity: Identity,
+    uploaded: prepare.UploadedCall,
+    manifest: Mapping[str, Any],
 ) -> _lease.HeldLease:
     """Write the objects that make a batch.
 
     A crash between two of the writes leaves only objects that a cleanup of this ID removes.
     """
     store, scope = session.platform.store, identity.scope
-    environment = json.dumps(dict(placed.environment)).encode()
+    environment = json.dumps(dict(uploaded.environment)).encode()
     await session.platform.cluster.keep_secret(identity.id, environment)
     entry = {
         "name": manifest["name"] or "",
@@ -122,15 +125,15 @@ async def attach(session: Session, group_id: str) -> Batch:
         NotFound: There is no such batch.
         WireError: The manifest's signature isn't valid here, or its format is unknown.
     """
-    batch = await _opened(session, group_id)
+    batch = await _open_batch(session, group_id)
     batch.follow(observed=False)
     if batch.submits:
         await batch.refresh()
         return batch
     # If a step below raises, the batch stays in the session; attach again to repeat the steps.
     await batch.look()
-    await batch.look_again()
-    await delete_left(batch.submission)
+    await batch.observe_if_resumed()
+    await delete_leftovers(batch.submission)
     if not (batch.submission.closes or batch.submission.abandoned or batch.finished):
         batch.observe()
     return batch
@@ -149,20 +152,20 @@ async def list_batches(
     """
     refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []
-    for one in await session.platform.store.list(wire.group_key("")):
-        group_id = one.name.rpartition("/")[2]
+    for info in await session.platform.store.list(wire.group_key("")):
+        group_id = info.name.rpartition("/")[2]
         try:
-            carried = (tags or {}).items() <= json.loads(one.metadata["tags"]).items()
+            has_tags = (tags or {}).items() <= json.loads(info.metadata["tags"]).items()
         except MALFORMED:
-            refused[group_id] = WireError(f"its entry {one.name} is damaged")
+            refused[group_id] = WireError(f"its entry {info.name} is damaged")
             continue
-        if carried and (name is None or one.metadata.get("name") == name):
-            found.append((one.metadata.get("created", ""), group_id))
+        if has_tags and (name is None or info.metadata.get("name") == name):
+            found.append((info.metadata.get("created", ""), group_id))
     found.sort(reverse=True)
     listed: list[Batch] = []
-    for at in range(0, len(found), LISTING):
-        ids = [group_id for _, group_id in found[at : at + LISTING]]
-        opened = await all_or_none(*(_listed(session, group_id, refused) for group_id in ids))
+    for start_index in range(0, len(found), LISTING):
+        ids = [group_id for _, group_id in found[start_index : start_index + LISTING]]
+        opened = await all_or_none(*(_read_batch(session, group_id, refused) for group_id in ids))
         listed += [batch for batch in opened if batch is not None]
         if count is not None and len(listed) >= count:
             break
@@ -172,13 +175,13 @@ async def list_batches(
     return listed[:count]
 
 
-async def _listed(
+async def _read_batch(
     session: Session,
     group_id: str,
     refused: dict[str, KineticError],
 ) -> Batch | None:
     try:
-        batch = await unread(session, group_id)
+        batch = await open_unread(session, group_id)
         if not batch.followed:  # `resume` needs to know how many inputs are stored
             await read_inputs(batch.submission, batch.inputs)
     except NotFound:
@@ -189,17 +192,17 @@ async def _listed(
     return batch
 
 
-async def unread(session: Session, group_id: str) -> Batch:
+async def open_unread(session: Session, group_id: str) -> Batch:
     """Return a batch after reading only its manifest; the session follows it from its first use.
 
     Raises:
         NotFound: There is no such batch.
         WireError: The manifest's signature isn't valid here, or its format is unknown.
     """
-    return known_batch(session, group_id) or await _opened(session, group_id)
+    return known_batch(session, group_id) or await _open_batch(session, group_id)
 
 
-async def _opened(session: Session, group_id: str) -> Batch:
+async def _open_batch(session: Session, group_id: str) -> Batch:
     manifest = await read_manifest(session, group_id)
     identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:

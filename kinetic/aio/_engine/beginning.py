@@ -25,12 +25,12 @@ from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.aio.ports import Observation
 from kinetic.errors import Conflict, KineticError, SubmitterLost
 
-RELAUNCH = RetryPolicy(total_s=50.0)
+RELAUNCH_POLICY = RetryPolicy(total_s=50.0)
 """Stop retrying a launch before other processes give up the job, which they do after 60 s."""
 
 
 async def start_job(
-    session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
+    session: Session, packed: prepare.PackedCall, uploaded: prepare.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
     """Start a single job, as soon as the client's limit of attempts allows it.
 
@@ -40,28 +40,28 @@ async def start_job(
     """
     await session.limit.acquire()
     try:
-        replaced = session.platform.restarts or session.platform.relaunches
-        budgets = RetryBudgets(infrastructure=3 if replaced else 0)
-        identity = await new_identity(session, placed, "job", budgets)
-        record = record_of(session, identity, placed, 0)
-        async with begun(session, placed, identity) as submission:
-            submission.relaunched = session.platform.relaunches
-            await store_manifest(session, identity, manifest_of(record, identity, placed))
+        replaces_attempts = session.platform.restarts or session.platform.relaunches
+        budgets = RetryBudgets(infrastructure=3 if replaces_attempts else 0)
+        identity = await new_identity(session, uploaded, "job", budgets)
+        record = record_of(session, identity, uploaded, 0)
+        async with new_submission(session, uploaded, identity) as submission:
+            submission.submitter_relaunches = session.platform.relaunches
+            await store_manifest(session, identity, manifest_of(record, identity, uploaded))
             arguments = await _store_arguments(session, identity, packed)
-            specs = job_spec.JobSpecBuilder(session, identity, placed)
-            await specs.launch(0, 1, arguments)
-            submission.relaunches = submission.relaunched
+            builder = job_spec.JobSpecBuilder(session, identity, uploaded)
+            await builder.launch(0, 1, arguments)
+            submission.relaunches_here = submission.submitter_relaunches
     except BaseException:
         session.limit.release()
         raise
-    if submission.relaunches or session.limit.bounded:
-        until_ended: Coroutine[Any, Any, Any] = (
-            _until_ended(session, submission, specs, arguments)
-            if submission.relaunches
-            else session.closed(submission, 0)
+    if submission.relaunches_here or session.limit.is_bounded:
+        until_end: Coroutine[Any, Any, Any] = (
+            _until_ended(session, submission, builder, arguments)
+            if submission.relaunches_here
+            else session.until_final(submission, 0)
         )
-        waiting = session.spawn(until_ended, name=f"end of {identity.id}")
-        waiting.add_done_callback(functools.partial(_on_closed, session))
+        end_task = session.spawn(until_end, name=f"end of {identity.id}")
+        end_task.add_done_callback(functools.partial(_on_job_end, session))
     return record, JobRef(session=session, submission=submission, index=0)
 
 
@@ -75,14 +75,17 @@ async def _store_arguments(
     return wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
 
 
-def _on_closed(session: Session, waiting: asyncio.Task[Any]) -> None:
-    if not waiting.cancelled():
-        waiting.exception()  # mark the error as read: `result()` raises it
+def _on_job_end(session: Session, end_task: asyncio.Task[Any]) -> None:
+    if not end_task.cancelled():
+        end_task.exception()  # mark the error as read: `result()` raises it
     session.limit.release()
 
 
 async def _until_ended(
-    session: Session, submission: Submission, specs: job_spec.JobSpecBuilder, arguments: wire.Input
+    session: Session,
+    submission: Submission,
+    builder: job_spec.JobSpecBuilder,
+    arguments: wire.Input,
 ) -> None:
     """Wait until a single job has ended; launch each attempt that the platform doesn't launch.
 
@@ -98,9 +101,9 @@ async def _until_ended(
                 item = submission.item(0)
                 if item is not None and item.state.final:
                     return
-                due = item is not None and item.attempt > max(1, submission.launched)
-                if item is not None and due and item.state is wire.ItemState.OPEN:
-                    await _launch_again(session, submission, specs, arguments, item.attempt)
+                is_due = item is not None and item.attempt > max(1, submission.last_relaunched)
+                if item is not None and is_due and item.state is wire.ItemState.OPEN:
+                    await _launch_again(session, submission, builder, arguments, item.attempt)
                 await changed.wait()
     finally:
         stop_listening()
@@ -109,7 +112,7 @@ async def _until_ended(
 async def _launch_again(
     session: Session,
     submission: Submission,
-    specs: job_spec.JobSpecBuilder,
+    builder: job_spec.JobSpecBuilder,
     arguments: wire.Input,
     number: int,
 ) -> None:
@@ -119,12 +122,12 @@ async def _launch_again(
         KineticError: The job can be neither launched nor ended.
     """
     cluster, identity = session.platform.cluster, submission.identity
-    name, before = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
+    name, previous = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
 
     async def launch() -> None:
-        await cluster.delete(names=[before])
-        await specs.launch(0, number, arguments)
-        submission.launched = number
+        await cluster.delete(names=[previous])
+        await builder.launch(0, number, arguments)
+        submission.last_relaunched = number
 
     async def host_end() -> Observation | None:
         return await ending.host_end(submission, 0, number - 1)
@@ -142,12 +145,16 @@ async def _launch_again(
     why = ""
     try:
         # The first host's outcome says that it was asked to stop; the platform may know why.
-        end = await retry(host_end, RELAUNCH, Outage(f"asking how {before} ended"))
-        if end is not None and end.reason is not None and end.reason not in INFRASTRUCTURE:
-            why = end.message
+        observation = await retry(host_end, RELAUNCH_POLICY, Outage(f"asking how {previous} ended"))
+        if (
+            observation is not None
+            and observation.reason is not None
+            and observation.reason not in INFRASTRUCTURE
+        ):
+            why = observation.message
         else:
-            logging.info("%s was disrupted; launching it again as %s", before, name)
-            await retry(launch, RELAUNCH, Outage(f"launching {name}"))
+            logging.info("%s was disrupted; launching it again as %s", previous, name)
+            await retry(launch, RELAUNCH_POLICY, Outage(f"launching {name}"))
             if await retry_forever(is_wanted, f"looking whether {name} is wanted"):
                 return
     except KineticError as exc:
@@ -164,13 +171,13 @@ async def _launch_again(
 
 
 @contextlib.asynccontextmanager
-async def begun(
-    session: Session, placed: prepare.UploadedCall, identity: Identity
+async def new_submission(
+    session: Session, uploaded: prepare.UploadedCall, identity: Identity
 ) -> AsyncGenerator[Submission]:
     """Follow a new submission while the block creates it; if the block fails, remove all of it."""
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     submission.closes = True
-    session.follow(submission, ours=True)
+    session.follow(submission, is_own=True)
     try:
         yield submission
     except (Conflict, SubmitterLost):  # another process owns the batch; its objects must stay
@@ -184,8 +191,8 @@ async def begun(
         undoing = removal.undo(session, identity)
         await release(undoing, what=f"removing the half-made {identity.id}")
         raise
-    prepare.log_choice(session, placed)
-    logging.info("Started %s: %s", identity.id, placed.call.name)
+    prepare.log_choice(session, uploaded)
+    logging.info("Started %s: %s", identity.id, uploaded.call.name)
 
 
 async def store_manifest(session: Session, identity: Identity, fields: Mapping[str, Any]) -> None:
@@ -201,17 +208,17 @@ async def store_manifest(session: Session, identity: Identity, fields: Mapping[s
 
 
 async def new_identity(
-    session: Session, placed: prepare.UploadedCall, kind: str, budgets: RetryBudgets
+    session: Session, uploaded: prepare.UploadedCall, kind: str, budgets: RetryBudgets
 ) -> Identity:
     """Make the identity of a new ``job`` or batch (``grp``)."""
-    new = job_spec.new_id(kind, session.platform.marker)
-    return _kind_of(new)(
-        id=new,
-        key=await session.key(scope_of(new)),
+    submission_id = job_spec.new_id(kind, session.platform.marker)
+    return _identity_class(submission_id)(
+        id=submission_id,
+        key=await session.key(scope_of(submission_id)),
         budgets=budgets,
         created=time.time(),
         submitter=ProcessIdentity.me(),
-        output_base=job_spec.output_base(session, placed, new),
+        output_base=job_spec.output_base(session, uploaded, submission_id),
     )
 
 
@@ -220,7 +227,7 @@ async def identity_of(
 ) -> Identity:
     """Return the identity of a job or batch; without *manifest*, it's only good for a removal."""
     fields = manifest or {}
-    return _kind_of(submission)(
+    return _identity_class(submission)(
         id=submission,
         key=await session.key(scope_of(submission)),
         budgets=RetryBudgets(**fields.get("budgets", {})),
@@ -230,5 +237,5 @@ async def identity_of(
     )
 
 
-def _kind_of(submission: str) -> type[Identity]:
+def _identity_class(submission: str) -> type[Identity]:
     return BatchIdentity if submission.startswith("grp-") else Identity

@@ -28,8 +28,8 @@ PATIENCE_S = 30.0
 """How long a batch waits for a platform to delete useless jobs, in seconds; then it goes on."""
 
 
-async def delete_all(submission: Submission, last: int) -> None:
-    """Delete all jobs up to round *last*; the batch's nth retry request begins round n.
+async def delete_all(submission: Submission, last_round: int) -> None:
+    """Delete all jobs up to round *last_round*; the batch's nth retry request begins round n.
 
     This selects jobs by their round, not only by their batch. So a delete request that reaches the
     platform late doesn't delete the jobs of items that were retried since.
@@ -38,11 +38,11 @@ async def delete_all(submission: Submission, last: int) -> None:
         BackendError: The platform does not answer.
     """
     batch = submission.identity.id
-    for number in range(last + 1):  # each retry_failed() begins a round
+    for number in range(last_round + 1):  # each retry_failed() begins a round
         await submission.cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
 
-async def delete_left(submission: Submission) -> None:
+async def delete_leftovers(submission: Submission) -> None:
     """Delete the jobs of stopped items that a dead process has left.
 
     Raises:
@@ -55,13 +55,15 @@ async def delete_left(submission: Submission) -> None:
     if not found:
         return
     await submission.requests.look()  # requests are stored before their jobs are launched
-    live = [
-        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT]))
-        for seen in found
-        if seen.phase in (Phase.PENDING, Phase.RUNNING)
+    live_attempts = [
+        (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT]))
+        for observation in found
+        if observation.phase in (Phase.PENDING, Phase.RUNNING)
     ]
     names = [
-        submission.identity.attempt_name(*one) for one in live if requests.standing(one[0]).unwanted
+        submission.identity.attempt_name(*attempt)
+        for attempt in live_attempts
+        if requests.standing(attempt[0]).unwanted
     ]
     if names:
         await submission.cluster.delete(names=names)
@@ -76,7 +78,7 @@ async def delete_unwanted(submission: Submission, attempts: Iterable[tuple[int, 
     Stopped jobs end by themselves, so this only saves time. Errors are only logged, and so is a
     platform that doesn't answer for 30 s.
     """
-    names = [submission.identity.attempt_name(*one) for one in attempts]
+    names = [submission.identity.attempt_name(*attempt) for attempt in attempts]
     if not names:
         return
     batch = submission.identity.id
@@ -106,8 +108,8 @@ async def withdraw_idle(submission: Submission, attempts: Iterable[tuple[int, in
 
 async def delete_if_stopped(submission: Submission, index: int, number: int) -> None:
     """Delete a job whose launch was under way when a stop came, so that the stop missed it."""
-    stands = submission.requests.standing(index)
-    if stands.unwanted or number <= stands.base:
+    standing = submission.requests.standing(index)
+    if standing.unwanted or number <= standing.base:
         await delete_unwanted(submission, [(index, number)])
         return
     try:
@@ -120,7 +122,7 @@ async def delete_if_stopped(submission: Submission, index: int, number: int) -> 
     await withdraw_idle(submission, [(index, number)])
 
 
-def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
+def _is_idle(item: wire.Item, number: int, base: int) -> bool:
     """Return whether *item* has ended without attempt *number*, which can no longer start."""
     if not item.state.final:
         return False
@@ -131,4 +133,4 @@ def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
         # It has no claim: with one the item would be CANCELLING, and be at the next number
         # as soon as this attempt had its outcome.
         return True
-    return item.attempt < number or number <= retired
+    return item.attempt < number or number <= base

@@ -30,30 +30,30 @@ class ControlLog:
         self._store = store
         self._scope = scope
         self._key = key
-        self._general = wire.Standing()
-        self._named: dict[int, wire.Standing] = {}
+        self._default_standing = wire.Standing()
+        self._standings: dict[int, wire.Standing] = {}
         self._unsent: set[int] = set()
-        self._sending = asyncio.Lock()
-        self._sent: float | None = None
+        self._send_lock = asyncio.Lock()
+        self._last_sent: float | None = None
 
     def standing(self, index: int) -> wire.Standing:
         """Return the effect of the requests read so far on an item."""
-        return self._named.get(index, self._general)
+        return self._standings.get(index, self._default_standing)
 
     @property
     def all_stopped(self) -> bool:
         """Whether the whole batch was stopped, even if items were retried since."""
-        return self._general.stopped
+        return self._default_standing.stopped
 
     @property
     def removing(self) -> bool:
         """Whether the batch is being removed; later requests are ignored."""
-        return self._general.removing
+        return self._default_standing.removing
 
     @property
     def reopened(self) -> list[int]:
         """The items that a request has reopened."""
-        return [index for index, stands in self._named.items() if stands.retried]
+        return [index for index, standing in self._standings.items() if standing.retried]
 
     async def read(self) -> list[wire.Request]:
         """Return all entries, in order; read only new ones from the store.
@@ -69,7 +69,7 @@ class ControlLog:
             except NotFound:
                 return self.entries
             if known == len(self.entries):  # otherwise another task has read the entry meanwhile
-                self._note(self._parsed(content))
+                self._note(self._parse(content))
 
     async def look(self) -> None:
         """Do as `read`, but use only one small request if there are no new entries."""
@@ -79,9 +79,9 @@ class ControlLog:
     async def append(self, request: wire.Request) -> int:
         """Add a request after all others; return its round, the number of earlier retries."""
         while True:
-            slot, its_round = len(await self.read()), self.round
+            slot, round_number = len(await self.read()), self.round
             if await self.append_at(slot, request):
-                return its_round
+                return round_number
 
     async def append_at(self, slot: int, request: wire.Request) -> bool:
         """Add a request at exactly *slot*; return False if the slot is taken."""
@@ -95,14 +95,17 @@ class ControlLog:
 
     async def stop_items(self, indices: Iterable[int], cause: str) -> None:
         """Stop single items; concurrent callers share one entry of the log."""
-        mine = {*indices}
-        self._unsent |= mine
-        async with self._sending:
-            mine &= self._unsent
-            if not mine:
+        requested = {*indices}
+        self._unsent |= requested
+        async with self._send_lock:
+            requested &= self._unsent
+            if not requested:
                 return  # another caller's request has included these items
             loop = asyncio.get_running_loop()
-            if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
+            if (
+                self._last_sent is not None
+                and (wait := self._last_sent + MERGE_S - loop.time()) > 0
+            ):
                 await asyncio.sleep(wait)
             else:
                 await asyncio.sleep(0)  # let other callers in this turn of the loop join
@@ -111,11 +114,11 @@ class ControlLog:
                 request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)
                 await self.append(request)
             except BaseException:
-                self._unsent |= items - mine
+                self._unsent |= items - requested
                 raise
-            self._sent = loop.time()
+            self._last_sent = loop.time()
 
-    def _parsed(self, content: Object) -> wire.Request:
+    def _parse(self, content: Object) -> wire.Request:
         name = content.name
         try:
             request = wire.Request.verified(
@@ -141,9 +144,9 @@ class ControlLog:
         self.entries.append(request)
         number = len(self.entries)
         self.round += request.kind == "retry"
-        all_of_them = request.kind == "stop" and request.items is None
-        for index in [*self._named] if all_of_them else (request.items or request.bases):
-            self._named[index] = self.standing(index).after(index, request, number)
-        self._general = self._general.after(None, request, number)
+        is_whole_batch = request.kind == "stop" and request.items is None
+        for index in [*self._standings] if is_whole_batch else (request.items or request.bases):
+            self._standings[index] = self.standing(index).after(index, request, number)
+        self._default_standing = self._default_standing.after(None, request, number)
         for listener in tuple(self.listeners):
             listener(request)

@@ -26,7 +26,7 @@ from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import InputIndex
-from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
+from kinetic.aio._engine.launcher import LAUNCHES_AT_ONCE, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.recovery import count_of
 from kinetic.aio._engine.submission import LABEL_ATTEMPT
@@ -39,42 +39,44 @@ from kinetic.options import MapSettings
 AT_ONCE = 16
 
 
-async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = ()) -> list[str]:
-    """Renew the shared objects that the jobs of *placed* read; return names that don't exist."""
-    parts = (placed.code, placed.function, placed.image.requirements)
-    names = [one.name for one in parts if one is not None]
-    uris = {one.uri: None for one in (*placed.data, *data) if "://" not in one.uri}
-    gone: list[str] = []
+async def renew_shared(
+    store: Store, uploaded: UploadedCall, data: Iterable[DataRef] = ()
+) -> list[str]:
+    """Renew the shared objects that the jobs of *uploaded* read; return names that don't exist."""
+    parts = (uploaded.code, uploaded.function, uploaded.image.requirements)
+    names = [part.name for part in parts if part is not None]
+    uris = {ref.uri: None for ref in (*uploaded.data, *data) if "://" not in ref.uri}
+    missing: list[str] = []
 
     async def renew(name: str) -> None:
         if name in uris:
-            there = await data_upload.renew(store, name)
+            exists = await data_upload.renew(store, name)
         else:
             info = await store.look(name)
-            fresh = info is not None and _shared_objects.is_fresh(info)
-            there = fresh or (info is not None and not await store.renew([name]))
-        if not there:
-            gone.append(name)
+            is_fresh = info is not None and _shared_objects.is_fresh(info)
+            exists = is_fresh or (info is not None and not await store.renew([name]))
+        if not exists:
+            missing.append(name)
 
     await bounded(renew, [*names, *uris], at_once=AT_ONCE)
-    return sorted(gone)
+    return sorted(missing)
 
 
 def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
     """Yield the `Data` in the inputs that this process has stored."""
     for index in range(inputs.count):
         try:
-            place = inputs.place(index)
+            stored_input = inputs.cached_input(index)
         except KineticError:
             continue  # the input could not be pickled
-        if place is not None:
-            yield from place[1]
+        if stored_input is not None:
+            yield from stored_input[1]
 
 
 LEAVING_S = 10.0
 """How long to try to release a lease, in seconds; after that it expires by itself."""
 
-TURN = 500
+EVENTS_PER_TURN = 500
 """Maximum number of events decided on in one turn of the loop."""
 
 
@@ -98,7 +100,7 @@ class BatchCoordinator:
     ) -> None:
         self.state = scheduler.State(settings, budget=budget)
         self.window = Backpressure(
-            settings.window_for(length), lambda: self.post(scheduler.Bound(self.window.bound))
+            settings.window_for(length), lambda: self.post(scheduler.StartLimit(self.window.bound))
         )
         self.error: BaseException | None = None
         self.request_error: BaseException | None = None
@@ -122,7 +124,7 @@ class BatchCoordinator:
             self.pump = InputPump(
                 context, source, self.window, self.state, self.post, self.launcher.refuse
             )
-        self._fed = asyncio.Event()
+        self._pump_done = asyncio.Event()
         self._stop_listening = self._submission.listen(self._on_item)
         self._submission.requests.listeners.append(self._on_request)
 
@@ -132,7 +134,7 @@ class BatchCoordinator:
         return self.state.complete and self.state.sealed
 
     @property
-    def all_asked_for(self) -> bool:
+    def all_requested(self) -> bool:
         """Whether every item was requested from the platform, and none waits to be requested."""
         state = self.state
         waiting = state.unstarted or state.due or self.launcher.pending or self._events
@@ -141,8 +143,8 @@ class BatchCoordinator:
     @property
     def waiting(self) -> list[int]:
         """Items that have not ended and have no attempt under way."""
-        busy = self.state.busy.keys() - self.launcher.unasked
-        return [index for index in self.state.left() if index not in busy]
+        busy = self.state.busy.keys() - self.launcher.unrequested
+        return [index for index in self.state.unfinished() if index not in busy]
 
     def post(self, event: scheduler.Event) -> None:
         """Put an event into the queue; it is decided on in the next turn of the loop."""
@@ -152,13 +154,13 @@ class BatchCoordinator:
     def _on_item(self, index: int, item: wire.Item | None) -> None:
         if item is not None:
             if self.state.budget < math.inf:
-                self._events.append(scheduler.Spent(self._submission.meter.seconds))
-            self._events.append(scheduler.Seen(index, item))
+                self._events.append(scheduler.SecondsSpent(self._submission.meter.seconds))
+            self._events.append(scheduler.ItemRead(index, item))
             self._awake.set()
-        elif (seen := self._submission.observation(index)) is not None:
-            number = int(seen.labels.get(LABEL_ATTEMPT, 0))
+        elif (observation := self._submission.observation(index)) is not None:
+            number = int(observation.labels.get(LABEL_ATTEMPT, 0))
             if self.state.busy.get(index) != number:  # another process launched the attempt late
-                self.post(scheduler.Found(index, number))
+                self.post(scheduler.AttemptFound(index, number))
         if self._submission.is_damaged(index):
             # A forged object stays forged, so its item counts as failed.
             self.post(scheduler.Refused(index))
@@ -169,18 +171,18 @@ class BatchCoordinator:
             return
         if request.kind == "stop" and request.items is None:
             self.post(scheduler.StopRequested())
-            sent = [*self.state.busy.items()]
-            its_round, keep_running = self._submission.requests.round, request.keep_running
-            applying = self._apply_stop(sent, its_round, keep_running=keep_running)
+            attempts = [*self.state.busy.items()]
+            round_number, keep_running = self._submission.requests.round, request.keep_running
+            applying = self._apply_stop(attempts, round_number, keep_running=keep_running)
         else:
             busy = self.state.busy
-            sent = [(index, busy[index]) for index in request.items or () if index in busy]
-            applying = self._apply(request, sent)
+            attempts = [(index, busy[index]) for index in request.items or () if index in busy]
+            applying = self._apply(request, attempts)
         number = len(self._submission.requests.entries)
         self._in_background(applying, f"request {number} to {self._submission.identity.id}")
 
-    def _in_background(self, applying: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._session.spawn(applying, name=name)
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._session.spawn(work, name=name)
         self._applying.add(task)
         task.add_done_callback(self._on_applied)
 
@@ -196,15 +198,17 @@ class BatchCoordinator:
 
     async def run(self) -> None:
         """Submit all items and wait until they have ended; keep an error in ``error``."""
-        workers = min(LAUNCHING, self.state.settings.max_concurrent or LAUNCHING)
+        workers = min(LAUNCHES_AT_ONCE, self.state.settings.max_concurrent or LAUNCHES_AT_ONCE)
         try:
             with self._session.awaiting(self._submission):
                 async with asyncio.TaskGroup() as group:
-                    helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
+                    helpers = [
+                        group.create_task(self.launcher.run_worker()) for _ in range(workers)
+                    ]
                     helpers.append(group.create_task(self.lease.keep()))
                     helpers.append(group.create_task(self._read_requests()))
-                    helpers.append(group.create_task(self._feed()))
-                    helpers.append(group.create_task(self._keep_shared()))
+                    helpers.append(group.create_task(self._run_pump()))
+                    helpers.append(group.create_task(self._renew_shared_daily()))
                     await self._until_complete()
                     for helper in helpers:
                         helper.cancel()
@@ -227,12 +231,12 @@ class BatchCoordinator:
             if self._leaving:
                 return
             requests = self._submission.requests
-            seen = len(requests.entries)
-            await self._close_up(seen)
+            known_requests = len(requests.entries)
+            await self._finish_submitting(known_requests)
             await retry_forever(requests.read, "reading requests")
             while self._events:
-                self._decide_some()
-            if requests.removing or (len(requests.entries) == seen and self._is_idle):
+                self._decide_next()
+            if requests.removing or (len(requests.entries) == known_requests and self._is_idle):
                 self._closing = True
                 break
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
@@ -250,21 +254,23 @@ class BatchCoordinator:
                 stored=stored,
             )
 
-    async def _close_up(self, seen: int) -> None:
+    async def _finish_submitting(self, known_requests: int) -> None:
         submission, total = self._submission, self.state.total
-        await self.launcher.quiet()
+        await self.launcher.until_idle()
         await self.launcher.withdraw_uncertain()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await self._drop_secrets(total)
-        await retry_forever(lambda: self.lease.release(seen), "releasing the lease")
+        await retry_forever(lambda: self.lease.release(known_requests), "releasing the lease")
 
     async def _drop_secrets(self, total: int) -> None:
         """Drop the batch's secrets; if items failed, keep the environment for `retry_failed`."""
         batch, cluster = self._submission.identity.id, self._session.platform.cluster
         items = (self._submission.item(index) for index in range(total))
-        well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
+        all_succeeded = all(
+            item is not None and item.state is wire.ItemState.SUCCEEDED for item in items
+        )
         try:
-            if well:
+            if all_succeeded:
                 await cluster.drop_secret([batch])
             else:
                 await cluster.finish(batch, self.lease.fence)
@@ -288,7 +294,7 @@ class BatchCoordinator:
                 if not self.complete and not self._leaving:
                     self._abandon_waiting()
             finally:  # after any failure, no waiter may hang on this coordinator
-                self._fed.set()
+                self._pump_done.set()
                 self.over.set()
                 self._decided.set()
                 self.on_change()
@@ -309,7 +315,7 @@ class BatchCoordinator:
             logging.warning("%s; %d of its items wait to be started", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
-    async def caught_up(self) -> None:
+    async def until_caught_up(self) -> None:
         """Wait until all requests that were read are carried out, or this coordinator is over."""
         while not self.over.is_set():
             if self._closing:
@@ -345,7 +351,7 @@ class BatchCoordinator:
             return
         if self._is_lazy:
             self.pump.close()
-        await self._fed.wait()
+        await self._pump_done.wait()
         if self._is_lazy and seal and self.lease.lost is None:
             await self.pump.end()
 
@@ -365,7 +371,7 @@ class BatchCoordinator:
             self._awake.clear()
             if self.request_error is not None:
                 break
-            self._decide_some()
+            self._decide_next()
             if self._events:
                 self._awake.set()
                 await asyncio.sleep(0)
@@ -375,9 +381,9 @@ class BatchCoordinator:
         if self.request_error is not None and not self._leaving:
             raise self.request_error
 
-    def _decide_some(self) -> None:
-        some = [self._events.popleft() for _ in range(min(TURN, len(self._events)))]
-        for action in scheduler.decide(self.state, *some):
+    def _decide_next(self) -> None:
+        events = [self._events.popleft() for _ in range(min(EVENTS_PER_TURN, len(self._events)))]
+        for action in scheduler.decide(self.state, *events):
             self._carry_out(action)
         self._decided.set()
 
@@ -393,7 +399,7 @@ class BatchCoordinator:
                 self.launcher.free(index)
             case scheduler.Wait(index, attempt, delay):
                 self._log_retry(index, attempt, delay)
-                due = scheduler.Due(index, attempt)
+                due = scheduler.BackoffOver(index, attempt)
                 asyncio.get_running_loop().call_later(delay, self.post, due)
             case scheduler.Stop(cause, keep_running):
                 self.stop_in_background(cause, keep_running=keep_running)
@@ -425,44 +431,50 @@ class BatchCoordinator:
 
     def stop_in_background(self, cause: str, *, keep_running: bool) -> None:
         """Do as `stop` in the background; if that fails, the waiters of items get the error."""
-        stopping = self.stop(cause, keep_running=keep_running)
-        self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
+        work = self.stop(cause, keep_running=keep_running)
+        self._in_background(work, f"{cause} of {self._submission.identity.id}")
 
     async def _apply_stop(
-        self, sent: Sequence[tuple[int, int]], its_round: int, *, keep_running: bool
+        self, attempts: Sequence[tuple[int, int]], round_number: int, *, keep_running: bool
     ) -> None:
         if not keep_running:
-            await self._delete_jobs(its_round)
+            await self._delete_jobs(round_number)
         if self.pump is not None:
             self.pump.close()
-            await self._fed.wait()
+            await self._pump_done.wait()
             if self.state.total is None and self.lease.lost is None:
                 await self.pump.end()
         elif self.state.total is None:
-            self.post(scheduler.Ended(self.inputs.count, sealed=self.inputs.total is not None))
+            self.post(
+                scheduler.InputsEnded(self.inputs.count, sealed=self.inputs.total is not None)
+            )
         submission = self._submission
-        left = [one for one in range(count_of(self.inputs)) if not self.state.is_final(one)]
-        await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
+        unfinished = [
+            index for index in range(count_of(self.inputs)) if not self.state.is_final(index)
+        ]
+        await retry_forever(
+            lambda: submission.look_at_each(unfinished), "looking at what was stopped"
+        )
         if keep_running:
-            await withdraw_idle(submission, sent)
+            await withdraw_idle(submission, attempts)
 
-    async def _delete_jobs(self, its_round: int) -> None:
+    async def _delete_jobs(self, round_number: int) -> None:
         """Delete jobs so that running jobs end sooner; the stop keeps other jobs from starting."""
         batch = self._submission.identity.id
         try:
-            await retry_forever(lambda: delete_all(self._submission, its_round), "deleting jobs")
+            await retry_forever(lambda: delete_all(self._submission, round_number), "deleting jobs")
         except KineticError as exc:
             logging.warning(
                 "can't delete the running jobs of %s, which go on until they end: %s", batch, exc
             )
 
-    async def _apply(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
+    async def _apply(self, request: wire.Request, attempts: Sequence[tuple[int, int]]) -> None:
         """Read the items that a request names, and let the items start that the request reopens."""
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
             # The process that asked for the stop could not know the jobs launched since.
-            await delete_unwanted(submission, sent)
+            await delete_unwanted(submission, attempts)
         await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":
             return
@@ -482,39 +494,41 @@ class BatchCoordinator:
         readings in a row have not found it. Its name is the same, so a second launch has no effect.
         """
         submission, launcher, busy = self._submission, self.launcher, self.state.busy
-        asked = {one: number for one, number in busy.items() if one not in launcher.unasked}
-        await submission.look_at_each(asked)
-        alive = await ending.ask(submission, asked)
-        before, self._absent = self._absent, set()
-        for index, number in asked.items():
+        requested = {
+            index: number for index, number in busy.items() if index not in launcher.unrequested
+        }
+        await submission.look_at_each(requested)
+        alive = await ending.ask(submission, requested)
+        absent_before, self._absent = self._absent, set()
+        for index, number in requested.items():
             item = submission.item(index)
-            begun = submission.attempt(index, number).executor is not None
-            here = item is not None and not item.state.final and item.attempt == number
-            if not here or begun or index in alive or index in launcher.unasked:
+            is_claimed = submission.attempt(index, number).executor is not None
+            is_current = item is not None and not item.state.final and item.attempt == number
+            if not is_current or is_claimed or index in alive or index in launcher.unrequested:
                 continue
-            if (index, number) not in before:
+            if (index, number) not in absent_before:
                 self._absent.add((index, number))
             elif busy.get(index) == number:
                 launcher.start(scheduler.Start(index, number))
 
-    async def _keep_shared(self) -> NoReturn:
+    async def _renew_shared_daily(self) -> NoReturn:
         """Renew the shared content once a day, until cancelled."""
         store, batch = self._session.platform.store, self._submission.identity.id
         while True:
             await asyncio.sleep(_shared_objects.DAY_S)
             try:
-                gone = await renewed(store, self._context.placed, _data_of(self.inputs))
+                missing = await renew_shared(store, self._context.uploaded, _data_of(self.inputs))
             except BackendError as exc:
                 logging.warning(
                     "%s: shared content wasn't renewed (%s); will retry tomorrow", batch, exc
                 )
                 continue
-            if gone:
+            if missing:
                 logging.error(
                     "%s: %s was deleted from the store, so later jobs will fail; have the bucket's "
                     "lifecycle rule wait longer than jobs take, and submit again",
                     batch,
-                    gone[0],
+                    missing[0],
                 )
 
     async def _read_requests(self) -> None:
@@ -525,9 +539,9 @@ class BatchCoordinator:
             except BackendError as exc:
                 logging.warning("%s: %s", self._submission.identity.id, exc)
 
-    async def _feed(self) -> None:
+    async def _run_pump(self) -> None:
         try:
             if self.pump is not None:
                 await self.pump.run()
         finally:
-            self._fed.set()
+            self._pump_done.set()

@@ -34,7 +34,7 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """A function that the loop's thread calls with the bytes stored so far, and the bytes in total."""
 
-REQUESTS = 32
+MAX_REQUESTS = 32
 READERS = 2  # more threads would only keep the interpreter's lock from the loop
 BIG_AT_ONCE = 4
 FILES_AT_ONCE = 32
@@ -47,7 +47,7 @@ class _File:
 
     entry: Entry
     name: str
-    file: str
+    path: str
     stamp: Stamp
 
 
@@ -72,17 +72,19 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
         same content checks and uses them.
     """
     if data.is_gcs or data.is_hf:
-        return _ref(data, data.path, "")
+        return _data_ref(data, data.path, "")
     async with _lock(store, id(data)):  # waiting calls occupy no threads
         snapshot = await snapshot_of(data)
     async with _lock(store, snapshot.name):
-        there = await store.look(snapshot.name)
-        if there is not None and there.size and _shared_objects.is_fresh(there):
+        stored = await store.look(snapshot.name)
+        if stored is not None and stored.size and _shared_objects.is_fresh(stored):
             logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
         else:
             with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
-                await _send(store, snapshot, progress or sending.update, complete=there is not None)
-    return _ref(data, snapshot.name, snapshot.digest)
+                await _send(
+                    store, snapshot, progress or sending.update, complete=stored is not None
+                )
+    return _data_ref(data, snapshot.name, snapshot.digest)
 
 
 _Locks = WeakValueDictionary[object, asyncio.Lock]
@@ -97,9 +99,9 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 async def renew(store: Store, name: str) -> bool:
     """Renew the objects that the manifest of a `Data` names; return False if some don't exist."""
-    there = await store.look(name)
-    if there is None or _shared_objects.is_fresh(there):
-        return there is not None
+    stored = await store.look(name)
+    if stored is None or _shared_objects.is_fresh(stored):
+        return stored is not None
     content = (await store.get(name, limit=None)).body
     try:
         manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
@@ -131,51 +133,53 @@ class _Transfer:
         self._store = store
         self._snapshot = snapshot
         self._progress = progress
-        self._sent = 0
-        self._there: frozenset[str] = frozenset()
-        self._turn = asyncio.Lock()
-        self._reading = asyncio.Semaphore(READERS)
-        self._big = asyncio.Semaphore(BIG_AT_ONCE)
+        self._sent_bytes = 0
+        self._stored_names: frozenset[str] = frozenset()
+        self._store_turn = asyncio.Lock()
+        self._read_slots = asyncio.Semaphore(READERS)
+        self._big_file_slots = asyncio.Semaphore(BIG_AT_ONCE)
 
     async def run(self) -> None:
-        root = prefix(self._snapshot.digest)
-        listed = await self._store.list(root)
+        folder = prefix(self._snapshot.digest)
+        listed = await self._store.list(folder)
         # Leave manifests out: a fresh manifest must prove that its files were renewed before it.
-        infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
+        infos = [info for info in listed if not info.name.startswith(f"{folder}manifest")]
         if infos:
-            wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
+            wrong = await anyio.to_thread.run_sync(self._wrong_sizes, infos)
             if wrong:
                 await self._store.delete(wrong)
             infos = [info for info in infos if info.name not in wrong]
         aged = [
             info.name for info in infos if not _shared_objects.is_fresh(info, _shared_objects.DAY_S)
         ]
-        gone = await self._store.renew(aged) if aged else set[str]()
-        self._there = frozenset(info.name for info in infos) - gone
-        at_once = min(REQUESTS, len(self._snapshot.files))
+        missing = await self._store.renew(aged) if aged else set[str]()
+        self._stored_names = frozenset(info.name for info in infos) - missing
+        at_once = min(MAX_REQUESTS, len(self._snapshot.files))
         await bounded(self._send_some, self._batches(), at_once=at_once)
 
-    def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
+    def _wrong_sizes(self, infos: list[ObjectInfo]) -> set[str]:
         """Return the objects of a wrong size, as a power cut leaves them; they are sent again."""
-        named = self._snapshot.manifest.objects(self._snapshot.digest)
-        sizes = {name: entry.size for entry, name in named}
+        objects = self._snapshot.manifest.objects(self._snapshot.digest)
+        sizes = {name: entry.size for entry, name in objects}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
 
     def _batches(self) -> Iterator[list[_File]]:
         """Yield groups of small files, each for one thread to read; a big file is alone."""
         snapshot = self._snapshot
-        most = min(FILES_AT_ONCE, len(snapshot.files) // REQUESTS + 1)
+        max_files = min(FILES_AT_ONCE, len(snapshot.files) // MAX_REQUESTS + 1)
         batch: list[_File] = []
         size = 0
-        named = snapshot.manifest.objects(snapshot.digest)
-        for (entry, name), file, stamp in zip(named, snapshot.files, snapshot.stamps, strict=True):
-            one = _File(entry, name, file, stamp)
+        objects = snapshot.manifest.objects(snapshot.digest)
+        for (entry, name), path, stamp in zip(
+            objects, snapshot.files, snapshot.stamps, strict=True
+        ):
+            file = _File(entry, name, path, stamp)
             if entry.size >= _snapshot.BIG:
-                yield [one]
+                yield [file]
                 continue
-            batch.append(one)
+            batch.append(file)
             size += entry.size
-            if len(batch) >= most or size >= BYTES_AT_ONCE:
+            if len(batch) >= max_files or size >= BYTES_AT_ONCE:
                 yield batch
                 batch, size = [], 0
         if batch:
@@ -183,48 +187,48 @@ class _Transfer:
 
     async def _send_some(self, batch: list[_File]) -> None:
         if len(batch) == 1 and batch[0].entry.size >= _snapshot.BIG:
-            async with self._big:
+            async with self._big_file_slots:
                 await self._send_big(batch[0])
             self._count(batch[0])
         else:
             await self._send_small(batch)
 
     async def _send_small(self, batch: list[_File]) -> None:
-        missing = [one for one in batch if one.name not in self._there]
+        missing = [file for file in batch if file.name not in self._stored_names]
         if missing:
-            async with self._reading:
+            async with self._read_slots:
                 bodies = await _in_thread(_read_all, missing, self._snapshot.path)
         else:
             bodies = []
-        for one, body in zip(missing, bodies, strict=True):
+        for file, body in zip(missing, bodies, strict=True):
             # A store may write a small object without yielding, so write one object per loop turn.
-            await self._turn.acquire()
-            asyncio.get_running_loop().call_soon(self._turn.release)
-            await self._store.create(one.name, body, shared=True)
-        for one in batch:
-            self._count(one)
+            await self._store_turn.acquire()
+            asyncio.get_running_loop().call_soon(self._store_turn.release)
+            await self._store.create(file.name, body, shared=True)
+        for file in batch:
+            self._count(file)
 
-    async def _send_big(self, one: _File) -> None:
+    async def _send_big(self, file: _File) -> None:
         """Create the object from its file, which is too large to be held in memory."""
-        if one.name in self._there:
+        if file.name in self._stored_names:
             return
         created = False
         failure: BackendError | None = None
         try:
-            created = await self._store.create(one.name, Path(one.file), shared=True)
+            created = await self._store.create(file.name, Path(file.path), shared=True)
         except BackendError as exc:
             failure = exc
         # A changed file is the more useful error, so check it before the store's.
-        if not await _in_thread(_is_same, one):
+        if not await _in_thread(_is_unchanged, file):
             if created:
-                await self._store.delete([one.name])
-            raise _snapshot.changed(one.file, self._snapshot.path) from failure
+                await self._store.delete([file.name])
+            raise _snapshot.changed(file.path, self._snapshot.path) from failure
         if failure is not None:
             raise failure
 
-    def _count(self, one: _File) -> None:
-        self._sent += one.entry.size
-        self._progress(self._sent, self._snapshot.size)
+    def _count(self, file: _File) -> None:
+        self._sent_bytes += file.entry.size
+        self._progress(self._sent_bytes, self._snapshot.size)
 
 
 async def snapshot_of(data: Data) -> Snapshot:
@@ -241,33 +245,33 @@ async def snapshot_of(data: Data) -> Snapshot:
 async def _in_thread(function: Callable[..., T], *args: object) -> T:
     """Call ``function(*args, stop)`` in a worker thread; cancelled, *stop* is set."""
     stop = threading.Event()
-    work = partial(function, *args, stop)
+    call = partial(function, *args, stop)
     try:
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
     finally:
         stop.set()
 
 
-def _is_same(one: _File, stop: threading.Event) -> bool:
+def _is_unchanged(file: _File, stop: threading.Event) -> bool:
     """Return whether the file still has the content that was hashed."""
-    if _snapshot.unchanged(one.file, one.stamp):
+    if _snapshot.unchanged(file.path, file.stamp):
         return True
     try:
-        return _snapshot.sha256(one.file, one.entry.path, stop) == one.entry.digest
+        return _snapshot.sha256(file.path, file.entry.path, stop) == file.entry.digest
     except OSError:
         return False
 
 
 def _read_all(files: list[_File], root: str, stop: threading.Event) -> list[bytes]:
     bodies: list[bytes] = []
-    for one in files:
+    for file in files:
         if stop.is_set():
             break
-        bodies.append(_snapshot.read(one.file, one.entry, root))
+        bodies.append(_snapshot.read(file.path, file.entry, root))
     return bodies
 
 
-def _ref(data: Data, uri: str, digest: str) -> DataRef:
+def _data_ref(data: Data, uri: str, digest: str) -> DataRef:
     return DataRef(
         uri=uri,
         digest=digest,

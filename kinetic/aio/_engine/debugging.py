@@ -21,7 +21,7 @@ from absl import logging
 from kinetic import accelerators, configuration, errors
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
-from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, taken
+from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, port_in_use_error
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing
 from kinetic.configuration import Target
@@ -41,7 +41,7 @@ PLACEHOLDER = "${workspaceFolder}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DebuggerAddress:
     """Where a debugger listens: port *port* of host number *host* of the attempt called *name*.
 
     ``root`` is the folder of the workspace there. ``project`` is the project's folder on the
@@ -61,8 +61,8 @@ def require_person() -> None:
     Raises:
         ConfigurationError: There is no terminal, and KINETIC_NO_TTY_DEBUG isn't 1.
     """
-    person = sys.stdin is not None and sys.stdin.isatty()
-    if not person and os.environ.get("KINETIC_NO_TTY_DEBUG") != "1":
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if not has_terminal and os.environ.get("KINETIC_NO_TTY_DEBUG") != "1":
         raise errors.ConfigurationError(
             "debug=True waits for a person to attach a debugger, and there is no terminal; set "
             "KINETIC_NO_TTY_DEBUG=1 to wait all the same"
@@ -82,7 +82,7 @@ def require_port(port: int) -> None:
         try:
             probe.bind((LOOPBACK, port))
         except OSError as exc:
-            raise taken(port, exc) from exc
+            raise port_in_use_error(port, exc) from exc
 
 
 def require_worker(worker: int, accelerator: str, job_id: str) -> None:
@@ -93,72 +93,75 @@ def require_worker(worker: int, accelerator: str, job_id: str) -> None:
     """
     hosts = accelerators.parse(accelerator).hosts
     if type(worker) is not int or not 0 <= worker < hosts:
-        there = f"workers 0 to {hosts - 1}" if hosts > 1 else "no worker but 0"
-        raise errors.ConfigurationError(f"{job_id} ({accelerator}) has {there}, not {worker!r}")
+        available = f"workers 0 to {hosts - 1}" if hosts > 1 else "no worker but 0"
+        raise errors.ConfigurationError(f"{job_id} ({accelerator}) has {available}, not {worker!r}")
 
 
-async def ready(
-    at: JobRef,
+async def until_ready(
+    job: JobRef,
     job_id: str,
     host: int,
-    ended: Callable[[wire.Item], Awaitable[Exception]],
+    job_error: Callable[[wire.Item], Awaitable[Exception]],
     timeout: float | None = None,
-) -> Place:
+) -> DebuggerAddress:
     """Wait until the debugger on host number *host* of the job listens.
 
-    *ended* makes the error for a job that is over. *timeout* is in seconds; if it's None, wait as
-    long as the job waits for a debugger.
+    *job_error* makes the error for a job that is over. *timeout* is in seconds; if it's None, wait
+    as long as the job waits for a debugger.
 
     Raises:
         ResultTimeout: The debugger doesn't listen after *timeout* seconds; the job goes on.
     """
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time
-    begun, looks = clock(), 0
+    started_at, looks = clock(), 0
     pauses = growing(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
-    submission = at.submission
-    item = await submission.look(at.index)
+    submission = job.submission
+    item = await submission.look(job.index)
     while True:
         if item.state.final:
-            raise await ended(item)
-        here = await _standing(at, item.attempt)
-        if "outcome" not in here and (reply := here.get(wire.debugger_mark(host))) is not None:
-            return _place(at, item.attempt, host, reply)
-        left = begun + seconds - clock()
+            raise await job_error(item)
+        objects = await _attempt_objects(job, item.attempt)
+        if (
+            "outcome" not in objects
+            and (reply := objects.get(wire.debugger_mark(host))) is not None
+        ):
+            return _address_of(job, item.attempt, host, reply)
+        left = started_at + seconds - clock()
         if left <= 0:
             raise errors.ResultTimeout(
                 f"{job_id} was not ready for a debugger within {seconds:g} s: it is "
-                f"{_state(at)}; it goes on: call debug_attach() again, cancel() it, or wait "
+                f"{_status_text(job)}; it goes on: call debug_attach() again, cancel() it, or wait "
                 "longer with KINETIC_DEBUG_WAIT_S",
                 job_id=job_id,
             )
         if looks % LOOKS_PER_REPORT == LOOKS_PER_REPORT - 1:
-            logging.info("%s is not ready for a debugger yet: it is %s", job_id, _state(at))
+            logging.info("%s is not ready for a debugger yet: it is %s", job_id, _status_text(job))
         looks += 1
         await asyncio.sleep(min(next(pauses), left))
-        if "outcome" in here or looks % LOOKS_PER_REPORT == 0:
-            item = await submission.look(at.index)
+        if "outcome" in objects or looks % LOOKS_PER_REPORT == 0:
+            item = await submission.look(job.index)
 
 
-async def _standing(at: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
+async def _attempt_objects(job: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
     """Return the metadata of an attempt's objects, by the last part of their names."""
-    begins = wire.attempt_key(at.submission.identity.scope, at.index, attempt, "")
-    found = await at.session.platform.store.list(begins)
-    return {one.name.removeprefix(begins): one.metadata for one in found}
+    prefix = wire.attempt_key(job.submission.identity.scope, job.index, attempt, "")
+    found = await job.session.platform.store.list(prefix)
+    return {info.name.removeprefix(prefix): info.metadata for info in found}
 
 
-def _state(at: JobRef) -> str:
-    error = at.submission.error(at.index)
-    return f"{at.submission.status(at.index).value}{f' ({error})' if error else ''}"
+def _status_text(job: JobRef) -> str:
+    error = job.submission.error(job.index)
+    return f"{job.submission.status(job.index).value}{f' ({error})' if error else ''}"
 
 
-def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Place:
+def _address_of(job: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> DebuggerAddress:
     try:
         port = int(reply["port"])
     except (KeyError, ValueError) as exc:
         raise errors.WireError(f"the report of its debugger is damaged: {exc!r}") from exc
-    return Place(
-        name=at.submission.identity.attempt_name(at.index, attempt),
+    return DebuggerAddress(
+        name=job.submission.identity.attempt_name(job.index, attempt),
         host=host,
         port=port,
         root=reply.get("root", ""),
@@ -166,8 +169,10 @@ def _place(at: JobRef, attempt: int, host: int, reply: Mapping[str, str]) -> Pla
     )
 
 
-async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwarder, int]:
-    """Start a forwarder to *place*, wait until it listens, and return its port.
+async def forward(
+    target: Target, address: DebuggerAddress, local_port: int
+) -> tuple[Forwarder, int]:
+    """Start a forwarder to *address*, wait until it listens, and return its port.
 
     Raises:
         ConfigurationError: The port is taken.
@@ -177,63 +182,67 @@ async def forward(target: Target, place: Place, local_port: int) -> tuple[Forwar
 
     Cancelled: the forwarder is ended.
     """
-    order = ForwardRequest(
-        target=target, name=place.name, host=place.host, port=place.port, local_port=local_port
+    request = ForwardRequest(
+        target=target,
+        name=address.name,
+        host=address.host,
+        port=address.port,
+        local_port=local_port,
     )
-    made: list[Forwarder] = []
+    started: list[Forwarder] = []
     try:
-        await in_thread(lambda: made.append(_started(order)))
-        (process,) = made
-        reply = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
+        await in_thread(lambda: started.append(_start_forwarder(request)))
+        (process,) = started
+        reply = await anyio.to_thread.run_sync(_read_reply, process, abandon_on_cancel=True)
         if "port" not in reply:
-            kind = getattr(errors, str(reply.get("error")), errors.Unavailable)
-            words = f"the forwarder to {order.name} has ended, or does not begin; try again"
-            raise kind(str(reply.get("message") or words))
+            error_class = getattr(errors, str(reply.get("error")), errors.Unavailable)
+            fallback = f"the forwarder to {request.name} has ended, or does not begin; try again"
+            raise error_class(str(reply.get("message") or fallback))
     except BaseException:
-        for process in made:
-            await release(in_thread(end, process), what=f"ending the forwarder to {order.name}")
+        for process in started:
+            await release(in_thread(end, process), what=f"ending the forwarder to {request.name}")
         raise
     return process, int(reply["port"])
 
 
-def _started(order: ForwardRequest) -> Forwarder:
-    package = str(Path(__file__).parents[3])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+def _start_forwarder(request: ForwardRequest) -> Forwarder:
+    source_root = str(Path(__file__).parents[3])
+    import_paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "kinetic.aio._engine.forwarder"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},
         start_new_session=True,  # Ctrl-C goes to the debugged program
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # the forwarder has ended; its output says why
-        process.stdin.write(order.to_line())
+        process.stdin.write(request.to_line())
         process.stdin.flush()
-    _keep(process)
+    _keep_reference(process)
     return process
 
 
-def _first_line(process: Forwarder) -> dict[str, Any]:
+def _read_reply(process: Forwarder) -> dict[str, Any]:
     """Return the first line of a forwarder: its port or its error; empty if it ends without one."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     reply = process.stdout.readline() if poll.poll(START_S * 1000) else b""
     with contextlib.suppress(ValueError):
-        words: Any = json.loads(reply)
-        if isinstance(words, dict):
-            return cast("dict[str, Any]", words)
+        fields: Any = json.loads(reply)
+        if isinstance(fields, dict):
+            return cast("dict[str, Any]", fields)
     return {}
 
 
-_KEPT: set[Forwarder] = set()
+_RUNNING: set[Forwarder] = set()
 
 
-def _keep(process: Forwarder) -> None:
+def _keep_reference(forwarder: Forwarder) -> None:
     """Keep a reference to a forwarder, which would end when its last reference is gone."""
-    _KEPT.difference_update([one for one in _KEPT if one.poll() is not None])
-    _KEPT.add(process)
+    _RUNNING.difference_update([process for process in _RUNNING if process.poll() is not None])
+    _RUNNING.add(forwarder)
 
 
 def end(process: Forwarder) -> None:
@@ -248,25 +257,27 @@ def end(process: Forwarder) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
-    _KEPT.discard(process)
+    _RUNNING.discard(process)
 
 
-def instructions(place: Place, port: int, working_dir: str | None) -> str:
+def instructions(address: DebuggerAddress, port: int, working_dir: str | None) -> str:
     """Return instructions to attach, with the entry for VS Code."""
-    entry = json.dumps(launch_configuration(place, port, working_dir), indent=2)
+    configuration = json.dumps(launch_configuration(address, port, working_dir), indent=2)
     return (
-        f"{place.name} waits for a debugger on {LOOPBACK}:{port}. With VS Code: add this to "
-        f'"configurations" in .vscode/launch.json, and start it.\n{entry}'
+        f"{address.name} waits for a debugger on {LOOPBACK}:{port}. With VS Code: add this to "
+        f'"configurations" in .vscode/launch.json, and start it.\n{configuration}'
     )
 
 
-def launch_configuration(place: Place, port: int, working_dir: str | None) -> dict[str, Any]:
+def launch_configuration(
+    address: DebuggerAddress, port: int, working_dir: str | None
+) -> dict[str, Any]:
     """Return an entry of VS Code's ``launch.json`` that attaches to *port* of this machine."""
-    known = place.project if place.project and os.path.isdir(place.project) else PLACEHOLDER
+    folder = address.project if address.project and os.path.isdir(address.project) else PLACEHOLDER
     return {
-        "name": f"Attach to {place.name}",
+        "name": f"Attach to {address.name}",
         "type": "debugpy",
         "request": "attach",
         "connect": {"host": LOOPBACK, "port": port},
-        "pathMappings": [{"localRoot": working_dir or known, "remoteRoot": place.root}],
+        "pathMappings": [{"localRoot": working_dir or folder, "remoteRoot": address.root}],
     }

@@ -1,8 +1,8 @@
 """How an attempt ends: the one module that decides it, and acts on the decision.
 
 All other code (the watch, the repeated reading, a stop, a refused launch) only passes `Evidence`
-to this module. `_end` reads what the store says, has `decide` name one step, takes it, and reads
-again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
+to this module. `_take_steps` reads what the store says, has `decide` name one step, takes it, and
+reads again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
 
 To *claim* an attempt is to create the object that lets one process run it; after a claim as *void*,
 no process can. To *close* an attempt is to write its outcome when its process can't.
@@ -22,7 +22,7 @@ from kinetic._messages import described
 from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import bounded
-from kinetic.aio._engine.item_states import closing
+from kinetic.aio._engine.item_states import proven_death
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
 from kinetic.aio._net.retry import PATIENCE_S, is_passing
 from kinetic.aio.ports import Observation, Phase, displaced
@@ -35,7 +35,7 @@ FEW_NAMES = 500
 RELAUNCH_S = 60.0
 """How long a submitter may take to launch the next attempt, in seconds."""
 
-SETTLING = 64
+SETTLING_AT_ONCE = 64
 """Maximum number of attempts whose ends are read at once; each takes a request or two."""
 
 LOG_LINES = 20
@@ -91,37 +91,43 @@ def decide(facts: Facts) -> Step | None:
     if item.state.final:
         return None
     if item.attempt == evidence.number or (evidence.final and facts.attempt.executor is not None):
-        return _proven(facts)
+        return _step_from_evidence(facts)
     return GiveUp(evidence.final) if evidence.final else None
 
 
-def _proven(facts: Facts) -> Step | None:
+def _step_from_evidence(facts: Facts) -> Step | None:
     """Return how to close the open attempt, as far as the evidence proves its end."""
-    evidence, seen, executor = facts.evidence, facts.evidence.seen, facts.attempt.executor
+    evidence, observation, executor = (
+        facts.evidence,
+        facts.evidence.observation,
+        facts.attempt.executor,
+    )
     if not (facts.closes or facts.item.state is wire.ItemState.CANCELLING):
         return None
     if evidence.refusal is not None:
-        return Close(_refusal(evidence.refusal)) if executor in (None, wire.VOID) else None
-    if evidence.final:  # all processes of the item have ended, whichever *seen* names
-        seen = replace(seen, executor="") if seen is not None else None
-    elif seen is not None and seen.name != facts.name:
+        return Close(_refusal_death(evidence.refusal)) if executor in (None, wire.VOID) else None
+    if evidence.final:  # all processes of the item have ended, whichever *observation* names
+        observation = replace(observation, executor="") if observation is not None else None
+    elif observation is not None and observation.name != facts.name:
         return None  # the end of another attempt proves nothing about this one
-    elif executor not in (None, wire.VOID, evidence.claimant) and not (seen and seen.executor):
+    elif executor not in (None, wire.VOID, evidence.claimant) and not (
+        observation and observation.executor
+    ):
         # An answer that names no process may be about an earlier job of the same name.
         return Ask()
-    death = closing(facts.attempt, seen)
+    death = proven_death(facts.attempt, observation)
     return Close(death) if death is not None else None
 
 
-def _refusal(error: Exception) -> outcomes.Death:
-    text = outcomes.error_text(error, phase="submission")
+def _refusal_death(error: Exception) -> outcomes.Death:
+    error_text = outcomes.error_text(error, phase="submission")
     return outcomes.Death(
         kind=wire.Kind.ERROR,
         reason=SUBMISSION,
-        message=text.message,
-        phase=text.phase,
-        qualname=text.qualname,
-        traceback=text.traceback,
+        message=error_text.message,
+        phase=error_text.phase,
+        qualname=error_text.qualname,
+        traceback=error_text.traceback,
     )
 
 
@@ -132,7 +138,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     """Find out how an attempt has ended, or close it; if that fails, have it read again later."""
     index, number = evidence.index, evidence.number
     try:
-        item = await _end(submission, evidence)
+        item = await _take_steps(submission, evidence)
     except Exception as exc:
         _note_unknown_end(submission, evidence, exc)
         return
@@ -154,7 +160,7 @@ async def refuse(submission: Submission, index: int, number: int, error: Excepti
     Raises:
         BackendError: The store doesn't answer.
     """
-    item = await _end(submission, Evidence(index, number, None, refusal=error))
+    item = await _take_steps(submission, Evidence(index, number, None, refusal=error))
     if item.state is wire.ItemState.FAILED and submission.refusal(index) is error:
         submission.refuse(index, error)
     return submission.attempt(index, number).executor in (None, wire.VOID)
@@ -166,28 +172,28 @@ async def give_up(submission: Submission, index: int, why: str) -> None:
     await submission.requests.append(request)
 
 
-async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
+async def _take_steps(submission: Submission, evidence: Evidence) -> wire.Item:
     """Take one step after another until there is nothing to do; return the item."""
-    index, seen = evidence.index, evidence.seen
-    if seen is not None and seen.host:
-        submission.host_ends[index, evidence.number] = seen
-    replaces = not (submission.identity.leased or submission.relaunched)
-    if replaces and seen is not None and seen.last and not evidence.final:
-        evidence = replace(evidence, final=seen.message or "its job has ended")
-    item = await _read(submission, evidence)
-    before: tuple[wire.Item, Step] | None = None
-    while (step := decide(_facts(submission, item, evidence))) is not None:
-        if (item, step) == before:
+    index, observation = evidence.index, evidence.observation
+    if observation is not None and observation.host:
+        submission.host_ends[index, evidence.number] = observation
+    platform_replaces = not (submission.identity.leased or submission.submitter_relaunches)
+    if platform_replaces and observation is not None and observation.last and not evidence.final:
+        evidence = replace(evidence, final=observation.message or "its job has ended")
+    item = await _read_item(submission, evidence)
+    previous: tuple[wire.Item, Step] | None = None
+    while (step := decide(_gather_facts(submission, item, evidence))) is not None:
+        if (item, step) == previous:
             break  # no effect: another process acts, or the next read decides
-        before = item, step
+        previous = item, step
         match step:
             case Close(death):
                 if not await _close(submission, evidence, item.attempt, death):
                     break
             case Ask():
-                if (asked := await _asked_again(submission, evidence)) is None:
+                if (new_evidence := await _ask_again(submission, evidence)) is None:
                     break
-                evidence = asked
+                evidence = new_evidence
                 continue
             case GiveUp(why):
                 await give_up(submission, index, f"not replaced: {why}")
@@ -195,7 +201,7 @@ async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
     return item
 
 
-def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts:
+def _gather_facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts:
     index = evidence.index
     return Facts(
         item=item,
@@ -206,13 +212,13 @@ def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts
     )
 
 
-async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
+async def _read_item(submission: Submission, evidence: Evidence) -> wire.Item:
     """Read the item; if the attempt's outcome is enough, read only that."""
     index, number = evidence.index, evidence.number
     if evidence.refusal is not None:
         # No read is needed: the claim that `_close` creates shows whether the attempt has begun.
         return submission.item(index) or wire.Item(wire.ItemState.OPEN, number)
-    receipt = evidence.seen.receipt if evidence.seen is not None else None
+    receipt = evidence.observation.receipt if evidence.observation is not None else None
     for copy in (receipt, None) if receipt is not None else (None,):
         try:
             item = await submission.look_at_outcome(index, number, copy)
@@ -225,15 +231,15 @@ async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
     return await submission.look(index)
 
 
-async def _asked_again(submission: Submission, evidence: Evidence) -> Evidence | None:
+async def _ask_again(submission: Submission, evidence: Evidence) -> Evidence | None:
     """Ask the platform again after reading the claim; return None if the attempt hasn't ended."""
     index, number = evidence.index, evidence.number
-    before = submission.observation(index)
-    seen = (await find(submission, [(index, number)])).get((index, number))
-    if not submission.is_over(index, number, seen, before):
+    previous = submission.observation(index)
+    observation = (await find(submission, [(index, number)])).get((index, number))
+    if not submission.is_over(index, number, observation, previous):
         return None
     claimant = submission.attempt(index, number).executor
-    return replace(evidence, seen=seen, claimant=claimant)
+    return replace(evidence, observation=observation, claimant=claimant)
 
 
 async def _close(
@@ -256,38 +262,38 @@ async def _close(
                 await _refuse_displaced(submission, index, number, "claim")
             return claimant is not None  # decide again, now that the claim is known
         claimant = wire.VOID
-    outcome = await _store_closed(submission, index, number, claimant, death)
+    outcome = await _store_outcome(submission, index, number, claimant, death)
     if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
         submission.note_refusal(index, evidence.refusal)  # before others learn that the item failed
     return True
 
 
-async def _store_closed(
+async def _store_outcome(
     submission: Submission, index: int, number: int, claimant: str, death: outcomes.Death
 ) -> wire.Outcome:
     """Create the outcome of an attempt whose claim was read; an existing outcome stays."""
     identity = submission.identity
-    place = (identity.scope, index, number)
+    attempt_id = (identity.scope, index, number)
     item = await submission.look(index)  # requests are read after the claim was seen
     # The attempt has no log, or its error needs none.
-    silent = item.stopped or death.reason == SUBMISSION
-    log = "" if silent else await _log_tail(submission, index, number)
+    needs_no_log = item.stopped or death.reason == SUBMISSION
+    log = "" if needs_no_log else await _log_tail(submission, index, number)
     outcome, body = outcomes.outcome_of_death(death, item, claimant, submission.fence, log)
-    metadata = outcome.signed(identity.key, *place)
+    metadata = outcome.signed(identity.key, *attempt_id)
     await _refuse_cleaned(submission)  # the job may have been cleaned up while its log was read
-    if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
+    if not await submission.store.create(wire.attempt_key(*attempt_id, "outcome"), body, metadata):
         await _refuse_displaced(submission, index, number, "outcome")
     return outcome
 
 
-async def _refuse_displaced(submission: Submission, index: int, number: int, what: str) -> None:
+async def _refuse_displaced(submission: Submission, index: int, number: int, kind: str) -> None:
     """Check that the object exists that could not be created because its name is taken.
 
     Raises:
         WireError: Something other than an object has the name: the attempt can never be closed.
     """
     store, identity = submission.store, submission.identity
-    name = wire.attempt_key(identity.scope, index, number, what)
+    name = wire.attempt_key(identity.scope, index, number, kind)
     if await store.look(name) is None and await store.look(identity.entry):
         raise displaced(name, store)
 
@@ -300,7 +306,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
     """
     identity = submission.identity
     if not (identity.leased or await submission.store.look(identity.entry)):
-        raise identity.gone
+        raise identity.gone_error
 
 
 async def _log_tail(submission: Submission, index: int, number: int) -> str:
@@ -337,31 +343,33 @@ def _note_unknown_end(submission: Submission, evidence: Evidence, error: Excepti
     now = asyncio.get_running_loop().time()
     evidence.since = now if evidence.since is None else evidence.since
     name = submission.identity.attempt_name(evidence.index, evidence.number)
-    shown = error_for_waiters(f"the end of {name}", error, now - evidence.since)
-    if shown is not None:
-        submission.set_error(evidence.index, shown)
+    waiter_error = error_for_waiters(f"the end of {name}", error, now - evidence.since)
+    if waiter_error is not None:
+        submission.set_error(evidence.index, waiter_error)
     if not _is_lasting(error):
         submission.doubt(evidence)
 
 
 def error_for_waiters(
-    what: str, error: Exception, silent_s: float, *, patient: bool = False
+    subject: str, error: Exception, silent_s: float, *, patient: bool = False
 ) -> Exception | None:
-    """Log that *what* can't be read; return the error for waiters, or None if they keep waiting.
+    """Log that *subject* can't be read; return the error for waiters, or None if they keep waiting.
 
     Waiters get it at once if the object is removed or damaged, or a right is missing, and
     otherwise after a minute. The submitter of a job that runs, maybe for days, is *patient*: it
     waits through any outage, and hears only that the object is removed or damaged.
     """
-    known = isinstance(error, KineticError)
-    logging.warning("can't read %s: %s", what, described(error), exc_info=None if known else error)
-    refused = known and not is_passing(error)
+    is_known = isinstance(error, KineticError)
+    logging.warning(
+        "can't read %s: %s", subject, described(error), exc_info=None if is_known else error
+    )
+    refused = is_known and not is_passing(error)
     if _is_lasting(error) or (refused and not patient):
         return error
     if patient or silent_s < PATIENCE_S:
         return None
     return Unavailable(
-        f"{what} could not be read for {PATIENCE_S:g} s: {described(error)}; kinetic keeps "
+        f"{subject} could not be read for {PATIENCE_S:g} s: {described(error)}; kinetic keeps "
         "checking: wait again when the store answers",
         retryable=True,
     )
@@ -415,7 +423,7 @@ class _Question:
     index: int
     number: int
     claimant: str | None
-    before: Observation | None
+    previous: Observation | None
 
 
 async def ask(
@@ -430,91 +438,98 @@ async def ask(
         item = submission.item(index)
         if item is not None and not (item.state.final or submission.is_damaged(index)):
             claimant = submission.attempt(index, item.attempt).executor
-            before = submission.observation(index)
-            questions.append(_Question(index, item.attempt, claimant, before))
-    launched = submission.launched
+            previous = submission.observation(index)
+            questions.append(_Question(index, item.attempt, claimant, previous))
+    last_relaunched = submission.last_relaunched
     names = [
-        (one.index, number)
-        for one in questions
-        for number in submission.identity.related(one.number)
+        (question.index, number)
+        for question in questions
+        for number in submission.identity.attempts_to_ask(question.number)
     ]
     found = await find(submission, names, explained=explained)
     # An attempt that the platform lacks may have stored its outcome since the caller looked.
-    if absent := [one.index for one in questions if (one.index, one.number) not in found]:
+    if absent := [
+        question.index for question in questions if (question.index, question.number) not in found
+    ]:
         await submission.look_at_each(absent)
     ended: list[Evidence] = []
-    for one in questions:
-        if submission.is_open(one.index, one.number):
-            evidence = _evidence(submission, one, found, launched)
+    for question in questions:
+        if submission.is_open(question.index, question.number):
+            evidence = _find_evidence(submission, question, found, last_relaunched)
             if evidence is not None:
                 ended.append(evidence)
-    await bounded(lambda one: settle(submission, one), ended, at_once=SETTLING)
-    over = {one.index for one in ended if one.seen is not None}
+    await bounded(lambda evidence: settle(submission, evidence), ended, at_once=SETTLING_AT_ONCE)
+    ended_items = {evidence.index for evidence in ended if evidence.observation is not None}
     alive: dict[int, Observation] = {}
-    for one in questions:
-        now = submission.observation(one.index)
-        fresh = (one.index, one.number) in found or now is not one.before  # seen since then
-        is_open = submission.is_open(one.index, one.number)
-        if now is not None and fresh and is_open and one.index not in over:
-            alive[one.index] = now
+    for question in questions:
+        latest = submission.observation(question.index)
+        # A watch may have reported an observation since the question.
+        is_fresh = (question.index, question.number) in found or latest is not question.previous
+        is_open = submission.is_open(question.index, question.number)
+        if latest is not None and is_fresh and is_open and question.index not in ended_items:
+            alive[question.index] = latest
         if not submission.identity.leased:
-            submission.doubt_unseen(one.index)
+            submission.doubt_unseen(question.index)
     return alive
 
 
-def _evidence(
+def _find_evidence(
     submission: Submission,
-    asked: _Question,
+    question: _Question,
     found: Mapping[tuple[int, int], Observation],
-    launched: int,
+    last_relaunched: int,
 ) -> Evidence | None:
     """Return the platform's evidence that an open attempt has ended, if any."""
-    index, number = asked.index, asked.number
+    index, number = question.index, question.number
     executor = submission.attempt(index, number).executor
-    seen = found.get((index, number))
+    observation = found.get((index, number))
     # This answer decides, or leaves the attempt in doubt.
     doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
-    if seen is None and doubted is not None and doubted.is_about(executor):
+    if observation is None and doubted is not None and doubted.is_about(executor):
         return doubted  # this evidence has more details than the job's absence
-    if seen is None and not submission.identity.leased:
-        later = any(of == index and other > number for of, other in found)
+    if observation is None and not submission.identity.leased:
+        later = any(
+            other_index == index and other_number > number for other_index, other_number in found
+        )
         if not later:
-            return _evidence_of_absent(submission, asked, found, launched)
+            return _evidence_of_absence(submission, question, found, last_relaunched)
         name = submission.identity.attempt_name(index, number)
-        words = "its process is gone, and was replaced by the platform"
-        seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
-    void = executor == wire.VOID  # the process that made the void claim may have died
-    if void or submission.is_over(index, number, seen, asked.before):
-        return Evidence(index, number, seen, asked.claimant, since=since)
+        message = "its process is gone, and was replaced by the platform"
+        observation = Observation(
+            name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=message
+        )
+    is_void = executor == wire.VOID  # the process that made the void claim may have died
+    if is_void or submission.is_over(index, number, observation, question.previous):
+        return Evidence(index, number, observation, question.claimant, since=since)
     return None
 
 
-def _evidence_of_absent(
+def _evidence_of_absence(
     submission: Submission,
-    asked: _Question,
+    question: _Question,
     found: Mapping[tuple[int, int], Observation],
-    launched: int,
+    last_relaunched: int,
 ) -> Evidence | None:
     """Return the evidence that a single job has ended, if the platform lacks its open attempt.
 
     Return None while the platform or the submitter may still start that attempt to replace the
     attempt before: until then, its absence proves nothing.
     """
-    index, number = asked.index, asked.number
-    if number <= launched:
-        return Evidence(index, number, None, asked.claimant)
-    last = next((one for one in found.values() if one.last), None)
+    index, number = question.index, question.number
+    if number <= last_relaunched:
+        return Evidence(index, number, None, question.claimant)
+    last = next((observation for observation in found.values() if observation.last), None)
     # While the platform has an earlier attempt that isn't the last, it may replace that attempt.
-    if number > 1 and (submission.relaunched or last is not None or not found):
-        if submission.relaunches or _awaits_submitter(submission, number):
+    if number > 1 and (submission.submitter_relaunches or last is not None or not found):
+        if submission.relaunches_here or _awaits_submitter(submission, number):
             return None
-        gone = "the process that submitted it" if submission.relaunched else "its job"
-        final = (last.message if last is not None else "") or f"{gone} is gone"
+        subject = "the process that submitted it" if submission.submitter_relaunches else "its job"
+        final = (last.message if last is not None else "") or f"{subject} is gone"
         return Evidence(index, number - 1, last, final=final)
     claimed = submission.attempt(index, number).executor is not None
-    if claimed or (not found and submission.identity.settled):
-        return Evidence(index, number, None, asked.claimant)
+    if claimed or (not found and submission.identity.is_launch_over):
+        return Evidence(index, number, None, question.claimant)
     return None
 
 
@@ -524,7 +539,7 @@ def _awaits_submitter(submission: Submission, number: int) -> bool:
     The submitter may have died or be suspended. So 60 s after the first look, this returns False,
     and the job ends as its last attempt did.
     """
-    if not submission.relaunched:
+    if not submission.submitter_relaunches:
         return False
     now = asyncio.get_running_loop().time()
     return now - submission.missed_since.setdefault(number, now) < RELAUNCH_S
@@ -535,21 +550,25 @@ async def find(
 ) -> dict[tuple[int, int], Observation]:
     """Ask the platform about *attempts*, pairs of item and number, in one request."""
     identity, cluster = submission.identity, submission.cluster
-    names = {identity.attempt_name(*one): one for one in attempts}
+    names = {identity.attempt_name(*attempt): attempt for attempt in attempts}
     if len(names) > FEW_NAMES:
         found = await cluster.find(labels={LABEL_SUBMISSION: identity.id})
     else:
         found = await cluster.find(names=[*names], explained=explained) if names else []
-    return {names[seen.name]: seen for seen in found if seen.name in names}
+    return {
+        names[observation.name]: observation for observation in found if observation.name in names
+    }
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
     """Return the observation of the host that ended an attempt; ask the platform if needed."""
-    known = submission.host_ends
-    if (index, number) not in known:
-        seen = (await find(submission, [(index, number)])).get((index, number))
-        known[index, number] = seen if seen is not None and seen.host else None
-    return known[index, number]
+    host_ends = submission.host_ends
+    if (index, number) not in host_ends:
+        observation = (await find(submission, [(index, number)])).get((index, number))
+        host_ends[index, number] = (
+            observation if observation is not None and observation.host else None
+        )
+    return host_ends[index, number]
 
 
 async def close_unattended(submission: Submission, indices: Collection[int]) -> list[int]:
@@ -563,8 +582,8 @@ async def close_unattended(submission: Submission, indices: Collection[int]) -> 
     alive = await ask(submission, indices)
     states = {index: submission.item(index) for index in indices}
     stopped = [
-        seen.name
-        for index, seen in alive.items()
+        observation.name
+        for index, observation in alive.items()
         if (item := states[index]) is not None
         and item.state is wire.ItemState.CANCELLING
         and submission.requests.standing(index).unwanted

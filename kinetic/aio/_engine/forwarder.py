@@ -23,10 +23,10 @@ from kinetic.aio.ports import Cluster, Phase
 from kinetic.configuration import Target
 
 LOOPBACK = "127.0.0.1"
-NOBODY = 9
+UNUSED_PORT = 9
 """A port without a listener: connecting to it shows whether the user may connect."""
 
-OVER = (Phase.ENDED, Phase.GONE)
+ENDED_PHASES = (Phase.ENDED, Phase.GONE)
 LOOK_S = 2.0
 """How often the forwarder asks whether the job still runs, in seconds."""
 
@@ -53,7 +53,7 @@ class ForwardRequest:
         return cls(**fields)
 
 
-def taken(port: int, cause: OSError) -> errors.ConfigurationError:
+def port_in_use_error(port: int, cause: OSError) -> errors.ConfigurationError:
     """Return the error for a port that is in use."""
     return errors.ConfigurationError(
         f"port {port} of this machine cannot be listened on ({cause.strerror or cause}): another "
@@ -64,45 +64,49 @@ def taken(port: int, cause: OSError) -> errors.ConfigurationError:
 
 def main() -> int:
     """Carry out the request from stdin; return the exit code."""
-    order = ForwardRequest.of(sys.stdin.buffer.readline())
+    request = ForwardRequest.of(sys.stdin.buffer.readline())
     try:
-        asyncio.run(_forward(order, sys.stdin.buffer))
+        asyncio.run(_forward(request, sys.stdin.buffer))
     except errors.KineticError as exc:
-        public = next(one for one in type(exc).__mro__ if one.__module__ == errors.__name__)
-        _reply({"error": public.__name__, "message": str(exc)})
+        public_class = next(
+            base for base in type(exc).__mro__ if base.__module__ == errors.__name__
+        )
+        _write_reply({"error": public_class.__name__, "message": str(exc)})
         return 1
     return 0
 
 
-async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
-    platform = await open_platform(order.target)
+async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
+    platform = await open_platform(request.target)
     try:
-        await _check_reachable(platform.cluster, order)
-        listener = await _listen(order.local_port)
+        await _check_reachable(platform.cluster, request)
+        listener = await _listen(request.local_port)
         async with listener:
-            _reply({"port": listener.extra(SocketAttribute.local_port)})
-            ends = [
-                asyncio.create_task(_until_closed(orders), name="kinetic forwarder: its starter"),
-                asyncio.create_task(_until_ended(platform.cluster, order), name="its job"),
+            _write_reply({"port": listener.extra(SocketAttribute.local_port)})
+            end_tasks = [
+                asyncio.create_task(_until_closed(stdin), name="kinetic forwarder: its starter"),
+                asyncio.create_task(_until_ended(platform.cluster, request), name="its job"),
             ]
 
-            async def carry(near: SocketStream) -> None:
-                await _connect(platform.cluster, order, near)
+            async def serve_connection(connection: SocketStream) -> None:
+                await _connect(platform.cluster, request, connection)
 
-            serving = asyncio.create_task(listener.serve(carry), name="kinetic forwarder")
-            await asyncio.wait({*ends, serving}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*ends, serving):
+            serving = asyncio.create_task(
+                listener.serve(serve_connection), name="kinetic forwarder"
+            )
+            await asyncio.wait({*end_tasks, serving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*end_tasks, serving):
                 task.cancel()
-            for came in await asyncio.gather(*ends, serving, return_exceptions=True):
-                if isinstance(came, Exception):
+            for result in await asyncio.gather(*end_tasks, serving, return_exceptions=True):
+                if isinstance(result, Exception):
                     _print_error(
-                        f"forwarding to {order.name} has ended: {type(came).__name__}: {came}"
+                        f"forwarding to {request.name} has ended: {type(result).__name__}: {result}"
                     )
     finally:
         await platform.aclose()
 
 
-async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
+async def _check_reachable(cluster: Cluster, request: ForwardRequest) -> None:
     """Check whether the job can be reached, without a connection to its debugger.
 
     Raises:
@@ -110,7 +114,7 @@ async def _check_reachable(cluster: Cluster, order: ForwardRequest) -> None:
         AuthError: A permission is missing.
     """
     with suppress(errors.Unavailable):
-        stream = await cluster.dial(order.name, NOBODY, host=order.host)
+        stream = await cluster.dial(request.name, UNUSED_PORT, host=request.host)
         await stream.aclose()
 
 
@@ -118,16 +122,14 @@ async def _listen(port: int) -> MultiListener[SocketStream]:
     try:
         return await anyio.create_tcp_listener(local_host=LOOPBACK, local_port=port)
     except OSError as exc:
-        raise taken(port, exc) from exc
+        raise port_in_use_error(port, exc) from exc
 
 
-async def _until_closed(orders: BinaryIO) -> None:
+async def _until_closed(stdin: BinaryIO) -> None:
     """Return when the parent process has ended or closed its pipe."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), orders
-    )
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdin)
     try:
         while await reader.read(4096):
             pass
@@ -135,51 +137,54 @@ async def _until_closed(orders: BinaryIO) -> None:
         transport.close()
 
 
-async def _until_ended(cluster: Cluster, order: ForwardRequest) -> None:
+async def _until_ended(cluster: Cluster, request: ForwardRequest) -> None:
     """Return when the job has ended."""
     while True:
         try:
-            found = await cluster.find(names=[order.name])
-            if not any(one.name == order.name and one.phase not in OVER for one in found):
+            observations = await cluster.find(names=[request.name])
+            if not any(
+                observation.name == request.name and observation.phase not in ENDED_PHASES
+                for observation in observations
+            ):
                 return
         except errors.BackendError as exc:
-            _print_error(f"can't ask whether {order.name} still runs: {exc}")
+            _print_error(f"can't ask whether {request.name} still runs: {exc}")
         await asyncio.sleep(LOOK_S)
 
 
-async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) -> None:
+async def _connect(cluster: Cluster, request: ForwardRequest, local: SocketStream) -> None:
     """Forward one connection until it ends."""
-    async with near:
+    async with local:
         try:
-            far = await cluster.dial(order.name, order.port, host=order.host)
+            remote = await cluster.dial(request.name, request.port, host=request.host)
         except errors.KineticError as exc:
             _print_error(str(exc))
             return
-        async with far, anyio.create_task_group() as both:
-            both.start_soon(_carry, near, far, both.cancel_scope)
-            both.start_soon(_carry, far, near, both.cancel_scope)
+        async with remote, anyio.create_task_group() as group:
+            group.start_soon(_copy, local, remote, group.cancel_scope)
+            group.start_soon(_copy, remote, local, group.cancel_scope)
 
 
-async def _carry(source: ByteStream, sink: ByteStream, both: anyio.CancelScope) -> None:
+async def _copy(source: ByteStream, sink: ByteStream, scope: anyio.CancelScope) -> None:
     """Copy the bytes of *source*; its end ends both directions."""
     try:
-        async for piece in source:
-            await sink.send(piece)
+        async for data in source:
+            await sink.send(data)
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass
     except errors.Unavailable as exc:
         _print_error(str(exc))
-    both.cancel()
+    scope.cancel()
 
 
-def _reply(words: dict[str, Any]) -> None:
+def _write_reply(fields: dict[str, Any]) -> None:
     with suppress(OSError):  # the parent has ended
-        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
 
 
-def _print_error(words: str) -> None:
-    sys.stderr.write(f"kinetic: {words}\n")
+def _print_error(message: str) -> None:
+    sys.stderr.write(f"kinetic: {message}\n")
     sys.stderr.flush()
 
 

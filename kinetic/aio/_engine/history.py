@@ -27,7 +27,7 @@ async def read(batch: Batch) -> list[Item]:
         WireError: The inputs differ from those that the submitter signed.
     """
     if await batch.submission.read_collected():
-        return [*_unpacked(await batch.submission.read_history())]
+        return [*_unpack(await batch.submission.read_history())]
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
@@ -35,11 +35,13 @@ async def read(batch: Batch) -> list[Item]:
     await batch.submission.requests.read()
     known = range(batch.known)
     attempts = await batch.submission.all_attempts(known)
-    stands = [batch.submission.requests.standing(index) for index in known]
+    standings = [batch.submission.requests.standing(index) for index in known]
     budgets = batch.submission.identity.budgets
     return await in_thread(
         lambda: [
-            _item(index, stands[index], budgets, attempts.get(index, {}), inputs.get(index, {}))
+            _build_item(
+                index, standings[index], budgets, attempts.get(index, {}), inputs.get(index, {})
+            )
             for index in known
         ]
     )
@@ -50,8 +52,15 @@ def packed(items: Iterable[Item]) -> list[Any]:
     return [
         [
             [
-                [one.number, one.kind, one.reason, one.message, one.begun, one.ended]
-                for one in item.attempts
+                [
+                    attempt.number,
+                    attempt.kind,
+                    attempt.reason,
+                    attempt.message,
+                    attempt.begun,
+                    attempt.ended,
+                ]
+                for attempt in item.attempts
             ],
             item.input,
             item.result,
@@ -60,52 +69,52 @@ def packed(items: Iterable[Item]) -> list[Any]:
     ]
 
 
-def _unpacked(kept: Iterable[Any]) -> Iterator[Item]:
+def _unpack(packed_items: Iterable[Any]) -> Iterator[Item]:
     names = ("number", "kind", "reason", "message", "begun", "ended")
-    for index, (attempts, noted, result) in enumerate(kept):
+    for index, (attempts, input_note, result) in enumerate(packed_items):
         yield Item(
             index=index,
             state=State.SUCCEEDED,
-            attempts=tuple(Attempt(**dict(zip(names, one, strict=True))) for one in attempts),
-            input=noted,
+            attempts=tuple(Attempt(**dict(zip(names, fields, strict=True))) for fields in attempts),
+            input=input_note,
             result=result,
         )
 
 
-def _item(
+def _build_item(
     index: int,
-    stands: wire.Standing,
+    standing: wire.Standing,
     budgets: RetryBudgets,
     found: Mapping[int, wire.Attempt],
-    noted: Note,
+    input_note: Note,
 ) -> Item:
-    ruled = wire.item_state(stands, found, budgets)
+    item = wire.item_state(standing, found, budgets)
     result: Note = {}
-    if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
-        result = ruled.outcome.note or {}
-    claimant = found.get(ruled.attempt, wire.Attempt()).executor
+    if item.state is wire.ItemState.SUCCEEDED and item.outcome is not None:
+        result = item.outcome.note or {}
+    claimant = found.get(item.attempt, wire.Attempt()).executor
     status = JobStatus.PENDING if claimant in (None, wire.VOID) else JobStatus.RUNNING
-    attempts = [_attempt(number, there) for number, there in sorted(found.items())]
+    attempts = [_build_attempt(number, attempt) for number, attempt in sorted(found.items())]
     return Item(
         index=index,
-        state=state_of(ruled, status, refused=False),
+        state=state_of(item, status, refused=False),
         attempts=tuple(attempts),
-        input=noted,
+        input=input_note,
         result=result,
     )
 
 
-def _attempt(number: int, there: wire.Attempt) -> Attempt:
-    outcome = there.outcome
-    begun = None if there.executor == wire.VOID else there.claimed
+def _build_attempt(number: int, attempt: wire.Attempt) -> Attempt:
+    outcome = attempt.outcome
+    began_at = None if attempt.executor == wire.VOID else attempt.claimed
     if outcome is None:
-        return Attempt(number=number, begun=begun)
-    noted = outcome.note or {}
+        return Attempt(number=number, begun=began_at)
+    outcome_note = outcome.note or {}
     return Attempt(
         number=number,
         kind=outcome.kind.value,
         reason=outcome.reason,
-        message="" if outcome.kind is wire.Kind.VALUE else str(noted.get(ERROR, "")),
-        begun=outcome.started if outcome.started is not None else begun,
+        message="" if outcome.kind is wire.Kind.VALUE else str(outcome_note.get(ERROR, "")),
+        begun=outcome.started if outcome.started is not None else began_at,
         ended=outcome.ended,
     )

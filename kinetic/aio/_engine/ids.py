@@ -14,7 +14,7 @@ from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
-_WHOLE = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
+_WHOLE_ID = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
 
@@ -24,7 +24,7 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     Raises:
         ConfigurationError: *job_id* is the ID of a batch.
     """
-    submission, index = _parsed(job_id)
+    submission, index = _parse(job_id)
     if index is not None:
         return submission, index
     if not job_id.startswith("job-"):
@@ -41,7 +41,7 @@ def refuse_job(group_id: str) -> None:
     Raises:
         ConfigurationError: It's no batch ID. If it's a job's, the message says which call takes it.
     """
-    submission, index = _parsed(group_id)
+    submission, index = _parse(group_id)
     if index is not None:
         raise ConfigurationError(
             f"{group_id} is the ID of one job of a batch: attach({group_id!r}) and `kinetic jobs` "
@@ -60,7 +60,7 @@ def refuse_item(submission: str) -> None:
     Raises:
         ConfigurationError: *submission* is something else.
     """
-    batch, index = _parsed(submission)
+    batch, index = _parse(submission)
     if index is not None:
         raise ConfigurationError(
             f"{submission} is the id of one job of a batch, whose objects go with the batch: "
@@ -68,24 +68,24 @@ def refuse_item(submission: str) -> None:
         )
 
 
-def is_whole(text: str) -> bool:
+def is_whole_id(text: str) -> bool:
     """Return whether *text* is a whole ID, not a prefix of one.
 
     Raises:
         ConfigurationError: *text* isn't a prefix of an ID either.
     """
-    return _WHOLE.fullmatch(_parsed(text)[0]) is not None
+    return _WHOLE_ID.fullmatch(_parse(text)[0]) is not None
 
 
-def _parsed(text: str) -> tuple[str, int | None]:
+def _parse(text: str) -> tuple[str, int | None]:
     """Return the submission that an ID names, and the index if it is an item's ID.
 
     Raises:
         ConfigurationError: *text* can't be an ID.
     """
     _require_id(text)
-    item = None if _WHOLE.fullmatch(text) else _ITEM.fullmatch(text)
-    return (text, None) if item is None else (item[1], int(item[2]))
+    matched = None if _WHOLE_ID.fullmatch(text) else _ITEM.fullmatch(text)
+    return (text, None) if matched is None else (matched[1], int(matched[2]))
 
 
 def scope_of(submission: str) -> str:
@@ -143,7 +143,7 @@ class Identity:
         object.__setattr__(self, "entry", entry_of(self.id))
 
     @property
-    def settled(self) -> bool:
+    def is_launch_over(self) -> bool:
         """Whether the submitter of a single job has died, or had 60 s to launch it."""
         if self.submitter is not None and self.submitter.dead:
             return True
@@ -155,7 +155,7 @@ class Identity:
         return None
 
     @property
-    def gone(self) -> NotFound:
+    def gone_error(self) -> NotFound:
         """The error of every call for a submission that was cleaned up."""
         return NotFound(
             f"{self.id} was cleaned up, with its log and its value: result() does that once it "
@@ -174,7 +174,7 @@ class Identity:
         """Return the platform's name of one attempt; every process computes the same."""
         return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
 
-    def related(self, attempt: int) -> Collection[int]:
+    def attempts_to_ask(self, attempt: int) -> Collection[int]:
         """Return the attempts to ask the platform about when *attempt* is the open one.
 
         The platform may replace the attempts of a single job, so it may have later attempts than
@@ -194,7 +194,7 @@ class BatchIdentity(Identity):
         return self.id
 
     @property
-    def gone(self) -> NotFound:
+    def gone_error(self) -> NotFound:
         return NotFound(
             f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
             "again, and call cleanup() when nothing more is wanted of it"
@@ -209,5 +209,5 @@ class BatchIdentity(Identity):
     def attempt_name(self, index: int, attempt: int) -> str:
         return f"{self.id}-{index}-{attempt}"
 
-    def related(self, attempt: int) -> Collection[int]:
+    def attempts_to_ask(self, attempt: int) -> Collection[int]:
         return (attempt,)

@@ -15,34 +15,34 @@ CLOSED = "this client is closed; open another one"
 class AttemptLimit:
     """Limit how many attempts without an outcome a client may have at once.
 
-    If *most* is None, there is no limit.
+    If *max_attempts* is None, there is no limit.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self._free = asyncio.Semaphore(most) if most is not None else None
+    def __init__(self, max_attempts: int | None) -> None:
+        self._slots = asyncio.Semaphore(max_attempts) if max_attempts is not None else None
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether there is a limit."""
-        return self._free is not None
+        return self._slots is not None
 
     async def acquire(self) -> None:
         """Wait until one more attempt may start."""
-        if self._free is not None:
-            await self._free.acquire()
+        if self._slots is not None:
+            await self._slots.acquire()
 
     def release(self) -> None:
         """Let another attempt start: one has its outcome, or was not started."""
-        if self._free is not None:
-            self._free.release()
+        if self._slots is not None:
+            self._slots.release()
 
 
 class InFlight:
     """The running blocks of code that use a client; `end` cancels them when the client closes."""
 
     def __init__(self) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        self._none = asyncio.Event()
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._all_ended = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def block(self) -> AsyncGenerator[None]:
@@ -53,26 +53,26 @@ class InFlight:
             PortalError: The block doesn't run on asyncio.
         """
         running_loop()
-        limit = asyncio.timeout(None)
+        timeout = asyncio.timeout(None)
         try:
-            async with limit:
-                self._limits.add(limit)
+            async with timeout:
+                self._timeouts.add(timeout)
                 yield
         except TimeoutError:
-            if limit.expired():
+            if timeout.expired():
                 raise ClientClosed(CLOSED) from None
             raise
         finally:
-            self._limits.discard(limit)
-            if not self._limits:
-                self._none.set()
+            self._timeouts.discard(timeout)
+            if not self._timeouts:
+                self._all_ended.set()
 
     async def end(self) -> None:
         """Cancel all blocks, and wait until they have cleaned up."""
         loop = asyncio.get_running_loop()
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(loop.time())
-        while self._limits:
-            self._none.clear()
-            await self._none.wait()
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(loop.time())
+        while self._timeouts:
+            self._all_ended.clear()
+            await self._all_ended.wait()

@@ -72,7 +72,7 @@ AT_ONCE = 10 * CHUNK_ITEMS
 """Inputs of a list that one call of a worker thread pickles."""
 
 
-LAST_S = 0.25
+DRAIN_S = 0.25
 """How long a closing batch waits for an input already being produced, in seconds."""
 
 
@@ -90,7 +90,7 @@ class InputPump:
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
-        self._placed = context.placed
+        self._uploaded = context.uploaded
         self._source = source
         self._inputs = context.inputs
         self._window = window
@@ -102,10 +102,10 @@ class InputPump:
         self._scope = identity.scope
         self._key = identity.key
         self._pulled = self._inputs.count
-        self._first = self._inputs.count
+        self._first_index = self._inputs.count
         self._room = asyncio.Event()
-        self._taking: asyncio.Task[list[Any]] | None = None
-        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._take_task: asyncio.Task[list[Any]] | None = None
+        self._recent: OrderedDict[int, Any] = OrderedDict()
         self.closing = False
         self.finished = False
 
@@ -120,18 +120,20 @@ class InputPump:
 
     def close(self) -> None:
         """Pull no more from an iterator, but store what was pulled; store a list whole."""
-        if self._source.there is not None:
+        if self._source.known_inputs is not None:
             return
         self.closing = True
         self._room.set()
-        if self._taking is not None:
-            self._taking.cancel()
+        if self._take_task is not None:
+            self._take_task.cancel()
 
     def input_of(self, index: int) -> tuple[Any] | None:
         """Return the user's input in a tuple, or None if this process doesn't have it any more."""
-        if self._source.there is not None and 0 <= index - self._first < len(self._source.there):
-            return (self._source.there[index - self._first],)
-        return (self._kept[index],) if index in self._kept else None
+        if self._source.known_inputs is not None and 0 <= index - self._first_index < len(
+            self._source.known_inputs
+        ):
+            return (self._source.known_inputs[index - self._first_index],)
+        return (self._recent[index],) if index in self._recent else None
 
     async def run(self) -> None:
         """Store all inputs, and then record that there are no more.
@@ -142,9 +144,9 @@ class InputPump:
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
-            left = await self._source.drain(0.0 if self._state.stopping else LAST_S)
-            self._pulled += len(left)
-            await self._keep(left, ready=True)
+            drained = await self._source.drain(0.0 if self._state.stopping else DRAIN_S)
+            self._pulled += len(drained)
+            await self._store_inputs(drained, ready=True)
             if not self.closing:
                 await self.end()
         finally:
@@ -167,7 +169,7 @@ class InputPump:
         while self._inputs.total is None:
             total = self._inputs.count
             if self._state.stopping:
-                total = max(total, self._first + (self._source.length or 0))
+                total = max(total, self._first_index + (self._source.length or 0))
             content = {"kind": "end", "total": total, "sealed_by": self._lease.fence}
             name = wire.input_key(self._scope, self._inputs.slots)
             body, slot = json.dumps(content).encode(), wire.Slot(total=total)
@@ -177,14 +179,14 @@ class InputPump:
             else:
                 self._inputs.total, self._inputs.sealed = total, True
                 self._inputs.slots += 1
-        self._post(scheduler.Ended(self._inputs.total))
+        self._post(scheduler.InputsEnded(self._inputs.total))
 
     async def _pull_all(self) -> None:
         """Pull and store all inputs before the first job."""
         first = self._inputs.count
         while not self._is_over():
             values = await self._take(AT_ONCE)
-            await self._keep(values, ready=False)
+            await self._store_inputs(values, ready=False)
             if not values:
                 break
         if count := self._inputs.count - first:
@@ -192,31 +194,31 @@ class InputPump:
 
     async def _pull_as_needed(self) -> None:
         size = FIRST_CHUNK
-        while wanted := await self._wanted(size):
+        while wanted := await self._wait_for_room(size):
             values = await self._take(wanted)
-            await self._keep(values, ready=True)
+            await self._store_inputs(values, ready=True)
             if not values:
                 break
             size = min(2 * size, CHUNK_ITEMS)
 
     def _is_over(self) -> bool:
-        return self._source.there is None and (self.closing or self._state.stopping)
+        return self._source.known_inputs is None and (self.closing or self._state.stopping)
 
     async def _take(self, wanted: int) -> list[Any]:
         taking = self._source.take(wanted, self._has_idle_slots)
-        self._taking = asyncio.ensure_future(taking)
+        self._take_task = asyncio.ensure_future(taking)
         try:
-            values = await asyncio.shield(self._taking)
+            values = await asyncio.shield(self._take_task)
         except asyncio.CancelledError:
-            if not (self.closing and self._taking.cancelled()):
-                self._taking.cancel()
+            if not (self.closing and self._take_task.cancelled()):
+                self._take_task.cancel()
                 raise
             values = self._source.stop()
         except Exception as exc:
             exc.add_note(self._failure_note())
             raise
         finally:
-            self._taking = None
+            self._take_task = None
         self._pulled += len(values)
         return values
 
@@ -232,35 +234,35 @@ class InputPump:
     def _has_idle_slots(self) -> bool:
         return self._state.free > 0 and not self._state.waiting
 
-    async def _wanted(self, size: int) -> int:
+    async def _wait_for_room(self, size: int) -> int:
         """Wait until some inputs may be pulled, and return how many; 0 at the end."""
         while not self._is_over():
-            room = self._limit() - self._pulled
-            least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
-            if room >= least:
-                return least
+            room = self._pull_limit() - self._pulled
+            minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
+            if room >= minimum:
+                return minimum
             if room >= 1 and self._has_idle_slots():
                 return int(room)
             self._room.clear()
             await self._room.wait()
         return 0
 
-    def _limit(self) -> float:
+    def _pull_limit(self) -> float:
         """Return how many inputs ``max_concurrent`` and the window allow to be pulled in all."""
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
-        passed = self._state.ended if delivered is None else delivered
-        return (slots or 0) + self._window.limit + passed
+        finished = self._state.ended if delivered is None else delivered
+        return (slots or 0) + self._window.limit + finished
 
-    async def _keep(self, values: list[Any], *, ready: bool) -> None:
+    async def _store_inputs(self, values: list[Any], *, ready: bool) -> None:
         """Store *values*, in as many objects as their size requires."""
         while values:
-            for chunk in await encode(self._placed, values, self._source.mode):
-                await self._keep_chunk(chunk, values, ready=ready)
+            for chunk in await encode(self._uploaded, values, self._source.mode):
+                await self._store_chunk(chunk, values, ready=ready)
                 values = values[len(chunk.parts) :]
 
-    async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
+    async def _store_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
         """Store *chunk*, which has the first of *values* in pickled form."""
         try:
             first, failed = await self._claim_slot(chunk, values)
@@ -268,20 +270,20 @@ class InputPump:
             exc.add_note(f"{len(values)} inputs were pulled and not stored: {_sample(values)}")
             raise
         count = len(chunk.parts)
-        if self._source.there is None:
+        if self._source.known_inputs is None:
             self._remember(first, values[:count])
-        for at, error in failed.items():
-            self._post(scheduler.Known(self._inputs.count))
-            await self._refuse(first + at, error)
-        self._post(scheduler.Stored(first, count) if ready else scheduler.Known(first + count))
+        for position, error in failed.items():
+            self._post(scheduler.ItemsKnown(self._inputs.count))
+            await self._refuse(first + position, error)
+        self._post(scheduler.Stored(first, count) if ready else scheduler.ItemsKnown(first + count))
 
     def _remember(self, first: int, values: Sequence[Any]) -> None:
         for index, value in enumerate(values, start=first):
-            self._kept[index] = value
+            self._recent[index] = value
         # More inputs aren't pulled before these are delivered.
         limit = self._window.limit or CHUNK_ITEMS
-        while len(self._kept) > limit + (self._state.settings.max_concurrent or 0):
-            self._kept.popitem(last=False)
+        while len(self._recent) > limit + (self._state.settings.max_concurrent or 0):
+            self._recent.popitem(last=False)
 
     async def _claim_slot(
         self, chunk: Chunk, values: list[Any]
@@ -289,11 +291,11 @@ class InputPump:
         """Store a chunk in the next free slot; return its first index and its failed inputs."""
         refs: dict[int, tuple[wire.DataRef, ...]] = {}
         failed = {**chunk.failed}
-        for at, data in chunk.data.items():
+        for position, data in chunk.data.items():
             try:
-                refs[at] = await prepare.upload_all(self._store, data, {})
+                refs[position] = await prepare.upload_all(self._store, data, {})
             except SubmissionError as exc:
-                failed[at] = exc
+                failed[position] = exc
         while True:
             first = self._inputs.count
             body = chunk.body(first, refs)

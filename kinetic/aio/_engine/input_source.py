@@ -36,8 +36,8 @@ class Source:
     interrupt an iterator that is producing an input. A list is copied, so later changes to it
     don't matter.
 
-    ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and ``there`` all
-    inputs if they exist already.
+    ``mode`` is the ``input_mode``, ``length`` the number of inputs if it's known, and
+    ``known_inputs`` all inputs if they exist already.
 
     Raises:
         ConfigurationError: *inputs* cannot be iterated over.
@@ -46,22 +46,22 @@ class Source:
     def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any], mode: str) -> None:
         self.mode = mode
         self.length = _size_of(inputs)
-        self.there: Sequence[Any] | None = None
-        self._async: AsyncIterator[Any] | None = None
-        self._sync: Iterator[Any] | None = None
+        self.known_inputs: Sequence[Any] | None = None
+        self._async_iterator: AsyncIterator[Any] | None = None
+        self._sync_iterator: Iterator[Any] | None = None
         self._ready: deque[Any] = deque()
         self._arrived = asyncio.Event()
-        self._step: asyncio.Task[bool] | None = None
+        self._pull_task: asyncio.Task[bool] | None = None
         self._stopped = False
         if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
             known = cast("Collection[Any]", inputs)
-            self.there = inputs if isinstance(inputs, range) else tuple(known)
-            self._sync = iter(self.there)
+            self.known_inputs = inputs if isinstance(inputs, range) else tuple(known)
+            self._sync_iterator = iter(self.known_inputs)
         elif isinstance(inputs, AsyncIterable):
-            self._async = aiter(inputs)
+            self._async_iterator = aiter(inputs)
         else:
             try:
-                self._sync = iter(inputs)
+                self._sync_iterator = iter(inputs)
             except TypeError:
                 kind = type(inputs).__name__
                 raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
@@ -73,14 +73,14 @@ class Source:
 
         Cancelled: inputs already pulled from the iterator stay here, and `stop` returns them.
         """
-        if self.there is not None and self._sync is not None:
-            return [*itertools.islice(self._sync, wanted)]
+        if self.known_inputs is not None and self._sync_iterator is not None:
+            return [*itertools.islice(self._sync_iterator, wanted)]
         clock = asyncio.get_running_loop().time
         deadline: float | None = None
         while len(self._ready) < wanted and not self._is_over:
-            if self._step is None or self._step.done():
-                self._step = asyncio.ensure_future(self._pull(wanted - len(self._ready)))
-                self._step.add_done_callback(lambda _: self._arrived.set())
+            if self._pull_task is None or self._pull_task.done():
+                self._pull_task = asyncio.ensure_future(self._pull(wanted - len(self._ready)))
+                self._pull_task.add_done_callback(lambda _: self._arrived.set())
             self._arrived.clear()
             limit = None
             if self._ready:
@@ -91,33 +91,33 @@ class Source:
                 await asyncio.wait_for(self._arrived.wait(), limit)
             except TimeoutError:
                 break
-        if not self._ready and self._step is not None and self._step.done():
-            if self._step.cancelled() and not self._stopped:
+        if not self._ready and self._pull_task is not None and self._pull_task.done():
+            if self._pull_task.cancelled() and not self._stopped:
                 raise RuntimeError("the iterator of the inputs was cancelled")
-            self._step.result()  # raise the iterator's error, after the inputs before it
-        return self._taken(wanted)
+            self._pull_task.result()  # raise the iterator's error, after the inputs before it
+        return self._take_ready(wanted)
 
     @property
     def _is_over(self) -> bool:
         """Whether the iterator has ended or raised."""
-        step = self._step
-        if self._stopped or step is None or not step.done():
+        pull_task = self._pull_task
+        if self._stopped or pull_task is None or not pull_task.done():
             return self._stopped
-        return step.cancelled() or step.exception() is not None or not step.result()
+        return pull_task.cancelled() or pull_task.exception() is not None or not pull_task.result()
 
-    def _taken(self, wanted: int) -> list[Any]:
+    def _take_ready(self, wanted: int) -> list[Any]:
         return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
 
     def stop(self) -> list[Any]:
         """Pull nothing more, and return the pulled inputs that `take` has not returned."""
         self._stopped = True
-        return self._taken(len(self._ready))
+        return self._take_ready(len(self._ready))
 
     async def drain(self, patience: float) -> list[Any]:
         """Do as `stop`, but give a thread up to *patience* seconds to produce its input."""
         self._stopped = True
-        if self._sync is not None and self._step is not None:
-            await asyncio.wait({self._step}, timeout=patience)
+        if self._sync_iterator is not None and self._pull_task is not None:
+            await asyncio.wait({self._pull_task}, timeout=patience)
         return self.stop()
 
     async def aclose(self) -> None:
@@ -126,21 +126,21 @@ class Source:
         A thread that blocks in an iterator is left alone.
         """
         self._stopped = True
-        if self._step is not None:
-            self._step.cancel()
+        if self._pull_task is not None:
+            self._pull_task.cancel()
             # Not forever: a generator that waits for its own batch to end would never end.
-            await asyncio.wait({self._step}, timeout=CLOSE_S)
-            if not self._step.done():
+            await asyncio.wait({self._pull_task}, timeout=CLOSE_S)
+            if not self._pull_task.done():
                 return
-            if not self._step.cancelled():
-                self._step.exception()  # mark the error as read
-        closing = getattr(self._async, "aclose", None)
-        if closing is not None:
-            await closing()
+            if not self._pull_task.cancelled():
+                self._pull_task.exception()  # mark the error as read
+        aclose_iterator = getattr(self._async_iterator, "aclose", None)
+        if aclose_iterator is not None:
+            await aclose_iterator()
 
     async def _pull(self, wanted: int) -> bool:
         """Pull *wanted* inputs; return False if there were fewer."""
-        if self._async is None:
+        if self._async_iterator is None:
             return await anyio.to_thread.run_sync(
                 self._pull_in_thread,
                 asyncio.get_running_loop(),
@@ -150,7 +150,7 @@ class Source:
             )
         while wanted and not self._stopped:
             try:
-                self._ready.append(await anext(self._async))
+                self._ready.append(await anext(self._async_iterator))
             except StopAsyncIteration:
                 return False
             except Exception as exc:
@@ -161,12 +161,12 @@ class Source:
         return True
 
     def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
-        assert self._sync is not None
+        assert self._sync_iterator is not None
         for _ in range(wanted):
             if self._stopped:
                 break
             try:
-                value = next(self._sync)
+                value = next(self._sync_iterator)
             except StopIteration:
                 return False
             except Exception as exc:

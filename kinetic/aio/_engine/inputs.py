@@ -39,7 +39,7 @@ AT_ONCE = 8
 
 
 @dataclass(slots=True)
-class _Stored:
+class _StoredChunk:
     """A chunk as its signed slot describes it; ``offsets`` is None until its footer was read."""
 
     slot: int
@@ -72,7 +72,7 @@ class InputIndex:
         self._store = store
         self._scope = scope
         self._key = key
-        self._chunks: list[_Stored] = []
+        self._chunks: list[_StoredChunk] = []
         self._firsts: list[int] = []
         self._bodies: dict[int, frames.Frames] = {}
 
@@ -91,19 +91,21 @@ class InputIndex:
         Raises:
             WireError: A slot has no signature of the batch's submitter for its place.
         """
-        for one in listed:
-            if one.name != wire.input_key(self._scope, self.slots):
+        for info in listed:
+            if info.name != wire.input_key(self._scope, self.slots):
                 continue
             try:
-                slot = wire.Slot.verified(one.metadata, self._key, self._scope, one.name)
+                slot = wire.Slot.verified(info.metadata, self._key, self._scope, info.name)
             except ValueError as exc:
-                raise self._forged(one.name) from exc
+                raise self._forged_error(info.name) from exc
             if slot.total is not None:
                 self.total, self.sealed = slot.total, True
                 self.slots += 1
             else:
                 self._add(
-                    _Stored(self.slots, one.name, slot.first, slot.count, slot.footer, slot.size)
+                    _StoredChunk(
+                        self.slots, info.name, slot.first, slot.count, slot.footer, slot.size
+                    )
                 )
 
     def add(
@@ -115,11 +117,11 @@ class InputIndex:
     ) -> None:
         """Add a slot just written; the keys of *data* and *failed* are places in the chunk."""
         name = wire.input_key(self._scope, self.slots)
-        stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
-        _describe(stored, map(len, chunk.parts), chunk.digests, data, failed)
+        stored = _StoredChunk(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
+        _add_footer(stored, map(len, chunk.parts), chunk.digests, data, failed)
         self._add(stored)
 
-    def _add(self, stored: _Stored) -> None:
+    def _add(self, stored: _StoredChunk) -> None:
         if stored.first != self.count:
             raise WireError(
                 f"{stored.name} does not follow the slot before it; its batch cannot go on: "
@@ -140,11 +142,11 @@ class InputIndex:
         stored = self._chunk_of(index)
         if stored.offsets is None:
             await self._read_footer(stored)
-        place = self.place(index)
-        assert place is not None
-        return place
+        cached = self.cached_input(index)
+        assert cached is not None
+        return cached
 
-    def place(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]] | None:
+    def cached_input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]] | None:
         """Return the same as `input` if it needs no request, otherwise None.
 
         Raises:
@@ -152,14 +154,14 @@ class InputIndex:
             NotFound: As `input`.
         """
         stored = self._chunk_of(index)
-        offsets, at = stored.offsets, index - stored.first
-        if offsets is None:
+        ends, position = stored.offsets, index - stored.first
+        if ends is None:
             return None
-        if stored.failed and (failed := stored.failed.get(at)) is not None:
+        if stored.failed and (failed := stored.failed.get(position)) is not None:
             raise failed
-        digest = stored.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES].hex()
-        start = offsets[at - 1] if at else 0
-        return wire.Input(stored.name, start, offsets[at], digest), stored.data.get(at, ())
+        digest = stored.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES].hex()
+        start = ends[position - 1] if position else 0
+        return wire.Input(stored.name, start, ends[position], digest), stored.data.get(position, ())
 
     async def value(self, index: int) -> Any:
         """Return an input as the function gets it: unpickled.
@@ -172,20 +174,20 @@ class InputIndex:
         """
         arguments, _ = await self.input(index)
         stored = self._chunk_of(index)
-        at, digest = index - stored.first, bytes.fromhex(arguments.digest)
+        position, digest = index - stored.first, bytes.fromhex(arguments.digest)
         body = await self._body(stored)
-        part = body.frames[at]
+        part = body.frames[position]
         if len(part) > INLINE_BYTES:
-            same = await anyio.to_thread.run_sync(_has_digest, part, digest)
+            matches = await anyio.to_thread.run_sync(_has_digest, part, digest)
         else:
-            same = _has_digest(part, digest)
-        if not same:
-            raise self._forged(f"input {index} in {stored.name}")
+            matches = _has_digest(part, digest)
+        if not matches:
+            raise self._forged_error(f"input {index} in {stored.name}")
         if len(part) <= INLINE_BYTES and STACK_GLOBAL not in bytes(part):
             args, kwargs = pickles.load(part)  # names no class, so it imports nothing
         else:
             args, kwargs = await anyio.to_thread.run_sync(pickles.load, part)
-        match body.fields["how"][at]:
+        match body.fields["how"][position]:
             case "s":
                 return args[0]
             case "a":
@@ -203,20 +205,20 @@ class InputIndex:
         """
         found: dict[int, notes.Note] = {}
 
-        async def read(stored: _Stored) -> None:
+        async def read(stored: _StoredChunk) -> None:
             fields = await self._footer(stored)
-            for place, encoded in fields.get("notes", {}).items():
-                named = fields["how"][int(place)] == "k"
+            for position, encoded in fields.get("notes", {}).items():
+                is_keyword_call = fields["how"][int(position)] == "k"
                 note = notes.read(encoded)
-                if not named:
-                    note = {_called(name, parameters): one for name, one in note.items()}
-                found[stored.first + int(place)] = note
+                if not is_keyword_call:
+                    note = {_named_note(name, parameters): value for name, value in note.items()}
+                found[stored.first + int(position)] = note
             await asyncio.sleep(0)  # a store in memory answers without a turn of the loop
 
         await bounded(read, self._chunks, at_once=AT_ONCE)
         return found
 
-    async def _footer(self, stored: _Stored) -> Mapping[str, Any]:
+    async def _footer(self, stored: _StoredChunk) -> Mapping[str, Any]:
         """Return the verified fields of a chunk's footer; of a large chunk, read only its end."""
         if stored.slot in self._bodies or stored.size <= FOOTER_BYTES:
             return (await self._body(stored)).fields
@@ -227,61 +229,62 @@ class InputIndex:
                 content = await self._store.get(stored.name, start=stored.size - length)
             footer = frames.footer_of(content.body)
             if not _has_digest(footer, bytes.fromhex(stored.footer)):
-                raise self._forged(stored.name)
+                raise self._forged_error(stored.name)
             fields: dict[str, Any] = json.loads(footer)
         except ValueError as exc:
-            raise self._forged(stored.name) from exc
+            raise self._forged_error(stored.name) from exc
         return fields
 
-    def _chunk_of(self, index: int) -> _Stored:
-        at = bisect.bisect_right(self._firsts, index) - 1
-        if at >= 0:
-            stored = self._chunks[at]
+    def _chunk_of(self, index: int) -> _StoredChunk:
+        chunk_number = bisect.bisect_right(self._firsts, index) - 1
+        if chunk_number >= 0:
+            stored = self._chunks[chunk_number]
             if index < stored.first + stored.count:
                 return stored
         raise NotFound(f"no input {index} is stored under {self._scope}")
 
-    async def _read_footer(self, stored: _Stored) -> None:
+    async def _read_footer(self, stored: _StoredChunk) -> None:
         body = await self._body(stored)
         fields = body.fields
         refs = {
-            int(place): tuple(wire.DataRef(**one) for one in of)
-            for place, of in fields.get("data", {}).items()
+            int(position): tuple(wire.DataRef(**fields) for fields in ref_fields)
+            for position, ref_fields in fields.get("data", {}).items()
         }
         failed: dict[int, Exception] = {
-            int(place): SubmissionError(text) for place, text in fields.get("failed", {}).items()
+            int(position): SubmissionError(message)
+            for position, message in fields.get("failed", {}).items()
         }
-        _describe(stored, map(len, body.frames), fields["digests"], refs, failed)
+        _add_footer(stored, map(len, body.frames), fields["digests"], refs, failed)
 
-    async def _body(self, stored: _Stored) -> frames.Frames:
-        held = self._bodies.get(stored.slot)
-        if held is None:
+    async def _body(self, stored: _StoredChunk) -> frames.Frames:
+        unpacked = self._bodies.get(stored.slot)
+        if unpacked is None:
             content = await self._store.get(stored.name, limit=stored.size)
             try:
                 footer = frames.footer_of(content.body)
                 if not _has_digest(footer, bytes.fromhex(stored.footer)):
-                    raise self._forged(stored.name)
-                held = frames.unpack(content.body)
+                    raise self._forged_error(stored.name)
+                unpacked = frames.unpack(content.body)
             except ValueError as exc:
-                raise self._forged(stored.name) from exc
+                raise self._forged_error(stored.name) from exc
             while len(self._bodies) >= CACHED:
                 self._bodies.pop(next(iter(self._bodies)))
-            self._bodies[stored.slot] = held
-        return held
+            self._bodies[stored.slot] = unpacked
+        return unpacked
 
-    def _forged(self, what: str) -> WireError:
+    def _forged_error(self, subject: str) -> WireError:
         batch = self._scope.strip("/").rpartition("/")[2]
         return WireError(
-            f"{what} is not what the submitter of {batch} signed: another process wrote it, or it "
-            f"is damaged; nothing of it was used. See who can write to {self._store.url}, and "
+            f"{subject} is not what the submitter of {batch} signed: another process wrote it, or "
+            f"it is damaged; nothing of it was used. See who can write to {self._store.url}, and "
             f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
         )
 
 
-def _called(name: str, parameters: Sequence[str]) -> str:
+def _named_note(name: str, parameters: Sequence[str]) -> str:
     """Name the note of a positional argument: ``[0].lr`` becomes ``config.lr``."""
-    place, bracket, rest = name.partition("]")
-    number = place[1:]
+    head, bracket, rest = name.partition("]")
+    number = head[1:]
     if bracket and number.isdecimal() and int(number) < len(parameters):
         return parameters[int(number)] + rest
     return name
@@ -291,8 +294,8 @@ def _has_digest(part: bytes | memoryview, digest: bytes) -> bool:
     return hashlib.sha256(part).digest() == digest
 
 
-def _describe(
-    stored: _Stored,
+def _add_footer(
+    stored: _StoredChunk,
     sizes: Iterable[int],
     digests: Iterable[str],
     data: Mapping[int, tuple[wire.DataRef, ...]],
@@ -315,7 +318,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 class Chunk:
     """Some inputs as bytes, before they get their indices.
 
-    ``how`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
+    ``modes`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
     elements are the arguments, ``k`` if its items are the keyword arguments. The keys of ``data``,
     of ``failed`` (inputs that can't be pickled), and of ``notes`` (the scalars of the other inputs)
     are places in the chunk.
@@ -323,24 +326,29 @@ class Chunk:
 
     parts: tuple[bytes, ...]
     digests: tuple[str, ...]
-    how: str
+    modes: str
     data: Mapping[int, tuple[Data, ...]]
     failed: Mapping[int, Exception]
     notes: Mapping[int, notes.Note]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
         """Return the content of a slot, with a signed footer for a later `resume`."""
-        fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
+        fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.modes}
         if refs:
-            fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
+            fields["data"] = {
+                str(position): [asdict(ref) for ref in data_refs]
+                for position, data_refs in refs.items()
+            }
         if self.failed:
-            fields["failed"] = {str(at): str(error) for at, error in self.failed.items()}
+            fields["failed"] = {
+                str(position): str(error) for position, error in self.failed.items()
+            }
         if self.notes:
-            fields["notes"] = {str(at): note for at, note in self.notes.items()}
+            fields["notes"] = {str(position): note for position, note in self.notes.items()}
         return frames.pack(self.parts, fields)
 
 
-def way_of(value: Any, mode: str) -> str:
+def call_mode_of(value: Any, mode: str) -> str:
     """Return how the function is called with *value*: ``single``, ``args``, or ``kwargs``."""
     if mode != "auto":
         return mode
@@ -357,37 +365,39 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ConfigurationError: *mode* requires an input of another type.
     """
     kind: Any = value.__class__
-    given = kind.__name__
-    mode = way_of(value, mode)
+    type_name = kind.__name__
+    mode = call_mode_of(value, mode)
     if mode == "kwargs":
         if not issubclass(kind, dict):
-            raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {given}')
+            raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {type_name}')
         for key in value:
             if not isinstance(key, str):
-                named = type(key).__name__
-                raise ConfigurationError(f'input_mode="kwargs" needs text for keys, not {named}')
+                key_type = type(key).__name__
+                raise ConfigurationError(f'input_mode="kwargs" needs text for keys, not {key_type}')
         return (), {**value}
     if mode == "args":
         if not issubclass(kind, (list, tuple)):
-            raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {given}')
+            raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {type_name}')
         return (*value,), {}
     return (value,), {}
 
 
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
     """Return why the function can't be called with this input; empty if it can."""
-    way = way_of(value, mode)
-    words = binding.misfit(*as_call(value, way))
-    if not words:
+    call_mode = call_mode_of(value, mode)
+    misfit = binding.misfit(*as_call(value, call_mode))
+    if not misfit:
         return ""
-    if way != "single" and not binding.misfit((value,), {}):
-        passed = (
+    if call_mode != "single" and not binding.misfit((value,), {}):
+        explanation = (
             "the items of a dict become keyword arguments"
-            if way == "kwargs"
+            if call_mode == "kwargs"
             else "each element becomes an argument"
         )
-        words += f'; {passed}; input_mode="single" passes the whole input as the only argument'
-    return words
+        misfit += (
+            f'; {explanation}; input_mode="single" passes the whole input as the only argument'
+        )
+    return misfit
 
 
 def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
@@ -399,12 +409,12 @@ def check_inputs(function: Callable[..., Any], values: Iterable[Any], mode: str)
         ConfigurationError: The function can't be called with an input; the message names it.
     """
     binding = Binding(function)
-    for at, value in enumerate(values):
-        words = ""
+    for position, value in enumerate(values):
+        misfit = ""
         with contextlib.suppress(KineticError, ValueError, TypeError):
-            words = _misfit(binding, value, mode)
-        if words:
-            raise ConfigurationError(f"input {at} does not fit {words}. Nothing was sent")
+            misfit = _misfit(binding, value, mode)
+        if misfit:
+            raise ConfigurationError(f"input {position} does not fit {misfit}. Nothing was sent")
 
 
 def _is_name(key: object) -> bool:
@@ -414,77 +424,77 @@ def _is_name(key: object) -> bool:
 _NO_DIGEST = hashlib.sha256().hexdigest()
 
 
-async def encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
+async def encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
     """Pickle the first of *values*, until they reach about 8 MiB, in a worker thread."""
-    return await anyio.to_thread.run_sync(_encode_some, placed, values, mode)
+    return await anyio.to_thread.run_sync(_encode_some, uploaded, values, mode)
 
 
-def _encode_some(placed: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
+def _encode_some(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
     chunks: list[Chunk] = []
-    done = size = 0
-    while done < len(values) and size < CHUNK_BYTES:
-        chunk = _encode(placed, values[done : done + CHUNK_ITEMS], mode)
-        done += len(chunk.parts)
+    encoded = size = 0
+    while encoded < len(values) and size < CHUNK_BYTES:
+        chunk = _encode(uploaded, values[encoded : encoded + CHUNK_ITEMS], mode)
+        encoded += len(chunk.parts)
         size += sum(map(len, chunk.parts))
         chunks.append(chunk)
     return chunks
 
 
-def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
+def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
     parts: list[bytes] = []
     digests: list[str] = []
-    how: list[str] = []
+    modes: list[str] = []
     data: dict[int, tuple[Data, ...]] = {}
     failed: dict[int, Exception] = {}
-    noted: dict[int, notes.Note] = {}
+    input_notes: dict[int, notes.Note] = {}
     size = 0
-    function = placed.call.function
+    function = uploaded.call.function
     binding = None if function is None else Binding(function)
     with Scratch() as scratch:
-        for at, value in enumerate(values):
-            added: tuple[Data, ...] = ()
-            content, digest, way = b"", _NO_DIGEST, way_of(value, mode)
+        for position, value in enumerate(values):
+            new_data: tuple[Data, ...] = ()
+            content, digest, call_mode = b"", _NO_DIGEST, call_mode_of(value, mode)
             try:
-                args, kwargs = as_call(value, way)
+                args, kwargs = as_call(value, call_mode)
                 if binding is not None and binding.misfit(args, kwargs):
                     raise SubmissionError(f"the input does not fit {_misfit(binding, value, mode)}")
                 if (plain := plain_call(args, kwargs)) is not None:
                     content, digest = plain, hashlib.sha256(plain).hexdigest()
                 else:
-                    content, digest, added = _encode_one(placed, args, kwargs, scratch)
+                    content, digest, new_data = _pickle_input(uploaded, args, kwargs, scratch)
                 if (note := notes.note_of_call(args, kwargs)) is not None:
-                    noted[at] = note
+                    input_notes[position] = note
             except (KineticError, ValueError, TypeError) as exc:
-                failed[at] = exc
+                failed[position] = exc
             parts.append(content)
             digests.append(digest)
-            how.append(way[0])
+            modes.append(call_mode[0])
             size += len(content)
-            if added:
-                data[at] = added
+            if new_data:
+                data[position] = new_data
             if size >= CHUNK_BYTES:
                 break
     return Chunk(
         parts=tuple(parts),
         digests=tuple(digests),
-        how="".join(how),
+        modes="".join(modes),
         data=data,
         failed=failed,
-        notes=noted,
+        notes=input_notes,
     )
 
 
-def _encode_one(
-    placed: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
+def _pickle_input(
+    uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
 ) -> tuple[bytes, str, tuple[Data, ...]]:
     """Return one input as bytes with their digest, and the `Data` that only this input has."""
-    table = payload.DataTable(placed.table)
-    call = placed.call
+    table = payload.DataTable(uploaded.table)
+    call = uploaded.call
     pickled = payload.dump_arguments(
-        args, kwargs, placed.project, table, scratch.folder, call.name, function=call.function
+        args, kwargs, uploaded.project, table, scratch.folder, call.name, function=call.function
     )
     content = pickled.content
     if not isinstance(content, bytes):
         path, content = content, content.read_bytes()
         path.unlink()
-    return content, pickled.digest, tuple(table.items)[len(placed.table) :]
+    return content, pickled.digest, tuple(table.items)[len(uploaded.table) :]

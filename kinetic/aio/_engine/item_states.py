@@ -34,43 +34,49 @@ from kinetic.errors import NotFound, WireError
 from kinetic.job_status import Reason
 
 
-def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
+def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Death | None:
     """Return how to close the attempt, or None if the evidence doesn't prove its end.
 
-    *seen* is None if the platform, asked by a consistent read, has neither a job nor a process
-    with the attempt's name.
+    *observation* is None if the platform, asked by a consistent read, has neither a job nor a
+    process with the attempt's name.
     """
     if attempt.outcome is not None:
         return None
-    if attempt.executor != wire.VOID and seen is not None:
-        if seen.phase not in (Phase.ENDED, Phase.GONE):
+    if attempt.executor != wire.VOID and observation is not None:
+        if observation.phase not in (Phase.ENDED, Phase.GONE):
             return None
-        if attempt.executor is not None and seen.executor not in ("", attempt.executor):
+        if attempt.executor is not None and observation.executor not in ("", attempt.executor):
             return None  # the process that ended is not the one that claimed it
-    reason = seen.reason if seen is not None and seen.reason is not None else Reason.LOST
+    reason = (
+        observation.reason
+        if observation is not None and observation.reason is not None
+        else Reason.LOST
+    )
     return Death(
-        message=_message(seen, started=attempt.executor not in (None, wire.VOID)),
+        message=_death_message(observation, started=attempt.executor not in (None, wire.VOID)),
         reason=reason.value,
         kind=wire.Kind.CANCELLED if reason is Reason.CANCELLED else wire.Kind.LOST,
-        exit_code=seen.exit_code if seen is not None else None,
+        exit_code=observation.exit_code if observation is not None else None,
     )
 
 
-def _message(seen: Observation | None, *, started: bool) -> str:
-    how = "its process" if started else "it never started, and its job"
-    if seen is None or seen.phase is Phase.GONE:
-        return (seen.message if seen is not None else "") or f"{how} is gone from the platform"
-    if seen.message:
-        return seen.message
-    code = seen.exit_code
+def _death_message(observation: Observation | None, *, started: bool) -> str:
+    subject = "its process" if started else "it never started, and its job"
+    if observation is None or observation.phase is Phase.GONE:
+        return (
+            observation.message if observation is not None else ""
+        ) or f"{subject} is gone from the platform"
+    if observation.message:
+        return observation.message
+    code = observation.exit_code
     if code is None:
-        return f"{how} ended"
-    killed = -code if code < 0 else code - 128 if code > 128 else 0
-    name = signal.Signals(killed).name if killed in signal.valid_signals() else ""
-    return f"{how} was killed by {name}" if name else f"{how} ended with exit code {code}"
+        return f"{subject} ended"
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    name = signal.Signals(number).name if number in signal.valid_signals() else ""
+    return f"{subject} was killed by {name}" if name else f"{subject} ended with exit code {code}"
 
 
-CONTENTS, CONTENT_BYTES = 10_000, 4096
+MAX_CACHED, MAX_CACHED_BYTES = 10_000, 4096
 """How many outcomes are held in memory for later callers, and the maximum size of each in bytes."""
 
 SLICE = 100
@@ -94,7 +100,7 @@ class ItemStates:
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
         self._final_since: dict[int, int] = {}  # final item → how many requests were known then
-        self._contents: dict[int, tuple[int, wire.Outcome, bytes]] = {}
+        self._cached: dict[int, tuple[int, wire.Outcome, bytes]] = {}
         self._listeners: tuple[Listener, ...] = ()
 
     def item(self, index: int) -> wire.Item | None:
@@ -104,7 +110,7 @@ class ItemStates:
     def is_final(self, index: int) -> bool:
         """Return whether the item is final and wasn't reopened since."""
         known = self._items.get(index)
-        return known is not None and known.state.final and not self._reopened(index, known)
+        return known is not None and known.state.final and not self._is_reopened(index, known)
 
     def attempts(self, index: int) -> Mapping[int, wire.Attempt]:
         """Return the attempts of an open item by number."""
@@ -134,7 +140,7 @@ class ItemStates:
         item = self._items.get(index)
         return item is None or not (item.state.final or number < item.attempt)
 
-    def begun(self, index: int) -> bool:
+    def has_begun(self, index: int) -> bool:
         """Return whether an attempt of the item is known, or the item ended without one."""
         item = self._items.get(index)
         return item is not None and (item.state.final or bool(self._attempts.get(index)))
@@ -147,34 +153,37 @@ class ItemStates:
         If the objects of an ended item are gone, this returns an item that has never started,
         unless `results()` removed the objects.
         """
-        asked = len(self.requests.entries)
-        found = await self._list_one(index)
+        known_requests = len(self.requests.entries)
+        found = await self._list_item(index)
         known = self._items.get(index)
         if not found and known is not None and known.state.final and known.outcome is not None:
             return known if await self.read_collected() else _UNTOUCHED
-        if self._state_of(index, self._merged(index, found)).state is not wire.ItemState.SUCCEEDED:
+        if self._state_of(index, self._merge(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
-            while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
+            while (
+                known_requests < len(self.requests.entries)
+                and self.requests.standing(index).stopped
+            ):
                 # An attempt may have begun before the stop that was just read.
-                asked = len(self.requests.entries)
-                found = await self._list_one(index)
+                known_requests = len(self.requests.entries)
+                found = await self._list_item(index)
             if await self.read_collected():  # only now: the listing may lack removed objects
                 return self._items.get(index, _UNTOUCHED)
-        return self._update(index, found, asked)
+        return self._update(index, found, known_requests)
 
-    async def _list_one(self, index: int) -> dict[int, wire.Attempt]:
+    async def _list_item(self, index: int) -> dict[int, wire.Attempt]:
         listed = await self._store.list(wire.item_prefix(self.identity.scope, index))
-        return self._parsed(listed).get(index, {})
+        return self._parse(listed).get(index, {})
 
     async def all_attempts(self, indices: Iterable[int]) -> dict[int, dict[int, wire.Attempt]]:
         """Read the attempts of items now, including final items."""
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
             if len(members) == 1:  # don't list the other 499 items of the block
-                found[members[0]] = await self._list_one(members[0])
+                found[members[0]] = await self._list_item(members[0])
                 continue
-            for index, listed in (await self._listed(prefix, members)).items():
-                found[index] = self._parsed(listed).get(index, {})
+            for index, listed in (await self._list_block(prefix, members)).items():
+                found[index] = self._parse(listed).get(index, {})
             await asyncio.sleep(0)
         return found
 
@@ -209,10 +218,12 @@ class ItemStates:
                 return None  # this read doesn't show whether the next attempt has begun
             if await self.read_collected():  # a slow write may arrive after the removal
                 return self._items.get(index)
-        if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
-            self._contents[index] = (number, outcome, content.body)
-        asked = len(self.requests.entries)
-        return self._update(index, {number: wire.Attempt(outcome.executor, outcome)}, asked)
+        if len(self._cached) < MAX_CACHED and len(content.body) <= MAX_CACHED_BYTES:
+            self._cached[index] = (number, outcome, content.body)
+        known_requests = len(self.requests.entries)
+        return self._update(
+            index, {number: wire.Attempt(outcome.executor, outcome)}, known_requests
+        )
 
     async def look_at_all(self, indices: Iterable[int]) -> None:
         """Read every item's objects now; one listing covers up to 500 items."""
@@ -226,40 +237,42 @@ class ItemStates:
             blocks.setdefault(wire.block_prefix(self.identity.scope, index), []).append(index)
         return blocks
 
-    async def _listed(self, prefix: str, members: list[int]) -> dict[int, list[ObjectInfo]]:
-        groups: dict[int, list[ObjectInfo]] = {index: [] for index in members}
-        for one in await self._store.list(prefix):
-            number = one.name[len(prefix) :].partition(".")[0]
-            if number.isdecimal() and int(number) in groups:
-                groups[int(number)].append(one)
+    async def _list_block(self, prefix: str, indices: list[int]) -> dict[int, list[ObjectInfo]]:
+        groups: dict[int, list[ObjectInfo]] = {index: [] for index in indices}
+        for info in await self._store.list(prefix):
+            index_text = info.name[len(prefix) :].partition(".")[0]
+            if index_text.isdecimal() and int(index_text) in groups:
+                groups[int(index_text)].append(info)
         return groups
 
-    async def _look_at_block(self, prefix: str, members: list[int]) -> None:
+    async def _look_at_block(self, prefix: str, indices: list[int]) -> None:
         requests = self.requests
-        while members:
-            asked = len(requests.entries)
+        while indices:
+            known_requests = len(requests.entries)
             found: dict[int, dict[int, wire.Attempt]] = {}
-            budget, whole = SLICE, True
-            for index, listed in (await self._listed(prefix, members)).items():
-                attempts = self._parsed(listed).get(index, {}) if listed else {}
-                whole = whole and _has_value(attempts)
+            budget, all_values = SLICE, True
+            for index, listed in (await self._list_block(prefix, indices)).items():
+                attempts = self._parse(listed).get(index, {}) if listed else {}
+                all_values = all_values and _has_value(attempts)
                 found[index] = attempts
                 budget -= 1 + len(listed)
                 if budget <= 0:
                     budget = SLICE
                     await asyncio.sleep(0)
-            if not whole and await self.read_collected():  # after the listing, as in `look`
+            if not all_values and await self.read_collected():  # after the listing, as in `look`
                 return
-            for place, (index, attempts) in enumerate(found.items()):
-                self._update(index, attempts, asked)
-                if place % SLICE == SLICE - 1:
+            for position, (index, attempts) in enumerate(found.items()):
+                self._update(index, attempts, known_requests)
+                if position % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
-            if asked == len(requests.entries):
+            if known_requests == len(requests.entries):
                 return
             # New requests were read meanwhile. An item that they stop may have been claimed after
             # the listing, so list it again.
-            members = [
-                one for one in members if not self.is_final(one) and requests.standing(one).stopped
+            indices = [
+                index
+                for index in indices
+                if not self.is_final(index) and requests.standing(index).stopped
             ]
 
     async def read_collected(self) -> bool:
@@ -314,7 +327,7 @@ class ItemStates:
         No later request changes this record: an item with a value never runs again. *history* has
         what a report needs of each item.
         """
-        retried = {i: item.attempt for i, item in self._items.items() if item.attempt != 1}
+        retried = {index: item.attempt for index, item in self._items.items() if item.attempt != 1}
         fields = {
             "total": total,
             "attempts": retried,
@@ -342,7 +355,7 @@ class ItemStates:
 
     def holds(self, index: int) -> bool:
         """Return whether the item's outcome and value are in memory, for `outcome` to return."""
-        held = self._contents.get(index)
+        held = self._cached.get(index)
         return held is not None and held[1].value is None
 
     async def outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
@@ -352,7 +365,7 @@ class ItemStates:
             NotFound: The outcome was cleaned up.
             WireError: The outcome is forged, damaged, or absent.
         """
-        held = self._contents.pop(index, None)
+        held = self._cached.pop(index, None)
         if held is not None and held[0] == number:
             return held[1], held[2]
         return await self.read_outcome(index, number)
@@ -365,7 +378,7 @@ class ItemStates:
             content = await self._store.get(name)
         except NotFound as exc:
             if not await self._store.list(identity.entry):
-                raise identity.gone from exc
+                raise identity.gone_error from exc
             await self.refuse_collected()
             raise WireError(
                 f"{name} is not in {self._store.url} any more, or something else is in its "
@@ -393,29 +406,29 @@ class ItemStates:
     async def kept_log(self, index: int, number: int) -> list[str]:
         """Return the output of an attempt that its runner stored, one host after the other."""
         prefix = wire.log_prefix(self.identity.scope, index, number)
-        names = [one.name for one in await self._store.list(prefix)]
-        kept: list[str] = []
+        names = [info.name for info in await self._store.list(prefix)]
+        log: list[str] = []
         for name in names:
             try:
-                found = await self._store.get(name, limit=wire.LOG_BYTES)
+                content = await self._store.get(name, limit=wire.LOG_BYTES)
             except NotFound:  # a cleanup has just removed the object
                 continue
             key, scope = self.identity.key, self.identity.scope
-            if not signing.is_signed(found.metadata, key, scope, name, found.body):
+            if not signing.is_signed(content.metadata, key, scope, name, content.body):
                 logging.warning("the log %s is forged or damaged; it is not shown", name)
                 continue
-            lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
+            lines = content.body.decode(errors="replace").removesuffix("\n").split("\n")
             host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
-            kept += [host + line for line in lines]
-        return kept
+            log += [host + line for line in lines]
+        return log
 
-    # --- knowing ---
+    # --- updating ---
 
-    def _parsed(self, listed: Iterable[ObjectInfo]) -> dict[int, dict[int, wire.Attempt]]:
-        entries = [(one.name, one.metadata) for one in listed]
+    def _parse(self, listed: Iterable[ObjectInfo]) -> dict[int, dict[int, wire.Attempt]]:
+        entries = [(info.name, info.metadata) for info in listed]
         return wire.attempts_of(entries, self.identity.key, self.identity.scope)
 
-    def _merged(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
+    def _merge(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
         for number, known in self._attempts.get(index, {}).items():
             if number not in found or (known.outcome is not None and found[number].outcome is None):
                 found[number] = known
@@ -424,41 +437,41 @@ class ItemStates:
     def _state_of(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
         return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
 
-    def _update(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
+    def _update(self, index: int, found: dict[int, wire.Attempt], known_requests: int) -> wire.Item:
         """Merge the attempts *found* into the item's known state, and call the listeners.
 
         A final state is not changed unless a retry has reopened the item.
 
-        *asked* is the number of requests to stop or retry that were known when the item was read.
-        If a stop was read since then, an attempt that *found* lacks may have begun, so the item
-        doesn't count as stopped yet.
+        *known_requests* is the number of requests to stop or retry that were known when the item
+        was read. If a stop was read since then, an attempt that *found* lacks may have begun, so
+        the item doesn't count as stopped yet.
         """
         known = self._items.get(index)
-        if known is not None and known.state.final and not self._reopened(index, known):
+        if known is not None and known.state.final and not self._is_reopened(index, known):
             self._notify(index, known)
             return known
-        attempts = self._merged(index, found)
+        attempts = self._merge(index, found)
         item = self._state_of(index, attempts)
-        late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
+        late = known_requests < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
         self.meter.note(index, attempts, settled=item.state is wire.ItemState.SUCCEEDED)
         if attempts and not item.state.final:
             self._attempts[index] = attempts
-        self._set(index, _interned(item))
+        self._set(index, _intern(item))
         self._notify(index, item)
         return item
 
-    def _reopened(self, index: int, known: wire.Item) -> bool:
+    def _is_reopened(self, index: int, known: wire.Item) -> bool:
         if known.state is wire.ItemState.SUCCEEDED:
             return False
         return self.requests.standing(index).retried > self._final_since.get(index, 0)
 
     def _set(self, index: int, item: wire.Item) -> None:
         known = self._items.get(index)
-        was = known is not None and known.state.final
+        was_final = known is not None and known.state.final
         self._items[index] = item
-        self.ended += item.state.final - was
+        self.ended += item.state.final - was_final
         self._final_since.pop(index, None)
         if item.state.final:
             self._attempts.pop(index, None)
@@ -472,8 +485,8 @@ class ItemStates:
 
 def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
     """Return whether one of the attempts has returned a value."""
-    outcomes = (one.outcome for one in attempts.values())
-    return any(one is not None and one.kind is wire.Kind.VALUE for one in outcomes)
+    outcomes = (attempt.outcome for attempt in attempts.values())
+    return any(outcome is not None and outcome.kind is wire.Kind.VALUE for outcome in outcomes)
 
 
 _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)
@@ -483,7 +496,7 @@ _SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.
 """The state in which nearly all items end."""
 
 
-def _interned(item: wire.Item) -> wire.Item:
+def _intern(item: wire.Item) -> wire.Item:
     """Return *item*, or the shared object of a common state, to save memory."""
     if item.attempt == 1:
         if item.state is wire.ItemState.SUCCEEDED:

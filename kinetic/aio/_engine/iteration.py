@@ -33,7 +33,7 @@ AHEAD = 32
 """Maximum number of values read ahead and held until they are taken."""
 
 RECHECK_S = 5.0
-STARTING = 1024
+ITEMS_PER_TURN = 1024
 """Maximum number of items examined in one turn of the loop."""
 
 
@@ -44,9 +44,10 @@ class Consumer:
 
     With *ordered*, items come in the order of their indices; until its turn, the value of an item
     that has ended stays in the store. With *windowed*, the batch starts at most ``window`` items
-    beyond those `delivered`. *display* shows the batch meanwhile. After *timeout* seconds, the
-    block raises `ResultTimeout`, but not while an item is ready. After *search_until*, a time of
-    the loop, `more` doesn't wait for items that another process has yet to submit.
+    beyond those counted by `note_delivered`. *display* shows the batch meanwhile. After *timeout*
+    seconds, the block raises `ResultTimeout`, but not while an item is ready. After *search_until*,
+    a time of the loop, `wait_until_ready` doesn't wait for items that another process has yet to
+    submit.
 
     ``ready`` has the indices to take, also of inputs that could not be submitted.
 
@@ -76,33 +77,33 @@ class Consumer:
         self._window: Backpressure | None = None
         self._delivered = 0
         self._reported = bytearray()  # by index: whether the item was ready once
-        self._turn = 0
+        self._next_index = 0
         self._awake = asyncio.Event()
-        self._ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
-        self._given = False
-        self._open = contextlib.AsyncExitStack()
+        self._read_ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
+        self._was_taken = False
+        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         batch, submission = self._batch, self._batch.submission
         if self._timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + self._timeout
-        async with self._open as opening:
-            await opening.enter_async_context(self._display)
-            opening.callback(submission.listen(self._note))
+        async with self._stack as stack:
+            await stack.enter_async_context(self._display)
+            stack.callback(submission.listen(self._on_item))
             batch.watchers.append(self._awake)
-            opening.callback(batch.watchers.remove, self._awake)
-            opening.enter_context(batch.session.awaiting(submission))
-            opening.callback(self._leave)
-            opening.push_async_callback(self._drop_ahead)
-            self._join()
+            stack.callback(batch.watchers.remove, self._awake)
+            stack.enter_context(batch.session.awaiting(submission))
+            stack.callback(self._leave_window)
+            stack.push_async_callback(self._cancel_readers)
+            self._join_window()
             if batch.coordinator is None:
-                await batch.look_again()
+                await batch.observe_if_resumed()
                 await batch.look()
-            for place, index in enumerate(submission.touched(batch.known), start=1):
-                self._note(index, submission.item(index))
-                if place % STARTING == 0:
+            for count, index in enumerate(submission.items_with_state(batch.known), start=1):
+                self._on_item(index, submission.item(index))
+                if count % ITEMS_PER_TURN == 0:
                     await asyncio.sleep(0)
-            self._open = opening.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -111,7 +112,7 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._open.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)
         if self._timeout is None or not isinstance(error, TimeoutError):
             return
         if not isinstance(error, KineticError):
@@ -121,37 +122,37 @@ class Consumer:
                 job_id=self._batch.group_id,
             ) from None
 
-    def _join(self) -> None:
+    def _join_window(self) -> None:
         # A coordinator may come later, if this process takes the batch over.
         coordinator = self._batch.coordinator
         if self._windowed and self._window is None and coordinator is not None:
             self._window = coordinator.window
             self._window.note(self, self._delivered)
 
-    def _leave(self) -> None:
+    def _leave_window(self) -> None:
         if self._window is not None:
             self._window.leave(self)
 
-    async def _drop_ahead(self) -> None:
-        left = [reader for _, reader in self._ahead]
-        self._ahead.clear()
-        for reader in left:
+    async def _cancel_readers(self) -> None:
+        readers = [reader for _, reader in self._read_ahead]
+        self._read_ahead.clear()
+        for reader in readers:
             reader.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*readers, return_exceptions=True)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[int, Outcome[Any]]:
-        if self._given:  # the caller has finished with the item before
-            self._given = False
-            self.delivered()
-        found = await self._next()
-        self._given = True
-        return found
+        if self._was_taken:  # the caller has finished with the item before
+            self._was_taken = False
+            self.note_delivered()
+        result = await self._next()
+        self._was_taken = True
+        return result
 
     async def _next(self) -> tuple[int, Outcome[Any]]:
-        batch, ahead = self._batch, self._ahead
+        batch, ahead = self._batch, self._read_ahead
         while True:
             while len(ahead) < AHEAD and (index := self.take()) is not None:
                 if not ahead and batch.submission.holds(index):
@@ -160,7 +161,7 @@ class Consumer:
                 ahead.append((index, reader))
             async with asyncio.timeout_at(self.deadline):
                 if not ahead:
-                    if not await self.more():
+                    if not await self.wait_until_ready():
                         raise StopAsyncIteration
                     continue
                 index, reader = ahead[0]
@@ -168,7 +169,7 @@ class Consumer:
             ahead.popleft()
             return index, outcome
 
-    def delivered(self) -> None:
+    def note_delivered(self) -> None:
         """Count one more item as delivered."""
         self._delivered += 1
         if self._window is not None:
@@ -187,7 +188,7 @@ class Consumer:
             self._reported[index] = False  # a retry has reopened the item, so it ends again
         return None
 
-    async def more(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Wait until an item is ready; return False if no further item will be ready.
 
         Raises:
@@ -197,7 +198,7 @@ class Consumer:
         """
         batch = self._batch
         while not self.ready:
-            self._join()
+            self._join_window()
             if batch.finished:
                 if batch.coordinator is not None and batch.coordinator.error is not None:
                     raise batch.coordinator.error
@@ -230,7 +231,7 @@ class Consumer:
             )
         return left
 
-    def _note(self, index: int, item: wire.Item | None) -> None:
+    def _on_item(self, index: int, item: wire.Item | None) -> None:
         if not ((item is not None and item.state.final) or self._is_over(index)):
             return
         reported = self._reported
@@ -242,9 +243,9 @@ class Consumer:
         if not self._ordered:
             self.ready.append(index)
             return
-        while self._turn < len(reported) and reported[self._turn]:
-            self.ready.append(self._turn)
-            self._turn += 1
+        while self._next_index < len(reported) and reported[self._next_index]:
+            self.ready.append(self._next_index)
+            self._next_index += 1
 
     def _is_over(self, index: int) -> bool:
         """Return whether an item without an outcome won't get one."""
@@ -274,7 +275,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     if item is None or not item.state.final:
         if (error := submission.error(index)) is not None:
             return Failed(error)
-        item = await batch.session.closed(submission, index)
+        item = await batch.session.until_final(submission, index)
     job_id = submission.identity.job_id(index)
     if item.outcome is None:
         why = f" ({batch.cause})" if batch.cause else ""
@@ -287,8 +288,10 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         # The outcome is forged or damaged, or this process can't read or rebuild its value.
         return Failed(exc)
     if outcome.reason == SUBMISSION:  # the submitting process wrote this outcome
-        text = frames.unpack(body).fields.get("error", {})
-        return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
+        error_fields = frames.unpack(body).fields.get("error", {})
+        return Failed(
+            SubmissionError(f"{job_id} was not submitted: {error_fields.get('message', '')}")
+        )
     end = submission.host_ends.get((index, item.attempt))
     cause = end.message if end is not None else ""
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id, cause)

@@ -30,23 +30,23 @@ LABEL_LENGTH = 200
 class JobSpecBuilder:
     """Launches attempts, each with an order for the runner and a job for the platform."""
 
-    def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
+    def __init__(self, session: Session, identity: Identity, uploaded: UploadedCall) -> None:
         self._cluster = session.platform.cluster
         self._identity = identity
-        options = placed.call.options
+        options = uploaded.call.options
         self._template = JobSpec(
             name="",
             labels={
                 "app": session.platform.app,
                 "app.kubernetes.io/name": "kinetic",
                 "app.kubernetes.io/managed-by": "kinetic",
-                "kinetic.dev/user": _user(),
-                "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
+                "kinetic.dev/user": _user_name(),
+                "kinetic.dev/function": uploaded.call.name[:LABEL_LENGTH],
                 "kinetic.dev/kind": "job" if identity.group_id is None else "item",
                 LABEL_SUBMISSION: identity.id,
                 LABEL_CLIENT: session.client_id,
             },
-            image=placed.image,
+            image=uploaded.image,
             order=wire.Order(
                 store=session.platform.store.url,
                 scope=identity.scope,
@@ -55,24 +55,24 @@ class JobSpecBuilder:
                 attempt=0,
                 group_id=identity.group_id,
                 budgets=identity.budgets,
-                function=placed.function,
-                arguments=_NOTHING,
-                code=placed.code,
-                requirements=placed.image.requirements,
-                data=placed.data,
+                function=uploaded.function,
+                arguments=_NO_ARGUMENTS,
+                code=uploaded.code,
+                requirements=uploaded.image.requirements,
+                data=uploaded.data,
                 timeout=options.timeout,
-                client=placed.client,
-                root=_as_loaded(str(placed.project.root or ""), placed.call.function),
-                owned=placed.call.owned,
+                client=uploaded.client,
+                root=_path_as_loaded(str(uploaded.project.root or ""), uploaded.call.function),
+                owned=uploaded.call.owned,
                 debug_s=configuration.debug_wait_s() if options.debug else None,
                 stood=os.getcwd() if options.debug else "",
             ),
-            environment=placed.environment,
+            environment=uploaded.environment,
             key=identity.key,
-            resources=placed.resources,
+            resources=uploaded.resources,
             timeout=options.timeout,
             start_timeout=options.start_timeout,
-            owned=placed.call.owned,
+            owned=uploaded.call.owned,
         )
 
     async def launch(
@@ -83,7 +83,7 @@ class JobSpecBuilder:
         data: tuple[wire.DataRef, ...] = (),
         *,
         fence: int = 1,
-        its_round: int = 0,
+        round_number: int = 0,
     ) -> None:
         """Start one attempt; after an unclear error, look whether the job exists.
 
@@ -107,7 +107,7 @@ class JobSpecBuilder:
             **template.labels,
             LABEL_INDEX: str(index),
             LABEL_ATTEMPT: str(attempt),
-            LABEL_ROUND: str(its_round),
+            LABEL_ROUND: str(round_number),
         }
         name = identity.attempt_name(index, attempt)
         try:
@@ -117,21 +117,21 @@ class JobSpecBuilder:
                 raise
 
 
-def _as_loaded(root: str, function: Any) -> str:
-    """Return *root* by the path that loaded the function's file, which may contain links."""
+def _path_as_loaded(root: str, function: Any) -> str:
+    """Return *root* as the path by which Python loaded the function; it may contain links."""
     file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
-    inside = os.path.relpath(os.path.realpath(file), root) if root else ""
-    if inside and file.endswith(f"{os.sep}{inside}"):
-        return file.removesuffix(f"{os.sep}{inside}")
+    relative = os.path.relpath(os.path.realpath(file), root) if root else ""
+    if relative and file.endswith(f"{os.sep}{relative}"):
+        return file.removesuffix(f"{os.sep}{relative}")
     return root
 
 
-_NOTHING = wire.Input(name="", start=0, stop=0, digest="")
+_NO_ARGUMENTS = wire.Input(name="", start=0, stop=0, digest="")
 
 
-def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:
+def output_base(session: Session, uploaded: UploadedCall, identity_id: str) -> str:
     """Return the base of a submission's output directories; see `Identity.output_dir`."""
-    configured = placed.call.options.output_dir or session.target.output_dir
+    configured = uploaded.call.options.output_dir or session.target.output_dir
     if configured:
         if "://" in configured:
             return configured.rstrip("/")
@@ -145,7 +145,7 @@ def new_id(kind: str, marker: str) -> str:
     return f"{kind}-{marker}{os.urandom(6).hex()}"
 
 
-def _user() -> str:
+def _user_name() -> str:
     """Return the submitting user's name; in a container there may be none."""
     try:
         return getpass.getuser()

@@ -18,7 +18,7 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._engine import ending, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_if_stopped, withdraw_idle
 from kinetic.aio._engine.inputs import InputIndex
-from kinetic.aio._engine.refusals import Pause, until_lifted
+from kinetic.aio._engine.refusals import Pause, retry_while_refused
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
@@ -32,7 +32,7 @@ from kinetic.aio._net.retry import (
 )
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
-LAUNCHING = 32
+LAUNCHES_AT_ONCE = 32
 """Maximum number of launch requests under way at once."""
 
 UNCLEAR_S, OUTAGE_S = 30.0, 540.0
@@ -48,7 +48,7 @@ class BatchContext:
 
     session: Session
     submission: Submission
-    placed: prepare.UploadedCall
+    uploaded: prepare.UploadedCall
     inputs: InputIndex
     lease: HeldLease
 
@@ -63,12 +63,12 @@ class Launcher:
         post: Callable[[scheduler.Event], None],
         on_change: Callable[[], None],
     ) -> None:
-        self.unasked: set[int] = set()
+        self.unrequested: set[int] = set()
         """Items whose attempt should start, but was not requested from the platform yet."""
         self.halted = False
         self._context = context
-        self._specs = job_spec.JobSpecBuilder(
-            context.session, context.submission.identity, context.placed
+        self._builder = job_spec.JobSpecBuilder(
+            context.session, context.submission.identity, context.uploaded
         )
         self._state = state
         self._post = post
@@ -81,16 +81,16 @@ class Launcher:
         self._pause = Pause(batch)
         self._outage = Outage(f"launching jobs of {batch}")
         self._idle = asyncio.Event()
-        self._under_way = 0
+        self._requests_under_way = 0
 
     @property
     def pending(self) -> bool:
         """Whether an attempt should start that the platform hasn't confirmed yet."""
-        return bool(self.unasked or self._under_way)
+        return bool(self.unrequested or self._requests_under_way)
 
     def start(self, start: scheduler.Start) -> None:
         """Put an attempt into the queue."""
-        self.unasked.add(start.index)
+        self.unrequested.add(start.index)
         self._queue.put_nowait(start)
 
     def free(self, index: int) -> None:
@@ -106,23 +106,23 @@ class Launcher:
     async def halt(self) -> None:
         """Start nothing more, and wait for the requests that are under way."""
         self.halted = True
-        await self.quiet()
+        await self.until_idle()
 
-    async def quiet(self) -> None:
+    async def until_idle(self) -> None:
         """Wait until no launch request is under way.
 
         If a stop came meanwhile, the task that sent a request also deletes its new job.
         """
-        while self._under_way:
+        while self._requests_under_way:
             self._idle.clear()
             await self._idle.wait()
 
     async def withdraw_uncertain(self) -> None:
         """Delete jobs that unanswered requests may have made for items that ended without them."""
-        doubtful, self._uncertain = self._uncertain, set()
-        await withdraw_idle(self._context.submission, doubtful)
+        uncertain, self._uncertain = self._uncertain, set()
+        await withdraw_idle(self._context.submission, uncertain)
 
-    async def work(self) -> None:
+    async def run_worker(self) -> None:
         """Start the attempts in the queue, one after the other, until cancelled.
 
         Raises:
@@ -131,14 +131,14 @@ class Launcher:
         """
         while True:
             start = await self._queue.get()
-            await self._acquire(start)
+            await self._acquire_slot(start)
             if self.halted:
                 continue
             await self._start(start)
             if not self.pending:
                 self._on_change()
 
-    async def _acquire(self, start: scheduler.Start) -> None:
+    async def _acquire_slot(self, start: scheduler.Start) -> None:
         """Take a slot of the client's limit; the item keeps it until it has an outcome."""
         limit = self._context.session.limit
         if start.index not in self._slots:
@@ -151,25 +151,25 @@ class Launcher:
         """Launch the attempt; this worker waits while the platform's refusal may pass."""
         index = start.index
         try:
-            await until_lifted(
-                lambda: self._ask_until_answered(start),
+            await retry_while_refused(
+                lambda: self._launch_until_answered(start),
                 self._pause,
-                waits=self._has_started,
+                may_wait=self._has_started,
                 progress=lambda: self._launched,
             )
         except SubmitterLost:
             raise
         except KineticError as exc:
             if exc.passing and self._has_started():
-                raise self._out_of_patience(exc) from exc
+                raise self._patience_error(exc) from exc
             await self.refuse(index, exc, start.attempt)
         if not self.halted:
-            self.unasked.discard(index)
+            self.unrequested.discard(index)
 
     def _has_started(self) -> bool:
         return self._launched > 0 or self._context.submission.has_started
 
-    def _out_of_patience(self, refusal: KineticError) -> SubmitterLost:
+    def _patience_error(self, refusal: KineticError) -> SubmitterLost:
         """Return the error that ends submitting. Items that did not run stay open for `resume`."""
         batch = self._context.submission.identity.id
         return SubmitterLost(
@@ -179,41 +179,43 @@ class Launcher:
             job_id=batch,
         )
 
-    async def _ask_until_answered(self, start: scheduler.Start) -> None:
+    async def _launch_until_answered(self, start: scheduler.Start) -> None:
         """Launch the attempt; retry while it's unknown whether the platform took it.
 
         While a quota is used up, retry until ``start_timeout``; if that isn't set, for ever.
         """
         clock = asyncio.get_running_loop().time
-        began, launched = clock(), self._launched
+        started_at, launched_before = clock(), self._launched
 
-        def passes(failure: Exception) -> bool:
+        def is_retryable(failure: Exception) -> bool:
             if isinstance(failure, Throttled):
-                limit = self._context.placed.call.options.start_timeout or math.inf
+                limit = self._context.uploaded.call.options.start_timeout or math.inf
             else:
-                limit = OUTAGE_S if self._launched == launched else UNCLEAR_S
+                limit = OUTAGE_S if self._launched == launched_before else UNCLEAR_S
             unclear = isinstance(failure, BackendError) and not is_definite(failure)
-            return unclear and clock() - began < limit
+            return unclear and clock() - started_at < limit
 
-        await retry(lambda: self._ask(start), FOREVER, self._outage, is_passing=passes)
+        await retry(
+            lambda: self._launch_if_wanted(start), FOREVER, self._outage, is_passing=is_retryable
+        )
 
-    async def _ask(self, start: scheduler.Start) -> None:
+    async def _launch_if_wanted(self, start: scheduler.Start) -> None:
         """Launch the attempt, if it's still wanted."""
         context, index = self._context, start.index
-        place = context.inputs.place(index)
-        if place is None:
-            ask = functools.partial(context.inputs.input, index)
-            place = await retry_forever(ask, f"reading input {index}")
+        stored_input = context.inputs.cached_input(index)
+        if stored_input is None:
+            read_input = functools.partial(context.inputs.input, index)
+            stored_input = await retry_forever(read_input, f"reading input {index}")
         if not context.lease.may_start:
             await context.lease.until_may_start()
         if self._is_unchanged(start) or await self._is_wanted(start):
-            await self._launch(start.index, start.attempt, *place)
+            await self._launch(start.index, start.attempt, *stored_input)
 
     def _is_unchanged(self, start: scheduler.Start) -> bool:
         """Return whether nothing has changed since the decision, so `_is_wanted` needn't look."""
         index, requests = start.index, self._context.submission.requests.entries
-        same = self._state.busy.get(index) == start.attempt
-        return same and not (requests or self.halted or self._state.stopping)
+        is_busy = self._state.busy.get(index) == start.attempt
+        return is_busy and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
         """Return whether the attempt is still wanted, right before its launch."""
@@ -222,7 +224,7 @@ class Launcher:
             if self._slots.get(index) == start.attempt:
                 self.free(index)  # the item has ended, or another process' attempt is under way
             return False
-        if self._state.halted(index) or submission.requests.standing(index).stopped:
+        if self._state.is_halted(index) or submission.requests.standing(index).stopped:
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")
             return False
         return not self.halted
@@ -231,20 +233,20 @@ class Launcher:
         self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> None:
         submission, fence = self._context.submission, self._context.lease.fence
-        self._under_way += 1
-        self.unasked.discard(index)
+        self._requests_under_way += 1
+        self.unrequested.discard(index)
         try:
             try:
-                await self._specs.launch(
+                await self._builder.launch(
                     index,
                     attempt,
                     arguments,
                     data,
                     fence=fence,
-                    its_round=submission.requests.round,
+                    round_number=submission.requests.round,
                 )
             except KineticError as exc:
-                self.unasked.add(index)
+                self.unrequested.add(index)
                 if not is_answer(exc):
                     self._uncertain.add((index, attempt))
                 raise
@@ -254,8 +256,8 @@ class Launcher:
             if standing.stopped or attempt <= standing.base:
                 await delete_if_stopped(submission, index, attempt)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._requests_under_way -= 1
+            if not self._requests_under_way:
                 self._idle.set()
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:

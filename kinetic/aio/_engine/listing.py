@@ -23,50 +23,50 @@ from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 LISTING = 32
 """Maximum number of handles read at once."""
 
-FEW = 5
+MAX_NAMED = 5
 """Maximum number of IDs that an error about an ambiguous prefix names."""
 
 
 _Jobs = dict[tuple[str, int], str]
 """Submission and index → when the job appeared, as ISO 8601; empty if unknown.
 
-Its record was made before: a moment before, or hours before for an item of a batch or a retry.
+The job's record is older: by a moment, or by hours for an item of a batch or for a retry.
 """
 
 ANY_TIME = "~"
-"""Later than every moment."""
+"""Sorts after every time in ISO 8601."""
 
-SECOND = len("2026-01-01T00:00:00")
+SECOND_LENGTH = len("2026-01-01T00:00:00")
 
 
 async def records(
-    session: Session, beside: Iterable[Session], limit: int | None = None
+    session: Session, other_backends: Iterable[Session], limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the records of the *limit* newest jobs, also of the *beside* backends."""
+    """Return the records of the *limit* newest jobs, also of *other_backends*."""
     found: _Jobs = {}
-    await _look(session, found)
-    for other in beside:
+    await _find_jobs(session, found)
+    for other in other_backends:
         try:
-            await _look(other, found)
+            await _find_jobs(other, found)
         except AuthError as exc:  # a user without such jobs needs no permission to see them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
     # Only in a directory: in a bucket, this would take a listing of all objects.
     if (directory := directory_of(session.platform.store.url)) is not None:
-        for job_id, made in (await in_thread(_forgotten, directory.objects.root)).items():
-            found.setdefault((job_id, 0), made)
-    jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
+        for job_id, created in (await in_thread(_unstopped_jobs, directory.objects.root)).items():
+            found.setdefault((job_id, 0), created)
+    jobs = sorted(((appeared or ANY_TIME, *job) for job, appeared in found.items()), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
-    start, size = 0, limit or LISTING
-    while start < len(jobs):
+    position, size = 0, limit or LISTING
+    while position < len(jobs):
         if limit is not None and len(listed) >= limit:
             oldest = listed[-1][0] if listed else ANY_TIME
-            if jobs[start][0][:SECOND] <= oldest[:SECOND]:
+            if jobs[position][0][:SECOND_LENGTH] <= oldest[:SECOND_LENGTH]:
                 break  # a record is made before its job appears, so all others are older
-        listed += await _read(session, jobs[start : start + size], manifests)
-        listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
+        listed += await _read_records(session, jobs[position : position + size], manifests)
+        listed = sorted(listed, key=lambda entry: entry[:2], reverse=True)[:limit]
         # A job's objects may be in another store.
-        start, size = start + size, min(2 * size, LISTING)
+        position, size = position + size, min(2 * size, LISTING)
     refused = [why for why in manifests.values() if isinstance(why, Exception)]
     if refused:
         why = refused[0]
@@ -81,7 +81,7 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 """When a job's record was made, the `_Known` entry of the job, and the record."""
 
 
-def _forgotten(store: Path) -> dict[str, str]:
+def _unstopped_jobs(store: Path) -> dict[str, str]:
     """Return the single jobs in a directory that no request stops, and when each was made.
 
     This looks at two files of each job.
@@ -92,19 +92,19 @@ def _forgotten(store: Path) -> dict[str, str]:
             if os.path.exists(store / wire.control_key(f"jobs/{folder}/", 0)):
                 continue
             with contextlib.suppress(OSError):
-                made = os.stat(store / "jobs" / folder / "handle.json").st_mtime
-                found[folder] = datetime.fromtimestamp(made, UTC).isoformat()
+                modified = os.stat(store / "jobs" / folder / "handle.json").st_mtime
+                found[folder] = datetime.fromtimestamp(modified, UTC).isoformat()
     return found
 
 
-async def _look(session: Session, found: _Jobs) -> None:
-    for one in await session.platform.cluster.find(labels={"app": session.platform.app}):
-        if LABEL_SUBMISSION in one.labels:
-            job = (one.labels[LABEL_SUBMISSION], int(one.labels[LABEL_INDEX]))
-            found[job] = max(found.get(job, ""), one.created_at)
+async def _find_jobs(session: Session, found: _Jobs) -> None:
+    for observation in await session.platform.cluster.find(labels={"app": session.platform.app}):
+        if LABEL_SUBMISSION in observation.labels:
+            job = (observation.labels[LABEL_SUBMISSION], int(observation.labels[LABEL_INDEX]))
+            found[job] = max(found.get(job, ""), observation.created_at)
 
 
-async def _read(
+async def _read_records(
     session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
 ) -> list[_Listed]:
     """Read the records of *jobs*; *manifests* caches each manifest, or the error of reading it."""
@@ -117,9 +117,11 @@ async def _read(
         ):
             raise manifest
         manifests[name] = manifest
-    there = [job for job in jobs if not isinstance(manifests[job[1]], Exception)]
-    records = [job_record(manifests[name], name, index) for _, name, index in there]
-    return [(one["created_at"], job, one) for job, one in zip(there, records, strict=True)]
+    readable = [job for job in jobs if not isinstance(manifests[job[1]], Exception)]
+    records = [job_record(manifests[name], name, index) for _, name, index in readable]
+    return [
+        (record["created_at"], job, record) for job, record in zip(readable, records, strict=True)
+    ]
 
 
 async def full_id(session: Session, prefix: str) -> str:
@@ -130,14 +132,14 @@ async def full_id(session: Session, prefix: str) -> str:
         NotFound: No ID begins with it.
     """
     store = session.platform.store
-    place = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
-    listed = await store.list(f"{place}{prefix}")
-    found = sorted({one.name.removeprefix(place).partition("/")[0] for one in listed})
+    folder = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
+    listed = await store.list(f"{folder}{prefix}")
+    found = sorted({info.name.removeprefix(folder).partition("/")[0] for info in listed})
     if not found:
         raise NotFound(f"no id in {store.url} begins with {prefix!r}")
     if len(found) > 1:
-        some = ", ".join(found[:FEW]) + (", …" if len(found) > FEW else "")
+        shown = ", ".join(found[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
         raise ConfigurationError(
-            f"{len(found)} IDs begin with {prefix!r}: {some}; type more of the ID"
+            f"{len(found)} IDs begin with {prefix!r}: {shown}; type more of the ID"
         )
     return found[0]

@@ -46,7 +46,7 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
             f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
             "belongs to another project, cluster or KINETIC_HOME"
         ) from None
-    body = await _verified(session, content, identity)
+    body = await _verify(session, content, identity)
     try:
         manifest = cast("dict[str, Any]", json.loads(body))
     except MALFORMED as exc:
@@ -58,7 +58,7 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
     return manifest
 
 
-async def _verified(session: Session, content: Object, identity: str) -> bytes:
+async def _verify(session: Session, content: Object, identity: str) -> bytes:
     """Return a description without its signature, once that is verified."""
     name, store = content.name, session.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
@@ -95,27 +95,27 @@ def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict
 
 
 def record_of(
-    session: Session, identity: Identity, placed: UploadedCall, index: int
+    session: Session, identity: Identity, uploaded: UploadedCall, index: int
 ) -> dict[str, Any]:
     """Return the fields of a handle."""
     target, job_id = session.target, identity.job_id(index)
-    local = target.backend == "local"
-    price = price_of(placed.call.options.parsed_accelerator, target.zone, listed=not local)
+    is_local = target.backend == "local"
+    price = price_of(uploaded.call.options.parsed_accelerator, target.zone, listed=not is_local)
     record = JobRecord(
         job_id=job_id,
         backend=target.backend,
         project=target.project or "",
-        cluster_name="" if local else target.cluster,
-        zone="" if local else target.zone,
-        namespace="" if local else target.namespace,
+        cluster_name="" if is_local else target.cluster,
+        zone="" if is_local else target.zone,
+        namespace="" if is_local else target.namespace,
         bucket_name=session.platform.store.url.partition("://")[2],
         k8s_name=identity.attempt_name(index, 1),
-        image_uri=placed.image.uri,
-        accelerator=placed.call.options.accelerator,
-        func_name=placed.call.name,
-        display_name=f"kinetic-{placed.call.name}-{job_id}",
+        image_uri=uploaded.image.uri,
+        accelerator=uploaded.call.options.accelerator,
+        func_name=uploaded.call.name,
+        display_name=f"kinetic-{uploaded.call.name}-{job_id}",
         created_at=utc_now(),
-        debug=placed.call.options.debug,
+        debug=uploaded.call.options.debug,
         price=asdict(price) if price is not None else None,
     )
     return record.to_dict()
@@ -132,22 +132,24 @@ def _identity_fields(identity: Identity) -> dict[str, Any]:
     }
 
 
-def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> dict[str, Any]:
+def manifest_of(
+    record: dict[str, Any], identity: Identity, uploaded: UploadedCall
+) -> dict[str, Any]:
     """Return the description of a single job.
 
     It has the handle's *record*, and in ``shared`` the shared objects that the job reads: no
     collection removes them before its end.
     """
-    parts = (placed.function, placed.code, placed.image.requirements)
-    names = [one.name for one in parts if one is not None]
-    shared = [*names, *(ref.uri for ref in placed.data)]
+    parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
+    names = [part.name for part in parts if part is not None]
+    shared = [*names, *(ref.uri for ref in uploaded.data)]
     return {**record, **_identity_fields(identity), "shared": shared}
 
 
 def batch_manifest(
     session: Session,
     identity: Identity,
-    placed: UploadedCall,
+    uploaded: UploadedCall,
     settings: MapSettings,
     length: int | None,
     price: Price | None,
@@ -158,7 +160,7 @@ def batch_manifest(
     names of captured variables, but no values: a secret of the platform keeps them. It has the
     *price*, so that every submitter computes the budget with it.
     """
-    deadline, function = settings.batch_timeout, placed.call.function
+    deadline, function = settings.batch_timeout, uploaded.call.function
     return {
         **_identity_fields(identity),
         "group_id": identity.id,
@@ -169,9 +171,9 @@ def batch_manifest(
         "deadline": identity.created + deadline if deadline is not None else None,
         "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
-        "placed": _placed_fields(placed),
+        "placed": _uploaded_fields(uploaded),
         "parameters": payload.Binding(function).positional if function is not None else [],
-        "record": record_of(session, identity, placed, 0),
+        "record": record_of(session, identity, uploaded, 0),
     }
 
 
@@ -181,20 +183,20 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
     return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS})
 
 
-def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
+def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
     options, project, image, resources = (
-        placed.call.options,
-        placed.project,
-        placed.image,
-        placed.resources,
+        uploaded.call.options,
+        uploaded.project,
+        uploaded.image,
+        uploaded.resources,
     )
-    kept = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
+    kept_options = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
     return {
-        "func_name": placed.call.name,
-        "options": {name: getattr(options, name) for name in kept},
-        "function": placed.function._asdict(),
-        "code": asdict(placed.code) if placed.code is not None else None,
-        "data": [asdict(ref) for ref in placed.data],
+        "func_name": uploaded.call.name,
+        "options": {name: getattr(options, name) for name in kept_options},
+        "function": uploaded.function._asdict(),
+        "code": asdict(uploaded.code) if uploaded.code is not None else None,
+        "data": [asdict(ref) for ref in uploaded.data],
         "image": {
             "uri": image.uri,
             "command": image.command,
@@ -206,8 +208,8 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
             "cpu": resources.cpu,
             "memory_bytes": resources.memory_bytes,
         },
-        "captured": placed.captured,
-        "client": dict(placed.client),
+        "captured": uploaded.captured,
+        "client": dict(uploaded.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
             "entry_dir": str(project.entry_dir),
@@ -217,7 +219,7 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
     }
 
 
-def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
+def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
     """Rebuild the part that all attempts of a batch share from its manifest.
 
     The result lacks the function and the `Data` that the function captures, so further inputs
@@ -230,7 +232,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
         fields = manifest["placed"]
         project, image = fields["project"], fields["image"]
         code: Any = fields["code"]
-        required, resources = image["requirements"], fields["resources"]
+        requirements, resources = image["requirements"], fields["resources"]
         if code is not None:
             code = wire.Code(**code | {"sys_path": tuple(code["sys_path"])})
         return UploadedCall(
@@ -251,7 +253,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             image=Image(
                 uri=image["uri"],
                 command=tuple(image["command"]),
-                requirements=wire.Input(**required) if required else None,
+                requirements=wire.Input(**requirements) if requirements else None,
                 user=image["user"],
             ),
             resources=Resources(

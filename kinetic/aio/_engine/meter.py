@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from kinetic._runner.protocol import wire
 
 
-class _Reading(NamedTuple):
+class _RunTime(NamedTuple):
     """The duration of timed attempts in seconds, and the number of timed and of untimed ones."""
 
     seconds: float = 0.0
     timed: int = 0
     untimed: int = 0
 
-    def plus(self, other: _Reading, sign: int = 1) -> _Reading:
-        return _Reading(
+    def plus(self, other: _RunTime, sign: int = 1) -> _RunTime:
+        return _RunTime(
             self.seconds + sign * other.seconds,
             self.timed + sign * other.timed,
             self.untimed + sign * other.untimed,
@@ -30,8 +30,8 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._all = _Reading()
-        self._items: dict[int, _Reading] = {}  # only items that may get another attempt
+        self._total = _RunTime()
+        self._items: dict[int, _RunTime] = {}  # only items that may get another attempt
 
     @property
     def seconds(self) -> float:
@@ -39,32 +39,32 @@ class Meter:
 
         An attempt whose process died without an outcome counts as the average.
         """
-        return self._all.seconds + self._all.untimed * self.average
+        return self._total.seconds + self._total.untimed * self.average
 
     @property
     def average(self) -> float:
         """Average of the known durations, in seconds; 0 while there is none."""
-        return self._all.seconds / self._all.timed if self._all.timed else 0.0
+        return self._total.seconds / self._total.timed if self._total.timed else 0.0
 
     def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
         """Add all attempts of an item; a *settled* item gets no further attempt."""
-        before, now = self._items.pop(index, _Reading()), _read(attempts)
-        if now.timed + now.untimed < before.timed + before.untimed:
-            now = before  # an older view
-        self._all = self._all.plus(now).plus(before, -1)
-        if not settled and now != _Reading():
-            self._items[index] = now
+        previous, current = self._items.pop(index, _RunTime()), _sum_attempts(attempts)
+        if current.timed + current.untimed < previous.timed + previous.untimed:
+            current = previous  # an older view
+        self._total = self._total.plus(current).plus(previous, -1)
+        if not settled and current != _RunTime():
+            self._items[index] = current
 
     def to_fields(self) -> Sequence[float]:
         """Return the sums, for `restore`."""
-        return self._all
+        return self._total
 
     def restore(self, fields: Iterable[Any]) -> None:
         """Continue from the sums that `to_fields` returned."""
-        self._all, self._items = _Reading(*fields), {}
+        self._total, self._items = _RunTime(*fields), {}
 
 
-def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:
+def _sum_attempts(attempts: Mapping[int, wire.Attempt]) -> _RunTime:
     seconds, timed, untimed = 0.0, 0, 0
     for attempt in attempts.values():
         outcome = attempt.outcome
@@ -75,4 +75,4 @@ def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:
             timed += 1
         elif attempt.executor not in (None, "", wire.VOID):
             untimed += 1
-    return _Reading(seconds, timed, untimed)
+    return _RunTime(seconds, timed, untimed)

@@ -16,7 +16,7 @@ from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._tasks import running_loop
 from kinetic.aio._engine.batch import Batch
-from kinetic.aio._engine.progress import Shown, is_shown, progress, state_at
+from kinetic.aio._engine.progress import ShownProgress, is_shown, progress, state_at
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.errors import KineticError
 
@@ -32,18 +32,22 @@ def counts_of(batch: Batch) -> dict[str, int]:
 def follow_batch(batch: Batch) -> None:
     """Show how far *batch* is until it is over, in the output of the cell that runs now."""
     if not (batch.finished or is_shown(batch)):
-        _begin(batch.session, lambda: _show_batch(batch), f"display of {batch.group_id}")
+        _spawn_in_notebook(
+            batch.session, lambda: _show_batch(batch), f"display of {batch.group_id}"
+        )
 
 
-def follow_job(at: JobRef) -> None:
+def follow_job(job: JobRef) -> None:
     """Show the state of a job until it has ended, in the output of the cell that runs now."""
-    item = at.submission.item(at.index)
+    item = job.submission.item(job.index)
     if item is None or not item.state.final:
-        name = at.submission.identity.job_id(at.index)
-        _begin(at.session, lambda: _show_job(at, name), f"display of {name}")
+        name = job.submission.identity.job_id(job.index)
+        _spawn_in_notebook(job.session, lambda: _show_job(job, name), f"display of {name}")
 
 
-def _begin(session: Session, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+def _spawn_in_notebook(
+    session: Session, work: Callable[[], Coroutine[Any, Any, None]], name: str
+) -> None:
     """Start *work* in a notebook, if this is the loop of *session* and it is open."""
     with contextlib.suppress(KineticError):  # no loop runs here, or the client is closed
         if in_notebook() and running_loop() is session.loop:
@@ -51,34 +55,34 @@ def _begin(session: Session, work: Callable[[], Coroutine[Any, Any, None]], name
 
 
 async def _show_batch(batch: Batch) -> None:
-    async with Shown(batch, wanted=True):
+    async with ShownProgress(batch, wanted=True):
         if is_shown(batch):  # not if progress is switched off
             async with contextlib.aclosing(progress(batch, interval=1.0)) as values:
                 async for _ in values:
                     pass
 
 
-async def _show_job(at: JobRef, name: str) -> None:
+async def _show_job(job: JobRef, name: str) -> None:
     from kinetic._progress.display import DISPLAY
 
     if (entry := DISPLAY.open(name)) is None:
         return
-    loop, submission, index = at.session.loop, at.submission, at.index
+    loop, submission, index = job.session.loop, job.submission, job.index
     tally = Tally(loop.time())
 
-    def update(changed: int, seen: wire.Item | None) -> None:
-        if changed == index:
+    def update(changed_index: int, new_item: wire.Item | None) -> None:
+        if changed_index == index:
             item, now = submission.item(index), loop.time()
             retries = item.attempt - 1 if item is not None else 0
             tally.put(0, state_at(submission, index), retries, now)
             entry.value = tally.value(now, total=1, known=1)
 
-    ignore = submission.listen(update)
+    stop_listening = submission.listen(update)
     try:
         update(index, None)
         with contextlib.suppress(KineticError):  # `result()` raises the error
-            await at.session.closed(submission, index)
+            await job.session.until_final(submission, index)
         update(index, None)
     finally:
-        ignore()
+        stop_listening()
         DISPLAY.close(entry, lambda: None)

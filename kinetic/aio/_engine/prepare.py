@@ -131,9 +131,11 @@ async def pack(call: Call) -> PackedCall:
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
         raise
-    if (tree := packed.archive) is not None:
-        words = "Packed %s: %d files, %s"
-        logging.info(words, packed.project.root, tree.files, amount(tree.size))
+    if (packed_archive := packed.archive) is not None:
+        message = "Packed %s: %d files, %s"
+        logging.info(
+            message, packed.project.root, packed_archive.files, amount(packed_archive.size)
+        )
     return packed
 
 
@@ -150,18 +152,18 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Pa
         arguments = payload.dump_arguments(
             args, kwargs, project, table, spool, call.name, function=call.function
         )
-    packed = None
+    packed_archive = None
     if project.root is not None:
         data = (*table.items, *_data_in(call.inputs))
-        local = [Path(one.path) for one in data if not (one.is_gcs or one.is_hf)]
+        local_paths = [Path(entry.path) for entry in data if not (entry.is_gcs or entry.is_hf)]
         cache = configuration.home(environ) / "cache" / "pack"
-        packed = archive.pack(
-            project.root, exclude=local, cache=cache, environ=environ, progress=packing.update
+        packed_archive = archive.pack(
+            project.root, exclude=local_paths, cache=cache, environ=environ, progress=packing.update
         )
     return PackedCall(
         call=call,
         project=project,
-        archive=packed,
+        archive=packed_archive,
         function=function,
         arguments=arguments,
         data=tuple(table.items),
@@ -175,8 +177,8 @@ def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
     if isinstance(value, Data):
         yield value
     elif depth and isinstance(value, (list, tuple, dict)):
-        for one in cast("Any", value.values() if isinstance(value, dict) else value):
-            yield from _data_in(one, depth - 1)
+        for element in cast("Any", value.values() if isinstance(value, dict) else value):
+            yield from _data_in(element, depth - 1)
 
 
 async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
@@ -193,8 +195,8 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     store, options = session.platform.store, packed.call.options
     target = session.target
     output_dir = options.output_dir or target.output_dir or ""
-    if (machine := session.platform.capacity) is not None:
-        _refuse_more_than(machine, options)
+    if (capacity := session.platform.capacity) is not None:
+        _refuse_excess(capacity, options)
     if _writes_to_cloud_storage(session, output_dir) and not output_dir.startswith("gs://"):
         raise ConfigurationError(
             f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
@@ -258,10 +260,10 @@ async def upload_all(
     if not data:
         return ()
     mounts = list(volumes)
-    refs = await all_or_none(*(data_upload.upload(store, one) for one in data))
+    refs = await all_or_none(*(data_upload.upload(store, entry) for entry in data))
     return tuple(
-        replace(ref, mount=mounts[number]) if number < len(mounts) else ref
-        for number, ref in enumerate(refs)
+        replace(ref, mount=mounts[position]) if position < len(mounts) else ref
+        for position, ref in enumerate(refs)
     )
 
 
@@ -309,36 +311,36 @@ def _fingerprint() -> dict[str, str]:
     }
 
 
-def log_choice(session: Session, placed: UploadedCall) -> None:
+def log_choice(session: Session, uploaded: UploadedCall) -> None:
     """Log where a submission runs, and why; once per process, log an accelerator's substitute."""
-    target, options = session.target, placed.call.options
-    logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
+    target, options = session.target, uploaded.call.options
+    logging.info("%s runs on %s (%s)", uploaded.call.name, target.backend, target.why)
     if target.backend == "local" and options.accelerator not in _substitutes_logged:
         _substitutes_logged.add(options.accelerator)
-        if became := _substitute(options, session.platform.capacity):
+        if substitute := _describe_substitute(options, session.platform.capacity):
             # The user did not choose the default accelerator, so its substitute needs no warning.
-            asked = options.accelerator != DEFAULT_ACCELERATOR
-            logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
+            is_explicit = options.accelerator != DEFAULT_ACCELERATOR
+            logging.log(logging.WARNING if is_explicit else logging.INFO, "%s", substitute)
 
 
 _substitutes_logged: set[str] = set()
 """The accelerators whose substitute on this machine this process has logged."""
 
 
-def _substitute(options: Options, capacity: Capacity | None) -> str:
+def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
     """Describe this machine's substitute for the accelerator; empty if it needs none."""
-    asked, accelerator, changes = options.accelerator, options.parsed_accelerator, list[str]()
+    requested, accelerator, changes = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:
-            changes.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")
+            changes.append(f"{requested} becomes this machine's own processors ({capacity.cpus})")
         elif accelerator.kind == "tpu":
-            changes.append(f"{asked} becomes this machine's own GPUs ({capacity.gpus})")
+            changes.append(f"{requested} becomes this machine's own GPUs ({capacity.gpus})")
     if accelerator.hosts > 1:
-        changes.append(f"the {accelerator.hosts} hosts of {asked} become one process here")
+        changes.append(f"the {accelerator.hosts} hosts of {requested} become one process here")
     return f'backend="local": {", ".join(changes)}' if changes else ""
 
 
-def _refuse_more_than(capacity: Capacity, options: Options) -> None:
+def _refuse_excess(capacity: Capacity, options: Options) -> None:
     cpus, memory = capacity.cpus, capacity.memory_bytes
     if options.cpu is not None and math.ceil(options.cpu) > cpus:
         raise ConfigurationError(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.batch import Batch
     from kinetic.aio._engine.submission import Submission
 
-AT_ONCE = 500
+ITEMS_PER_TURN = 500
 """Maximum number of items counted in one turn of the loop."""
 
 READING_S = 1.0
@@ -56,43 +56,44 @@ def state_at(submission: Submission, index: int) -> State:
     return state_of(submission.item(index), submission.status(index), refused=refused)
 
 
-class Watch:
+class ItemCounter:
     """Count the items of a batch by state, within ``async with``; every change sets ``changed``.
 
-    With *looking*, a batch that another process submits is read at intervals, as for any waiter.
+    With *reads_batch*, kinetic reads a batch that another process submits at intervals, as for any
+    waiter.
     """
 
-    def __init__(self, batch: Batch, *, looking: bool = False) -> None:
+    def __init__(self, batch: Batch, *, reads_batch: bool = False) -> None:
         self.changed = asyncio.Event()
         self._batch = batch
         self._clock = asyncio.get_running_loop().time
         age = time.time() - batch.submission.identity.created
         self._tally = Tally(self._clock(), age=age)
-        self._looking = looking and batch.coordinator is None
+        self._reads_batch = reads_batch and batch.coordinator is None
         self._message: tuple[int, str] | None = None  # the first failure: its item and its message
-        self._reading: asyncio.Task[None] | None = None
-        self._open = contextlib.AsyncExitStack()
+        self._read_task: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         batch = self._batch
-        async with self._open as opening:
-            opening.callback(batch.submission.listen(self._note))
+        async with self._stack as stack:
+            stack.callback(batch.submission.listen(self._note))
             batch.watchers.append(self.changed)
-            opening.callback(batch.watchers.remove, self.changed)
-            if self._looking:
-                await opening.enter_async_context(Consumer(batch))
+            stack.callback(batch.watchers.remove, self.changed)
+            if self._reads_batch:
+                await stack.enter_async_context(Consumer(batch))
             for index in range(batch.known):
                 self._note(index)
-                if index % AT_ONCE == AT_ONCE - 1:
+                if index % ITEMS_PER_TURN == ITEMS_PER_TURN - 1:
                     await asyncio.sleep(0)
             self._tally.start(self._clock())
-            self._open = opening.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        await self._open.aclose()
+        if self._read_task is not None:
+            self._read_task.cancel()
+        await self._stack.aclose()
 
     @property
     def over(self) -> bool:
@@ -108,14 +109,14 @@ class Watch:
             known=self._batch.known,
             first_failure=self._first_failure(),
             stopped=self._batch.cause,
-            step=steps.current() or one_line(self._batch.submission.held_up()),
+            step=steps.current() or one_line(self._batch.submission.waiting_message()),
         )
 
     async def last(self) -> Progress:
         """Return how far the batch came, with the first failure's message if it arrives in time."""
         self._first_failure()
-        if self._reading is not None and not self._reading.done():
-            await asyncio.wait({self._reading}, timeout=READING_S)
+        if self._read_task is not None and not self._read_task.done():
+            await asyncio.wait({self._read_task}, timeout=READING_S)
         return self.value()
 
     def _note(self, index: int, item: wire.Item | None = None) -> None:
@@ -133,26 +134,26 @@ class Watch:
             return ""
         if self._message is not None and self._message[0] == index:
             return self._message[1]
-        if self._reading is None or self._reading.done():
+        if self._read_task is None or self._read_task.done():
             reading = self._read(index)
-            self._reading = asyncio.create_task(reading, name="first failure of a batch")
+            self._read_task = asyncio.create_task(reading, name="first failure of a batch")
         return ""  # the message isn't known yet
 
     async def _read(self, index: int) -> None:
         try:
-            what = f"item {index}{_input_text(self._batch, index)}"
-            words = f"{what}: {await _failure_message(self._batch, index)}"
+            label = f"item {index}{_input_text(self._batch, index)}"
+            message = f"{label}: {await _failure_message(self._batch, index)}"
         except Exception as exc:  # the counts are right even without this message
-            words = f"item {index}: its error can't be read: {exc}"
-        self._message = (index, one_line(words))
+            message = f"item {index}: its error can't be read: {exc}"
+        self._message = (index, one_line(message))
         self.changed.set()
 
 
 def _input_text(batch: Batch, index: int) -> str:
     """Return the item's input, shortened, if this process still has it."""
     pump = batch.coordinator.pump if batch.coordinator is not None else None
-    here = pump.input_of(index) if pump is not None else None
-    return f" ({one_line(reprlib.repr(here[0]), 40)})" if here is not None else ""
+    held = pump.input_of(index) if pump is not None else None
+    return f" ({one_line(reprlib.repr(held[0]), 40)})" if held is not None else ""
 
 
 async def _failure_message(batch: Batch, index: int) -> str:
@@ -164,19 +165,19 @@ async def _failure_message(batch: Batch, index: int) -> str:
     if item is None or item.outcome is None:
         return "failed"
     outcome, body = await submission.outcome(index, item.attempt)
-    text = frames.unpack(body).fields.get("error", {})
-    kind, message = str(text.get("qualname", "")), str(text.get("message", ""))
+    error_fields = frames.unpack(body).fields.get("error", {})
+    kind, message = str(error_fields.get("qualname", "")), str(error_fields.get("message", ""))
     if outcome.kind is wire.Kind.LOST:
         return f"lost ({outcome.reason}): {message}"
     return f"{kind.removeprefix('builtins.')}: {message}" if kind else message
 
 
 INTERVAL_S = 0.1
-BEAT_S = 1.0
+REDRAW_S = 1.0
 """Maximum interval between two computations of the line, whose rate changes with time."""
 
-LAST_WORD_S = 1.0
-"""How long `Shown` waits for the last line, in seconds: the terminal may have stopped."""
+LAST_LINE_S = 1.0
+"""How long `ShownProgress` waits for the last line, in seconds: the terminal may have stopped."""
 
 
 async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenerator[Progress, None]:
@@ -186,19 +187,19 @@ async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenera
     value is the final one.
     """
     loop = asyncio.get_running_loop()
-    async with Watch(batch, looking=True) as watch:
-        while not watch.over:
-            watch.changed.clear()
-            value = watch.value()
-            rest = loop.time() + interval
+    async with ItemCounter(batch, reads_batch=True) as counter:
+        while not counter.over:
+            counter.changed.clear()
+            value = counter.value()
+            next_time = loop.time() + interval
             yield value
-            await watch.changed.wait()
-            while not watch.over and (left := rest - loop.time()) > 0:
-                watch.changed.clear()
+            await counter.changed.wait()
+            while not counter.over and (left := next_time - loop.time()) > 0:
+                counter.changed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left):
-                        await watch.changed.wait()
-        yield await watch.last()
+                        await counter.changed.wait()
+        yield await counter.last()
 
 
 _SHOWN: set[Batch] = set()
@@ -209,7 +210,7 @@ def is_shown(batch: Batch) -> bool:
     return batch in _SHOWN
 
 
-class Shown:
+class ShownProgress:
     """Show how far a batch is while the block runs, unless another block shows it.
 
     If *wanted* is None, only calls of the sync API show it.
@@ -233,7 +234,7 @@ class Shown:
         if entry is not None:
             _SHOWN.add(self._batch)
             name = f"progress of {self._batch.group_id}"
-            self._task = asyncio.create_task(self._feed(entry), name=name)
+            self._task = asyncio.create_task(self._update_entry(entry), name=name)
 
     async def __aexit__(self, *exc_info: object) -> None:
         _, error, _ = exc_info
@@ -242,19 +243,19 @@ class Shown:
             # A caller that waits one second at a time doesn't want a line for each wait.
             await self._end(self._entry, stays=not isinstance(error, TimeoutError))
 
-    async def _feed(self, entry: Entry) -> None:
-        async with Watch(self._batch) as watch:
-            while not (watch.over or self._ending.is_set()):
-                watch.changed.clear()
-                entry.value = watch.value()
+    async def _update_entry(self, entry: Entry) -> None:
+        async with ItemCounter(self._batch) as counter:
+            while not (counter.over or self._ending.is_set()):
+                counter.changed.clear()
+                entry.value = counter.value()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL_S):
                         await self._ending.wait()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_S):
-                        await watch.changed.wait()
-            last_word = watch.over and entry.drawn
-            entry.value = await watch.last() if last_word else watch.value()
+                    async with asyncio.timeout(REDRAW_S):
+                        await counter.changed.wait()
+            needs_last = counter.over and entry.drawn
+            entry.value = await counter.last() if needs_last else counter.value()
 
     async def _end(self, entry: Entry, *, stays: bool) -> None:
         """Wait until the last line is drawn, then remove it from the display unless it *stays*."""
@@ -264,20 +265,20 @@ class Shown:
         try:
             self._ending.set()
             self._batch.wake()
-            await asyncio.wait({self._task}, timeout=2 * LAST_WORD_S)
+            await asyncio.wait({self._task}, timeout=2 * LAST_LINE_S)
         finally:
             self._task.cancel()
             drawn = asyncio.Event()
-            DISPLAY.close(entry, _setter(drawn))
+            DISPLAY.close(entry, _thread_safe_setter(drawn))
         if self._task.done() and not self._task.cancelled() and self._task.exception() is not None:
             logging.warning("progress was not counted: %s", self._task.exception())
         if entry.drawn:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORD_S):
+                async with asyncio.timeout(LAST_LINE_S):
                     await drawn.wait()
 
 
-def _setter(event: asyncio.Event) -> Callable[[], None]:
+def _thread_safe_setter(event: asyncio.Event) -> Callable[[], None]:
     """Return a function that sets *event* from any thread."""
     loop = asyncio.get_running_loop()
 
@@ -291,5 +292,5 @@ def _setter(event: asyncio.Event) -> Callable[[], None]:
 def title_of(batch: Batch) -> str:
     """Return the name of the batch, or else of its function."""
     manifest = batch.manifest
-    named = manifest.get("name") or manifest.get("record", {}).get("func_name")
-    return str(named or batch.group_id)
+    name = manifest.get("name") or manifest.get("record", {}).get("func_name")
+    return str(name or batch.group_id)

@@ -46,13 +46,13 @@ async def recover_state(
     while True:
         await retry_forever(submission.requests.read, f"reading the requests of {batch}")
         # A removal deletes the manifest first. It exists, so no request was removed.
-        there = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
-        if there is None:
-            raise identity.gone
-        asked = len(requests.entries)
-        events = await _surveyed(session, submission, inputs)
-        known = scheduler.Known(count_of(inputs))  # another task may have read more inputs
-        if len(requests.entries) == asked and known in events:
+        entry = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
+        if entry is None:
+            raise identity.gone_error
+        known_requests = len(requests.entries)
+        events = await _survey(session, submission, inputs)
+        known = scheduler.ItemsKnown(count_of(inputs))  # another task may have read more inputs
+        if len(requests.entries) == known_requests and known in events:
             return events
 
 
@@ -63,14 +63,14 @@ async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
         inputs.total = submission.collected
 
 
-def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
+def changes_since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.ItemRead]:
     """Yield changes of *event*'s items that came while the state was read.
 
     Even an item without a job may have changed: a launch that the former coordinator sent
     before it died may reach the platform late.
     """
     match event:
-        case scheduler.Found(index, attempt) | scheduler.Again(index, attempt):
+        case scheduler.AttemptFound(index, attempt) | scheduler.AttemptReady(index, attempt):
             attempts = {index: attempt}
         case scheduler.Stored(first, count):
             attempts = dict.fromkeys(range(first, first + count), 1)
@@ -79,10 +79,10 @@ def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.
     for index, attempt in attempts.items():
         item = submission.item(index)
         if item is not None and (item.state.final or item.attempt != attempt):
-            yield scheduler.Seen(index, item)
+            yield scheduler.ItemRead(index, item)
 
 
-async def _surveyed(
+async def _survey(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
     batch = submission.identity.id
@@ -93,51 +93,56 @@ async def _surveyed(
     await retry_forever(
         lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
     )
-    claimants, before = await _claimants(submission, unknown), submission.observations()
+    claimants, observations = await _claimants(submission, unknown), submission.observations()
     labels = {LABEL_SUBMISSION: batch}
     cluster = session.platform.cluster
-    asked = len(submission.requests.entries)
+    known_requests = len(submission.requests.entries)
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
     # A retry is stored before its jobs are launched. Without the retry, such a job looks idle.
     await retry_forever(submission.requests.read, f"reading the requests of {batch}")
-    if asked != len(submission.requests.entries):
+    if known_requests != len(submission.requests.entries):
         return []  # the caller reads everything again
     found = {
-        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
+        (int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])): observation
+        for observation in jobs
     }
-    live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
+    live_attempts = [
+        attempt
+        for attempt, observation in found.items()
+        if observation.phase not in (Phase.ENDED, Phase.GONE)
+    ]
     # The former coordinator may have died before it deleted the jobs of ended items.
-    await withdraw_idle(submission, live)
-    known: list[scheduler.Event] = []
-    fresh: list[tuple[int, int]] = []  # ranges of items that never started
+    await withdraw_idle(submission, live_attempts)
+    events: list[scheduler.Event] = []
+    unstarted: list[tuple[int, int]] = []  # ranges of items that never started
     for index in range(count):
         item = submission.item(index)
         if submission.is_damaged(index):
-            known.append(scheduler.Refused(index))  # counts as failed, and is not run again
+            events.append(scheduler.Refused(index))  # counts as failed, and is not run again
         elif item is not None and item.state.final:
-            known.append(scheduler.Seen(index, item))
+            events.append(scheduler.ItemRead(index, item))
         elif item is not None:
             number = item.attempt
-            seen = found.get((index, number))
-            if seen is not None or submission.attempt(index, number).executor is not None:
-                known.append(scheduler.Found(index, number))
-                if submission.is_over(index, number, seen, before.get(index)):
+            observation = found.get((index, number))
+            if observation is not None or submission.attempt(index, number).executor is not None:
+                events.append(scheduler.AttemptFound(index, number))
+                if submission.is_over(index, number, observation, observations.get(index)):
                     claimant = claimants.get((index, number))
-                    session.settle_soon(submission, Evidence(index, number, seen, claimant))
+                    session.settle_soon(submission, Evidence(index, number, observation, claimant))
             elif number > 1:
-                known.append(scheduler.Again(index, number))
+                events.append(scheduler.AttemptReady(index, number))
             else:
-                first = fresh.pop()[0] if fresh and fresh[-1][1] == index else index
-                fresh.append((first, index + 1))
+                first = unstarted.pop()[0] if unstarted and unstarted[-1][1] == index else index
+                unstarted.append((first, index + 1))
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
     if submission.requests.all_stopped:
-        revived = _revived(submission, known, fresh)
-        return [scheduler.Known(count), scheduler.StopRequested(), *known, *revived]
-    ready = (scheduler.Stored(first, stop - first) for first, stop in fresh)
-    return [scheduler.Known(count), *known, *ready]
+        revived = _reopened_events(submission, events, unstarted)
+        return [scheduler.ItemsKnown(count), scheduler.StopRequested(), *events, *revived]
+    stored_events = (scheduler.Stored(first, stop - first) for first, stop in unstarted)
+    return [scheduler.ItemsKnown(count), *events, *stored_events]
 
 
 def count_of(inputs: InputIndex) -> int:
@@ -148,32 +153,32 @@ def count_of(inputs: InputIndex) -> int:
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
     """Return the known claimants of the open attempts."""
     found: dict[tuple[int, int], str] = {}
-    for place, index in enumerate(indices, start=1):
+    for count, index in enumerate(indices, start=1):
         item = submission.item(index)
         if item is not None and not item.state.final:
             executor = submission.attempt(index, item.attempt).executor
             if executor is not None:
                 found[index, item.attempt] = executor
-        if place % SLICE == 0:
+        if count % SLICE == 0:
             await asyncio.sleep(0)
     return found
 
 
-def _revived(
-    submission: Submission, known: list[scheduler.Event], fresh: list[tuple[int, int]]
+def _reopened_events(
+    submission: Submission, events: list[scheduler.Event], unstarted: list[tuple[int, int]]
 ) -> list[scheduler.Event]:
     """Return events for the items that a retry request reopened after a stop of the whole batch.
 
-    *known* has the events found so far, *fresh* the ranges (first, stop) of other indices.
+    *events* has the events found so far, *unstarted* the ranges (first, stop) of other indices.
     """
     requests = submission.requests
     attempts = {
-        one.index: one.attempt
-        for one in known
-        if isinstance(one, scheduler.Again | scheduler.Found)
-        and not requests.standing(one.index).stopped
+        event.index: event.attempt
+        for event in events
+        if isinstance(event, scheduler.AttemptReady | scheduler.AttemptFound)
+        and not requests.standing(event.index).stopped
     }
-    for first, stop in fresh:
+    for first, stop in unstarted:
         for index in range(first, stop):
             item = submission.item(index)
             if item is not None and item.state is wire.ItemState.OPEN:

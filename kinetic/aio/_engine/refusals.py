@@ -31,14 +31,14 @@ class Pause(Outage):
         return f"{self.what} goes on"
 
 
-async def until_lifted(
+async def retry_while_refused(
     call: Callable[[], Awaitable[T]],
     pause: Pause,
     *,
-    waits: Callable[[], bool],
+    may_wait: Callable[[], bool],
     progress: Callable[[], int] | None = None,
 ) -> T:
-    """Await ``call()``; retry while the platform refuses it temporarily and ``waits()`` is true.
+    """Await ``call()``; retry while the platform refuses it temporarily and ``may_wait()`` is true.
 
     The time limit starts again whenever ``progress()`` has grown.
 
@@ -47,7 +47,7 @@ async def until_lifted(
     """
     policy = RetryPolicy(first_s=0.5, longest_s=10.0, total_s=pause.patience_s, quiet_s=0.0)
 
-    def passes(failure: Exception) -> bool:
-        return isinstance(failure, KineticError) and failure.passing and waits()
+    def is_retryable(failure: Exception) -> bool:
+        return isinstance(failure, KineticError) and failure.passing and may_wait()
 
-    return await retry(call, policy, pause, is_passing=passes, progress=progress)
+    return await retry(call, policy, pause, is_passing=is_retryable, progress=progress)

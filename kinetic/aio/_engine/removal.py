@@ -69,7 +69,7 @@ async def remove(
             await _delete_jobs(session, identity, names, timeout)
     await _delete_objects(session, identity)
     if not ended:  # a late process may have written objects meanwhile
-        await store.delete([one.name for one in await store.list(identity.scope)])
+        await store.delete([info.name for info in await store.list(identity.scope)])
     if identity.leased:
         await session.platform.cluster.drop_secret([identity.id])
         await store.delete([wire.group_key(identity.id)])
@@ -143,13 +143,17 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
     A process that takes the lease meanwhile finds the stop, or no manifest.
     """
     store, scope = session.platform.store, identity.scope
-    listed = [one.name for one in await store.list(scope)]
+    listed = [info.name for info in await store.list(scope)]
     inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
-    last = [name for name in listed if name.startswith((f"{scope}control/", f"{scope}collected"))]
+    control_names = [
+        name for name in listed if name.startswith((f"{scope}control/", f"{scope}collected"))
+    ]
     await store.delete(inputs)
-    await store.delete([one for one in listed if one not in {*inputs, *last, identity.entry}])
+    await store.delete(
+        [name for name in listed if name not in {*inputs, *control_names, identity.entry}]
+    )
     await store.delete([identity.entry])
-    await store.delete(last)
+    await store.delete(control_names)
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
@@ -172,9 +176,9 @@ async def _until_released(session: Session, identity: Identity) -> None:
     except TimeoutError:
         found = await _lease.read(store, scope)
         owner = found[0].owner if found else identity.submitter
-        who = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
+        holder = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
         raise Unavailable(
-            f"{identity.id} was stopped, but {who} has held it for more than {GONE_S:g} s: "
+            f"{identity.id} was stopped, but {holder} has held it for more than {GONE_S:g} s: "
             "its objects were not deleted; clean up again when that process has ended",
             retryable=True,
         ) from None

@@ -40,12 +40,12 @@ async def write(
 
     Cancelled: the file has its old content, or the whole new page.
     """
-    place = file.place_for(path)
+    target = file.place_for(path)
     report = replace(await read(batch), direction=direction, metric=metric)
     _check_metric(report)
     content = await in_thread(render, report)
-    await in_thread(file.write, place, content)
-    return place
+    await in_thread(file.write, target, content)
+    return target
 
 
 def _check_metric(report: BatchReport) -> None:
@@ -73,53 +73,57 @@ async def read(batch: Batch) -> BatchReport:
         WireError: The inputs aren't what the submitter signed.
     """
     if not await batch.exists():
-        raise batch.submission.identity.gone
+        raise batch.submission.identity.gone_error
     items = await history.read(batch)
     manifest = batch.manifest
     quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
-    full = await _read_in_full(batch, [items[index] for index in quoted])
+    examples = await _read_in_full(batch, [items[index] for index in quoted])
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
     return BatchReport(
         group_id=batch.group_id,
         name=manifest["name"] or "",
         function=record.get("func_name", ""),
         tags=manifest["tags"],
-        where=_where(record),
+        where=_location(record),
         accelerator=record.get("accelerator", ""),
         max_concurrent=terms.get("max_concurrent"),
         created=float(manifest.get("created", 0.0)),
         read_at=time.time(),
         total=batch.total,
         items=tuple(items),
-        examples=full,
+        examples=examples,
     )
 
 
-def _where(record: Mapping[str, str]) -> str:
-    place = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
-    return " / ".join([record.get("backend", ""), *(one for one in place if one)])
+def _location(record: Mapping[str, str]) -> str:
+    parts = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
+    return " / ".join([record.get("backend", ""), *(part for part in parts if part)])
 
 
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
     """Return the texts of failures by item; leave out the outcomes that were removed."""
     found: dict[int, Example] = {}
 
-    async def one(item: Item) -> None:
+    async def read_example(item: Item) -> None:
         if (failure := item.failure) is None:
             return
         try:
             outcome, body = await batch.submission.read_outcome(item.index, failure.number)
-            text: dict[str, Any] = frames.unpack(body).fields.get("error", {}) if body else {}
-            words = {name: str(text.get(name, "")) for name in ("message", "traceback", "log")}
-            kind = str(text.get("qualname", ""))
+            error_fields: dict[str, Any] = (
+                frames.unpack(body).fields.get("error", {}) if body else {}
+            )
+            texts = {
+                name: str(error_fields.get(name, "")) for name in ("message", "traceback", "log")
+            }
+            kind = str(error_fields.get("qualname", ""))
         except NotFound:
             return
         except (WireError, *frames.MALFORMED) as exc:
             found[item.index] = Example(message=f"its outcome cannot be read: {exc}")
             return
         if outcome.phase == "execute" and kind:
-            words["message"] = f"{kind}: {words['message']}"
-        found[item.index] = Example(**words)
+            texts["message"] = f"{kind}: {texts['message']}"
+        found[item.index] = Example(**texts)
 
-    await bounded(one, items, at_once=AT_ONCE)
+    await bounded(read_example, items, at_once=AT_ONCE)
     return found

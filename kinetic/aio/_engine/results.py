@@ -84,13 +84,13 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
         WireError: A large value is not what the job signed.
         BackendError: The store does not answer.
     """
-    with replacing(path) as beside:
+    with replacing(path) as partial:
         if outcome.value is None:
-            await anyio.to_thread.run_sync(beside.write_bytes, body)
+            await anyio.to_thread.run_sync(partial.write_bytes, body)
         else:
-            await store.fetch(outcome.value[0], beside)
-            await anyio.to_thread.run_sync(_verify, beside, *outcome.value)
-        return beside.stat().st_size
+            await store.fetch(outcome.value[0], partial)
+            await anyio.to_thread.run_sync(_verify, partial, *outcome.value)
+        return partial.stat().st_size
 
 
 def _verify(path: Path, name: str, digest: str) -> None:
@@ -114,7 +114,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "")
     be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
     thread: it may import a module.
     """
-    error = _rebuilt(outcome, body, job_id)
+    error = _rebuild(outcome, body, job_id)
     if cause and cause not in str(error):
         _add_note(error, cause)
     return error
@@ -125,37 +125,37 @@ def _add_note(error: BaseException, note: str) -> None:
     vars(error)["__notes__"] = [*vars(error).get("__notes__", ()), note]
 
 
-def _rebuilt(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
+def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     if outcome.kind is wire.Kind.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
     content = frames.unpack(body)
-    text = content.fields.get("error", {})
-    message, trace = text.get("message", ""), text.get("traceback", "")
+    error_fields = content.fields.get("error", {})
+    message, traceback_text = error_fields.get("message", ""), error_fields.get("traceback", "")
     if outcome.kind is wire.Kind.LOST:
-        return _lost(outcome, message, job_id)
+        return _lost_error(outcome, message, job_id)
     if content.frames:
         try:
-            error = pickles.load(content.frames[0], unpickler=_Finder)
+            error = pickles.load(content.frames[0], unpickler=_ExceptionUnpickler)
         except Exception as exc:
-            text = {**text, "withheld": f"{type(exc).__name__}: {exc}"}
+            error_fields = {**error_fields, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
             if isinstance(error, Exception):
-                _add_note(error, f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}")
+                _add_note(error, f"{REMOTE_TRACEBACK}{job_id}:\n{traceback_text.rstrip()}")
                 return error
-    return _failed(outcome, text, job_id)
+    return _failed_error(outcome, error_fields, job_id)
 
 
 def reason_text(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
     """Return the reason of a failure as text, without unpickling anything."""
     if outcome.kind is wire.Kind.CANCELLED:
         return "cancelled"
-    text = frames.unpack(body).fields.get("error", {})
+    error_fields = frames.unpack(body).fields.get("error", {})
     if outcome.kind is wire.Kind.LOST:
-        return str(_lost(outcome, text.get("message", ""), job_id))
-    return _failure_text(outcome, text)
+        return str(_lost_error(outcome, error_fields.get("message", ""), job_id))
+    return _failure_text(outcome, error_fields)
 
 
-class _Finder(pickles.Unpickler):
+class _ExceptionUnpickler(pickles.Unpickler):
     """Unpickles exceptions as the classes of this process, so that ``except`` matches them.
 
     A class of a script or a project travels by value. A class that this process sent is the same
@@ -165,7 +165,7 @@ class _Finder(pickles.Unpickler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._here: list[type] = []
+        self._known_classes: list[type] = []
 
     def find_class(self, module: str, name: str, /) -> Any:
         found = super().find_class(module, name)
@@ -176,26 +176,26 @@ class _Finder(pickles.Unpickler):
                 return functools.partial(self._fill_class, found)
         return found
 
-    def _make_class(self, make: Any, *facts: Any) -> Any:
-        _, name, bases, named, tracker, *_ = facts
-        known = _SENT.get(tracker)
+    def _make_class(self, make: Any, *args: Any) -> Any:
+        _, name, bases, namespace, tracker, *_ = args
+        known = _SENT_CLASSES.get(tracker)
         if known is None and any(issubclass(base, BaseException) for base in bases):
-            module = sys.modules.get(named.get("__module__"))
+            module = sys.modules.get(namespace.get("__module__"))
             known = getattr(module, name, None)
         if not isinstance(known, type):
-            return make(*facts)
-        self._here.append(known)
+            return make(*args)
+        self._known_classes.append(known)
         return known
 
-    def _fill_class(self, fill: Any, made: type, state: Any) -> Any:
-        return made if any(made is one for one in self._here) else fill(made, state)
+    def _fill_class(self, fill: Any, cls: type, state: Any) -> Any:
+        return cls if any(cls is known for known in self._known_classes) else fill(cls, state)
 
 
 # The classes that cloudpickle has sent by value, as long as something else refers to them.
-_SENT: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
+_SENT_CLASSES: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
 
 
-def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
+def _lost_error(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
     return JobLost(
         f"{job_id} ended without an outcome ({outcome.reason}): {message}",
         job_id=job_id,
@@ -204,27 +204,32 @@ def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
     )
 
 
-def _failure_text(outcome: wire.Outcome, text: dict[str, str]) -> str:
-    remote, message = text.get("qualname", ""), text.get("message", "")
-    description = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
+def _failure_text(outcome: wire.Outcome, error_fields: dict[str, str]) -> str:
+    remote_type, message = error_fields.get("qualname", ""), error_fields.get("message", "")
+    description = (
+        f"{remote_type}: {message}" if outcome.phase == "execute" and remote_type else message
+    )
     return (
-        f"{description}\nThe result was: {shown}"
-        if (shown := text.get("result_repr"))
+        f"{description}\nThe result was: {result_text}"
+        if (result_text := error_fields.get("result_repr"))
         else description
     )
 
 
-def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
-    remote, description = text.get("qualname", ""), _failure_text(outcome, text)
-    if why := text.get("withheld"):
-        description += f"\nIt's shown as text because it can't be rebuilt here: {why}"
+def _failed_error(outcome: wire.Outcome, error_fields: dict[str, str], job_id: str) -> JobError:
+    remote_type, description = (
+        error_fields.get("qualname", ""),
+        _failure_text(outcome, error_fields),
+    )
+    if reason := error_fields.get("withheld"):
+        description += f"\nIt's shown as text because it can't be rebuilt here: {reason}"
     error = JobFailed(
         f"{job_id} failed ({outcome.reason}): {description}",
         job_id=job_id,
         phase=outcome.phase,
         reason=outcome.reason,
-        remote_type=remote,
-        remote_traceback=text.get("traceback", ""),
+        remote_type=remote_type,
+        remote_traceback=error_fields.get("traceback", ""),
     )
     if error.remote_traceback:
         error.add_note(f"{REMOTE_TRACEBACK}{job_id}:\n{error.remote_traceback.rstrip()}")

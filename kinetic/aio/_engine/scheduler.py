@@ -28,7 +28,7 @@ LONGEST_DELAY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ItemsKnown:
     """There are *count* items so far; this event doesn't let them start."""
 
     count: int
@@ -43,7 +43,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class InputsEnded:
     """There will be no more items than *total*; *sealed* says that the store has this number."""
 
     total: int
@@ -51,7 +51,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ItemRead:
     """An item was read from the store; *item* is its state there."""
 
     index: int
@@ -59,7 +59,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttemptFound:
     """This attempt has a job, or a process has claimed it, and it has no outcome yet."""
 
     index: int
@@ -67,7 +67,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class AttemptReady:
     """Attempt *attempt* of an item may start.
 
     An earlier attempt has ended, and this attempt has no object in the store and no job.
@@ -81,12 +81,12 @@ class Again:
 class Reopened:
     """A retry request has reopened an item: its attempt *attempt* may start.
 
-    *stands* sums up the requests to stop or retry the item.
+    *standing* sums up the requests to stop or retry the item.
     """
 
     index: int
     attempt: int
-    stands: wire.Standing
+    standing: wire.Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class BackoffOver:
     """The delay before attempt *attempt* is over."""
 
     index: int
@@ -105,7 +105,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class StartLimit:
     """At most *items* items of the batch may have started; None allows any number."""
 
     items: int | None
@@ -117,25 +117,25 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class SecondsSpent:
     """All ended attempts together took *seconds* seconds."""
 
     seconds: float
 
 
 Event = (
-    Known
+    ItemsKnown
     | Stored
-    | Ended
-    | Seen
-    | Found
-    | Again
+    | InputsEnded
+    | ItemRead
+    | AttemptFound
+    | AttemptReady
     | Reopened
     | Refused
-    | Due
-    | Bound
+    | BackoffOver
+    | StartLimit
     | StopRequested
-    | Spent
+    | SecondsSpent
 )
 
 
@@ -159,7 +159,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Report `Due` for this attempt after *delay* seconds."""
+    """Report `BackoffOver` for this attempt after *delay* seconds."""
 
     index: int
     attempt: int
@@ -183,22 +183,22 @@ Action = Start | Freed | Wait | Stop | Complete
 
 BEGUN, SUCCEEDED, FAILED = 1, 2, 3
 
-UNASKED = wire.Standing()
+NO_REQUESTS = wire.Standing()
 
 
 @dataclass(slots=True)
 class State:
     """The state that decisions depend on: a byte for each item, and more for items under way.
 
-    ``fresh`` has ranges of items that may start for the first time. Three fields map
+    ``fresh_ranges`` has ranges of items that may start for the first time. Three fields map
     an item to its attempt: attempts in ``busy`` count towards ``max_concurrent``,
     attempts in ``due`` start as soon as this limit allows, and attempts in ``delayed``
     wait for the end of their backoff. ``reopened`` maps an item to the effect of its
     last retry request. ``revived`` has the items that were reopened since the batch
-    was last stopped, ``early`` the items that were reopened before this process had
+    was last stopped, ``early_reopened`` the items that were reopened before this process had
     read their inputs.
 
-    ``begun`` counts the items that were started, or ended without a start. ``ended``
+    ``started`` counts the items that were started, or ended without a start. ``ended``
     counts the items that are final now. When ``spent``, the seconds of all attempts,
     reaches ``budget``, nothing more starts.
     """
@@ -208,15 +208,15 @@ class State:
     spent: float = 0.0
     random: random.Random = field(default_factory=random.Random)
     marks: bytearray = field(default_factory=bytearray)
-    fresh: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+    fresh_ranges: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
     due: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
     busy: dict[int, int] = field(default_factory=dict[int, int])
     delayed: dict[int, int] = field(default_factory=dict[int, int])
     reopened: dict[int, wire.Standing] = field(default_factory=dict[int, wire.Standing])
     revived: set[int] = field(default_factory=set[int])
-    early: dict[int, Reopened] = field(default_factory=dict[int, Reopened])
+    early_reopened: dict[int, Reopened] = field(default_factory=dict[int, Reopened])
     unstarted: int = 0
-    begun: int = 0
+    started: int = 0
     ended: int = 0
     total: int | None = None
     sealed: bool = False
@@ -247,24 +247,24 @@ class State:
     def would_start(self) -> bool:
         """Whether anything waits to start, now or later."""
         more = not self.stopping and self.total is None
-        return more or bool(self.unstarted or self.due or self.delayed or self.early)
+        return more or bool(self.unstarted or self.due or self.delayed or self.early_reopened)
 
     def is_final(self, index: int) -> bool:
         """Return whether the events so far say that the item has ended."""
         return index < len(self.marks) and self.marks[index] >= SUCCEEDED
 
-    def left(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """Return the items that have not ended."""
         return [index for index, mark in enumerate(self.marks) if mark < SUCCEEDED]
 
-    def halted(self, index: int) -> bool:
+    def is_halted(self, index: int) -> bool:
         """Return whether a stop of the whole batch keeps the item from starting."""
         return self.stopping and index not in self.revived
 
     def mark(self, index: int, mark: int) -> None:
         """Record that an item has started or ended."""
         before = self.marks[index]
-        self.begun += before == 0
+        self.started += before == 0
         self.ended += (mark >= SUCCEEDED) - (before >= SUCCEEDED)
         self.marks[index] = mark
 
@@ -286,47 +286,47 @@ def decide(state: State, *events: Event) -> list[Action]:
 
 def _apply(state: State, event: Event) -> Sequence[Action]:
     match event:
-        case Seen(index, item):
-            return _seen(state, index, item)
-        case Due(index, attempt):
-            if state.delayed.get(index) == attempt and not state.halted(index):
+        case ItemRead(index, item):
+            return _apply_item(state, index, item)
+        case BackoffOver(index, attempt):
+            if state.delayed.get(index) == attempt and not state.is_halted(index):
                 del state.delayed[index]
                 state.due[index] = attempt
-        case Known(count):
-            _know(state, count)
+        case ItemsKnown(count):
+            _add_items(state, count)
         case Stored(first, count):
-            _know(state, first + count)
+            _add_items(state, first + count)
             if count > 0 and not state.stopping:
-                state.fresh.append((first, first + count))
+                state.fresh_ranges.append((first, first + count))
                 state.unstarted += count
-            return _reopened_early(state)
-        case Ended(total, sealed):
-            _ended(state, total, sealed)
+            return _reopen_early(state)
+        case InputsEnded(total, sealed):
+            _note_total(state, total, sealed)
             # The total may include items whose inputs were never stored because a stop came first.
             # A retry request can reopen these items.
-            return _reopened_early(state)
-        case Found(index, attempt):
-            _found(state, index, attempt)
-        case Again(index, attempt):
-            idle = index not in state.busy and index not in state.delayed
-            if _is_open(state, index) and idle and not state.halted(index):
+            return _reopen_early(state)
+        case AttemptFound(index, attempt):
+            _note_running(state, index, attempt)
+        case AttemptReady(index, attempt):
+            is_idle = index not in state.busy and index not in state.delayed
+            if _is_open(state, index) and is_idle and not state.is_halted(index):
                 state.mark(index, BEGUN)
                 state.due.setdefault(index, attempt)
         case Reopened():
-            return _reopened(state, event)
+            return _reopen(state, event)
         case Refused(index):
             if _is_open(state, index):
                 return _close(state, index, FAILED)
-        case Bound(items):
+        case StartLimit(items):
             state.bound = items
         case StopRequested():
             _drop_waiting(state)
-        case Spent(seconds):
+        case SecondsSpent(seconds):
             state.spent = max(state.spent, seconds)
     return ()
 
 
-def _know(state: State, count: int) -> None:
+def _add_items(state: State, count: int) -> None:
     limit = count if state.total is None else min(count, state.total)
     state.marks.extend(bytes(max(0, limit - len(state.marks))))
 
@@ -335,18 +335,18 @@ def _is_open(state: State, index: int) -> bool:
     return 0 <= index < len(state.marks) and state.marks[index] < SUCCEEDED
 
 
-def _ended(state: State, total: int, sealed: bool) -> None:
+def _note_total(state: State, total: int, sealed: bool) -> None:
     if state.total is None and total >= len(state.marks):
-        _know(state, total)
+        _add_items(state, total)
         state.total, state.sealed = total, sealed
 
 
-def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
+def _apply_item(state: State, index: int, item: wire.Item) -> Sequence[Action]:
     if not _is_open(state, index):
         return ()
     if item.state.final:
         succeeded = item.state is wire.ItemState.SUCCEEDED
-        if not succeeded and item.attempt <= state.reopened.get(index, UNASKED).base:
+        if not succeeded and item.attempt <= state.reopened.get(index, NO_REQUESTS).base:
             return ()  # the item ended before it was reopened
         return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
     running = state.busy.get(index)
@@ -354,14 +354,14 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
         return ()
     # The item is open at a later attempt, so the running attempt has its outcome: free its slot.
     del state.busy[index]
-    if state.halted(index):
+    if state.is_halted(index):
         return (Freed(index),)
     state.delayed[index] = item.attempt
-    return (Freed(index), Wait(index, item.attempt, _delay(state, item)))
+    return (Freed(index), Wait(index, item.attempt, _backoff_s(state, item)))
 
 
 def _close(
-    state: State, index: int, mark: int, how: wire.ItemState = wire.ItemState.FAILED
+    state: State, index: int, mark: int, item_state: wire.ItemState = wire.ItemState.FAILED
 ) -> Sequence[Action]:
     state.mark(index, mark)
     state.delayed.pop(index, None)
@@ -369,31 +369,31 @@ def _close(
     actions: list[Action] = []
     if state.busy.pop(index, None) is not None:
         actions.append(Freed(index))
-    if how is wire.ItemState.FAILED and state.settings.fail_fast and not state.stopping:
+    if item_state is wire.ItemState.FAILED and state.settings.fail_fast and not state.stopping:
         _drop_waiting(state)
         keep_running = not state.settings.cancel_running_on_fail
         actions.append(Stop("fail_fast", keep_running=keep_running))
     return actions
 
 
-def _found(state: State, index: int, attempt: int) -> None:
-    ahead = max(state.delayed.get(index, 0), state.due.get(index, 0))
-    if _is_open(state, index) and state.busy.get(index, 0) < attempt and ahead <= attempt:
+def _note_running(state: State, index: int, attempt: int) -> None:
+    planned = max(state.delayed.get(index, 0), state.due.get(index, 0))
+    if _is_open(state, index) and state.busy.get(index, 0) < attempt and planned <= attempt:
         state.delayed.pop(index, None)
         state.due.pop(index, None)
         state.busy[index] = attempt
         state.mark(index, BEGUN)
 
 
-def _reopened(state: State, event: Reopened) -> Sequence[Action]:
+def _reopen(state: State, event: Reopened) -> Sequence[Action]:
     index, attempt = event.index, event.attempt
     if index >= len(state.marks):  # this process hasn't read the item's input yet
-        state.early[index] = event
+        state.early_reopened[index] = event
         return ()
-    known = index >= 0 and state.marks[index] != SUCCEEDED
-    if not known or event.stands.retried <= state.reopened.get(index, UNASKED).retried:
+    can_reopen = index >= 0 and state.marks[index] != SUCCEEDED
+    if not can_reopen or event.standing.retried <= state.reopened.get(index, NO_REQUESTS).retried:
         return ()
-    state.reopened[index] = event.stands
+    state.reopened[index] = event.standing
     state.revived.add(index)
     state.mark(index, BEGUN)
     state.complete = False
@@ -404,19 +404,19 @@ def _reopened(state: State, event: Reopened) -> Sequence[Action]:
     return () if state.busy.pop(index, None) is None else (Freed(index),)
 
 
-def _reopened_early(state: State) -> Sequence[Action]:
-    ready = [index for index in state.early if index < len(state.marks)]
-    return [done for index in ready for done in _reopened(state, state.early.pop(index))]
+def _reopen_early(state: State) -> Sequence[Action]:
+    ready = [index for index in state.early_reopened if index < len(state.marks)]
+    return [action for index in ready for action in _reopen(state, state.early_reopened.pop(index))]
 
 
 def _drop_waiting(state: State) -> None:
     state.stopping = True
     state.revived.clear()
-    state.fresh.clear()
+    state.fresh_ranges.clear()
     state.unstarted = 0
     state.due.clear()
     state.delayed.clear()
-    state.early.clear()
+    state.early_reopened.clear()
 
 
 def _start(state: State, actions: list[Action]) -> None:
@@ -424,12 +424,12 @@ def _start(state: State, actions: list[Action]) -> None:
     while limit is None or len(state.busy) < limit:
         if state.due:  # items that have begun come first
             index, attempt = state.due.popitem(last=False)
-        elif state.fresh and (state.bound is None or state.begun < state.bound):
-            index, stop = state.fresh.popleft()
+        elif state.fresh_ranges and (state.bound is None or state.started < state.bound):
+            index, stop = state.fresh_ranges.popleft()
             state.unstarted -= 1
             attempt = 1
             if index + 1 < stop:
-                state.fresh.appendleft((index + 1, stop))
+                state.fresh_ranges.appendleft((index + 1, stop))
             if state.marks[index]:
                 continue  # the item runs already, or has ended
         else:
@@ -439,9 +439,9 @@ def _start(state: State, actions: list[Action]) -> None:
         actions.append(Start(index, attempt))
 
 
-def _delay(state: State, item: wire.Item) -> float:
+def _backoff_s(state: State, item: wire.Item) -> float:
     """Return the backoff: longer after each user error, short after an infrastructure failure."""
     if item.after in INFRASTRUCTURE:
         return FIRST_DELAY_S * state.random.uniform(0.0, 1.0)
-    longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(item.failures - 1, 60))
-    return longest * state.random.uniform(0.5, 1.0)
+    max_delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(item.failures - 1, 60))
+    return max_delay * state.random.uniform(0.5, 1.0)

@@ -45,23 +45,23 @@ DOUBT_S = 0.2, 10.0
 SPREAD = 0.2
 """Random part of these pauses, so that submissions that began together aren't read together."""
 
-TURN = 64
+ENDS_PER_TURN = 64
 """Maximum number of ended attempts handled in one turn of the loop, if no read has to wait."""
 
-LISTED = 8
+LIST_ABOVE = 8
 """Above this count, list stopped jobs in one request; one by one they take four requests each."""
 
-OWN = ""
+OWN_JOBS = ""
 """Name of the watch over the jobs that this client starts."""
 
 PAUSES_S = 0.2, 10.0
 """First and longest pause before an interrupted watch begins again, in seconds."""
 
 
-class Submitting(Protocol):
+class Submitter(Protocol):
     """A batch that may have to stop submitting before the session ends; see `Session.batches`."""
 
-    async def leave(self, why: str) -> None:
+    async def leave(self, reason: str) -> None:
         """Stop submitting at once."""
         ...
 
@@ -81,25 +81,27 @@ class Session:
         self.platform = platform
         self.client_id = client_id
         self.limit = limit
-        self.batches: weakref.WeakValueDictionary[str, Submitting] = weakref.WeakValueDictionary()
+        self.batches: weakref.WeakValueDictionary[str, Submitter] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._rereading: dict[str, asyncio.Task[None]] = {}
-        self._ended: deque[tuple[Submission, Evidence]] = deque()
+        self._reread_tasks: dict[str, asyncio.Task[None]] = {}
+        self._queue: deque[tuple[Submission, Evidence]] = deque()
         self._settlers = 0
-        self._settler_comes = False
+        self._settler_scheduled = False
         self._root_key: asyncio.Task[bytes] | None = None
         self._closed = False
         self.loop = asyncio.get_running_loop()
 
     async def key(self, scope: str) -> bytes:
         """Return the key that signs the objects under *scope*."""
-        asked = self._root_key
-        if asked is None or (asked.done() and (asked.cancelled() or asked.exception())):
-            asked = self._root_key = self.spawn(self.platform.cluster.root_key(), name="root key")
-        return signing.submission_key(await shared(asked, "the client"), scope)
+        key_task = self._root_key
+        if key_task is None or (key_task.done() and (key_task.cancelled() or key_task.exception())):
+            key_task = self._root_key = self.spawn(
+                self.platform.cluster.root_key(), name="root key"
+            )
+        return signing.submission_key(await shared(key_task, "the client"), scope)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a task that is cancelled when the session closes.
@@ -140,16 +142,16 @@ class Session:
 
     # --- following ---
 
-    def follow(self, submission: Submission, *, ours: bool) -> Submission:
+    def follow(self, submission: Submission, *, is_own: bool) -> Submission:
         """Keep *submission* current from now on.
 
-        *ours* says that this client launches its jobs. If the session already follows an object
+        *is_own* says that this client launches its jobs. If the session already follows an object
         with the same ID, return that object, otherwise *submission*.
         """
         known = self._submissions.setdefault(submission.identity.id, submission)
-        if ours:
-            known.ours = True
-            self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
+        if is_own:
+            known.is_own = True
+            self._ensure_watch(OWN_JOBS, {LABEL_CLIENT: self.client_id})
         elif known is submission:
             self.watch(submission)
         return known
@@ -160,7 +162,7 @@ class Session:
 
     def forget(self, submission: Submission) -> None:
         """Stop following a submission whose objects were removed."""
-        submission.abandon(submission.identity.gone)
+        submission.abandon(submission.identity.gone_error)
         self._submissions.pop(submission.identity.id, None)
         self.batches.pop(submission.identity.id, None)
         if (watch := self._watches.pop(submission.identity.id, None)) is not None:
@@ -168,7 +170,7 @@ class Session:
 
     # --- waiting ---
 
-    async def closed(self, submission: Submission, index: int) -> wire.Item:
+    async def until_final(self, submission: Submission, index: int) -> wire.Item:
         """Wait until the item is final, whether or not the watch reports its end.
 
         Raises:
@@ -176,7 +178,7 @@ class Session:
             KineticError: The item's end can't be read.
         """
         with self.awaiting(submission):
-            return await submission.closed(index)
+            return await submission.until_final(index)
 
     @contextlib.contextmanager
     def awaiting(self, submission: Submission) -> Generator[None]:
@@ -184,41 +186,43 @@ class Session:
 
         The watch of the platform is faster; the readings find what the watch never reports.
         """
-        identity = submission.identity.id
+        submission_id = submission.identity.id
         submission.awaited += 1
         try:
             if submission.awaited == 1 and not self._closed:
                 work = self._keep_reading(submission)
-                self._rereading[identity] = self.spawn(work, name=f"waiting for {identity}")
+                self._reread_tasks[submission_id] = self.spawn(
+                    work, name=f"waiting for {submission_id}"
+                )
             yield
         finally:
             submission.awaited -= 1
-            if not submission.awaited and (task := self._rereading.pop(identity, None)):
+            if not submission.awaited and (task := self._reread_tasks.pop(submission_id, None)):
                 task.cancel()
 
     async def _keep_reading(self, submission: Submission) -> None:
         """Read store and platform again and again, more often while an end is in doubt."""
         clock = asyncio.get_running_loop().time
-        slow, quick = growing(*REREAD_S, jitter=SPREAD), growing(*DOUBT_S)
-        failing: float | None = None  # since when
+        slow_pauses, quick_pauses = growing(*REREAD_S, jitter=SPREAD), growing(*DOUBT_S)
+        failing_since: float | None = None
         while True:
-            if failing is not None or submission.doubtful:
-                await asyncio.sleep(next(quick))
+            if failing_since is not None or submission.doubtful:
+                await asyncio.sleep(next(quick_pauses))
             else:
-                quick = growing(*DOUBT_S)
-                if await submission.until_doubted(next(slow)):
+                quick_pauses = growing(*DOUBT_S)
+                if await submission.until_doubted(next(slow_pauses)):
                     continue
             try:
                 await ending.reread(submission)
             except Exception as exc:
-                failing = clock() if failing is None else failing
-                shown = ending.error_for_waiters(
-                    submission.identity.id, exc, clock() - failing, patient=submission.ours
+                failing_since = clock() if failing_since is None else failing_since
+                waiter_error = ending.error_for_waiters(
+                    submission.identity.id, exc, clock() - failing_since, patient=submission.is_own
                 )
-                if shown is not None:
-                    submission.fail_waiters(shown)
+                if waiter_error is not None:
+                    submission.fail_waiters(waiter_error)
             else:
-                failing = None
+                failing_since = None
 
     # --- watching ---
 
@@ -230,19 +234,19 @@ class Session:
     def _ensure_watch(self, name: str, labels: Mapping[str, str]) -> None:
         if name not in self._watches:
             for known in tuple(self._watches):
-                if known != OWN and known not in self._submissions:
+                if known != OWN_JOBS and known not in self._submissions:
                     self._watches.pop(known).cancel()  # nothing follows the submission any more
-            watching = self._watch(dict(labels))
-            self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
+            work = self._watch(dict(labels))
+            self._watches[name] = self.spawn(work, name=f"watch {name or 'own jobs'}")
 
     async def _watch(self, labels: Mapping[str, str]) -> None:
         pauses = growing(*PAUSES_S)
         while True:
             try:
-                async with aclosing(self.platform.cluster.watch(labels)) as news:
-                    async for seen in news:
+                async with aclosing(self.platform.cluster.watch(labels)) as observations:
+                    async for observation in observations:
                         pauses = growing(*PAUSES_S)
-                        self._route(seen)
+                        self._route(observation)
             except NotFound as exc:  # the kind of job isn't installed; a launch says so
                 logging.info("no jobs are watched: %s", exc)
             except KineticError as exc:
@@ -251,36 +255,36 @@ class Session:
                 logging.exception("watching jobs was interrupted; trying again")
             await asyncio.sleep(next(pauses))
 
-    def _route(self, seen: Observation) -> None:
-        submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
+    def _route(self, observation: Observation) -> None:
+        submission = self._submissions.get(observation.labels.get(LABEL_SUBMISSION, ""))
         if submission is None:
             return
-        index, number = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
+        index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
         # Any attempt of a single job may report that no other attempt follows.
-        last = seen.last and not (submission.identity.leased or submission.is_final(index))
+        last = observation.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return
-        if seen.leaving or seen.phase in (Phase.ENDED, Phase.GONE):
-            self.settle_soon(submission, Evidence(index, number, seen))
+        if observation.leaving or observation.phase in (Phase.ENDED, Phase.GONE):
+            self.settle_soon(submission, Evidence(index, number, observation))
         else:
-            submission.note(index, number, seen)
+            submission.note(index, number, observation)
 
     # --- settling ---
 
     def settle_soon(self, submission: Submission, evidence: Evidence) -> None:
         """Queue evidence of an ended attempt for `ending.settle`."""
-        self._ended.append((submission, evidence))
-        self._call_settler()
+        self._queue.append((submission, evidence))
+        self._schedule_settler()
 
-    def _call_settler(self) -> None:
+    def _schedule_settler(self) -> None:
         """Start one more task for queued evidence in the next turn of the loop, if any is left."""
-        if not self._settler_comes:
-            self._settler_comes = True
-            asyncio.get_running_loop().call_soon(self._send_settler)
+        if not self._settler_scheduled:
+            self._settler_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_settler)
 
-    def _send_settler(self) -> None:
-        self._settler_comes = False
-        if self._ended and self._settlers < ending.SETTLING and not self._closed:
+    def _start_settler(self) -> None:
+        self._settler_scheduled = False
+        if self._queue and self._settlers < ending.SETTLING_AT_ONCE and not self._closed:
             self._settlers += 1
             self.spawn(self._settle_some(), name="settler")
 
@@ -288,36 +292,36 @@ class Session:
         """Settle queued evidence until none is left; one task for each attempt would cost more."""
         count = 0
         try:
-            while self._ended:
-                submission, together = self._next_ended()
-                self._call_settler()  # another task works while this one waits for the store
-                if len(together) > LISTED:
-                    together = await _not_cancelled(submission, together)
-                for evidence in together:
+            while self._queue:
+                submission, group = self._take_group()
+                self._schedule_settler()  # another task works while this one waits for the store
+                if len(group) > LIST_ABOVE:
+                    group = await _without_final(submission, group)
+                for evidence in group:
                     await ending.settle(submission, evidence)
                     count += 1
-                    if count % TURN == 0:
+                    if count % ENDS_PER_TURN == 0:
                         await asyncio.sleep(0)
         finally:
             self._settlers -= 1
 
-    def _next_ended(self) -> tuple[Submission, list[Evidence]]:
+    def _take_group(self) -> tuple[Submission, list[Evidence]]:
         """Take the next entry; if its item was stopped, also take the stopped items behind it."""
-        submission, evidence = self._ended.popleft()
-        together = [evidence]
+        submission, evidence = self._queue.popleft()
+        group = [evidence]
         if _is_stopped(submission, evidence):
-            while self._ended and self._ended[0][0] is submission:
-                if not _is_stopped(*self._ended[0]):
+            while self._queue and self._queue[0][0] is submission:
+                if not _is_stopped(*self._queue[0]):
                     break
-                together.append(self._ended.popleft()[1])
-        return submission, together
+                group.append(self._queue.popleft()[1])
+        return submission, group
 
 
-async def _not_cancelled(submission: Submission, together: list[Evidence]) -> list[Evidence]:
+async def _without_final(submission: Submission, group: list[Evidence]) -> list[Evidence]:
     """Read all items in one listing; return the evidence about items that aren't final."""
     with contextlib.suppress(KineticError):  # then the caller reads each item by itself
-        await submission.look_at_each({evidence.index for evidence in together})
-    return [evidence for evidence in together if not submission.is_final(evidence.index)]
+        await submission.look_at_each({evidence.index for evidence in group})
+    return [evidence for evidence in group if not submission.is_final(evidence.index)]
 
 
 def _is_stopped(submission: Submission, evidence: Evidence) -> bool:

@@ -35,7 +35,7 @@ LABEL_ROUND = "kinetic.dev/round"
 class Evidence:
     """A report that attempt *number* of an item has ended.
 
-    ``seen`` is the platform's observation; None means that the platform has no job of that name.
+    ``observation`` is the platform's; None means that the platform has no job of that name.
     ``claimant`` is the process that was known to have claimed the attempt before the platform was
     asked. ``final`` says why no later attempt of the item comes; it's empty while one may come.
     ``refusal`` is the error with which the attempt could not be launched. ``since`` is the
@@ -44,7 +44,7 @@ class Evidence:
 
     index: int
     number: int
-    seen: Observation | None
+    observation: Observation | None
     claimant: str | None = None
     final: str = ""
     refusal: Exception | None = None
@@ -52,10 +52,10 @@ class Evidence:
 
     def is_about(self, executor: str | None) -> bool:
         """Return whether this evidence proves the end of the process *executor*."""
-        seen = self.seen
-        if seen is None or executor is None or seen.phase is Phase.RUNNING:
+        observation = self.observation
+        if observation is None or executor is None or observation.phase is Phase.RUNNING:
             return False
-        return seen.executor == executor
+        return observation.executor == executor
 
 
 @dataclass(slots=True)
@@ -81,13 +81,13 @@ class Submission(ItemStates):
         holder does, or any process once the lease is free. For a stopped item, any process does."""
         self.fence = 1
         """The number of the lease that this process has or had; it grows with each holder."""
-        self.ours = False
+        self.is_own = False
         """Whether this client launched the submission, after it had begun to watch it."""
-        self.relaunched = False
+        self.submitter_relaunches = False
         """Whether the submitter replaces disrupted attempts of this job, not the platform."""
-        self.relaunches = False
+        self.relaunches_here = False
         """Whether this process is the submitter, and replaces disrupted attempts of this job."""
-        self.launched = 0
+        self.last_relaunched = 0
         """The last attempt that this process relaunched; if the platform lacks it, it's gone."""
         self.missed_since: dict[int, float] = {}
         """By number, when an attempt that no process has launched yet was first looked for."""
@@ -107,7 +107,7 @@ class Submission(ItemStates):
         """By item, an attempt whose end can't be read or written yet, or that may never start."""
         self._doubted = asyncio.Event()
         self._cleaned_round: int | None = None
-        self._seen: dict[int, Observation] = {}
+        self._observations: dict[int, Observation] = {}
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
@@ -131,7 +131,7 @@ class Submission(ItemStates):
         """Whether the submission was cleaned up."""
         return isinstance(self.abandoned, NotFound)
 
-    def touched(self, known: int) -> list[int]:
+    def items_with_state(self, known: int) -> list[int]:
         """Return the items below *known* that have a state or an error, in order."""
         stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
         found = {*self._items, *self._refused, *self._errors, *stuck}
@@ -140,21 +140,25 @@ class Submission(ItemStates):
     @property
     def has_started(self) -> bool:
         """Whether the platform has ever accepted an attempt, as far as this process knows."""
-        claims = (one.executor for of in self._attempts.values() for one in of.values())
-        ends = (item.outcome for item in self._items.values())
+        claims = (
+            attempt.executor
+            for attempts in self._attempts.values()
+            for attempt in attempts.values()
+        )
+        outcomes = (item.outcome for item in self._items.values())
         return bool(
-            self._seen
+            self._observations
             or any(executor not in (None, wire.VOID) for executor in claims)
-            or any(outcome is not None and outcome.reason != SUBMISSION for outcome in ends)
+            or any(outcome is not None and outcome.reason != SUBMISSION for outcome in outcomes)
         )
 
     def observation(self, index: int) -> Observation | None:
         """Return the platform's last observation of an open item."""
-        return self._seen.get(index)
+        return self._observations.get(index)
 
     def observations(self) -> dict[int, Observation]:
         """Return the platform's last observation of each open item."""
-        return {**self._seen}
+        return {**self._observations}
 
     def is_open(self, index: int, number: int) -> bool:
         """Return whether attempt *number* is the open one of its item, as far as is known."""
@@ -205,8 +209,8 @@ class Submission(ItemStates):
             case wire.ItemState.CANCELLED | wire.ItemState.CANCELLING:
                 return JobStatus.NOT_FOUND
             case wire.ItemState.OPEN:
-                seen = self._seen.get(index)
-                running = seen is not None and seen.phase is Phase.RUNNING
+                observation = self._observations.get(index)
+                running = observation is not None and observation.phase is Phase.RUNNING
                 return JobStatus.RUNNING if running else JobStatus.PENDING
 
     @property
@@ -225,17 +229,17 @@ class Submission(ItemStates):
             NotFound: The submission was cleaned up.
         """
         if self.removed:
-            raise self.identity.gone
+            raise self.identity.gone_error
 
-    def held_up(self) -> str:
+    def waiting_message(self) -> str:
         """Return the platform's message about a waiting item; empty if there is none."""
-        waits = ""
-        for seen in self._seen.values():
-            if seen.phase is Phase.RUNNING:
+        message = ""
+        for observation in self._observations.values():
+            if observation.phase is Phase.RUNNING:
                 return ""
-            if seen.phase is Phase.PENDING:
-                waits = waits or seen.message
-        return waits
+            if observation.phase is Phase.PENDING:
+                message = message or observation.message
+        return message
 
     # --- reading ---
 
@@ -255,7 +259,7 @@ class Submission(ItemStates):
                 except WireError as exc:
                     self.set_error(index, exc)
 
-    # --- taking in ---
+    # --- updating ---
 
     def _set(self, index: int, item: wire.Item) -> None:
         abandoned = self._abandonment
@@ -267,7 +271,7 @@ class Submission(ItemStates):
             del self.doubtful[index]
         if item.state.final:
             self.clear_error(index)
-            self._seen.pop(index, None)
+            self._observations.pop(index, None)
         else:
             self._refused.pop(index, None)
 
@@ -276,13 +280,13 @@ class Submission(ItemStates):
         if index not in self._waiters:
             return
         if item is not None and item.state.final:
-            for waiter in self._woken(index):
+            for waiter in self._take_waiters(index):
                 waiter.set_result(item)
         elif (error := self.error(index)) is not None:
-            for waiter in self._woken(index):
+            for waiter in self._take_waiters(index):
                 waiter.set_exception(error)
 
-    def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
+    def _take_waiters(self, index: int) -> list[asyncio.Future[wire.Item]]:
         return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
     def set_error(self, index: int, error: Exception) -> None:
@@ -312,9 +316,9 @@ class Submission(ItemStates):
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
         """Raise *error* for waiters of *items* (None: all), which no process submits any more."""
-        concerned = None if items is None else {*items}
-        self._abandonment = _Abandonment(error, concerned)
-        for index in [*self._waiters, 0] if concerned is None else [*concerned]:
+        affected = None if items is None else {*items}
+        self._abandonment = _Abandonment(error, affected)
+        for index in [*self._waiters, 0] if affected is None else [*affected]:
             self._notify(index, None)
 
     def reclaim(self) -> None:
@@ -322,31 +326,32 @@ class Submission(ItemStates):
         if self._abandonment is not None and self._abandonment.items is not None:
             self._abandonment = None
 
-    def note(self, index: int, number: int, seen: Observation) -> None:
+    def note(self, index: int, number: int, observation: Observation) -> None:
         """Note the platform's observation that an attempt waits or runs."""
-        if self.concerns(index, number) and self._seen.get(index) != seen:
-            self._seen[index] = seen
+        if self.concerns(index, number) and self._observations.get(index) != observation:
+            self._observations[index] = observation
             self._notify(index, None)
 
     def is_over(
-        self, index: int, number: int, seen: Observation | None, before: Observation | None
+        self, index: int, number: int, observation: Observation | None, previous: Observation | None
     ) -> bool:
         """Return whether the platform's answer says that the attempt has ended; else record it.
 
         The attempt has also ended if a process has claimed it and the platform has no job of its
-        name. *before* is the observation that was known when the platform was asked. If a watch has
-        reported another one since, the answer may be older, and isn't noted.
+        name. *previous* is the observation that was known when the platform was asked. If a watch
+        has reported another one since, the answer may be older, and isn't noted.
         """
-        if seen is None:
+        if observation is None:
             return self.attempt(index, number).executor is not None
-        if seen.phase in (Phase.ENDED, Phase.GONE):
+        if observation.phase in (Phase.ENDED, Phase.GONE):
             return True
-        now = self._seen.get(index)
-        same_process = now is not None and (
-            (now.name, now.phase, now.executor) == (seen.name, seen.phase, seen.executor)
+        latest = self._observations.get(index)
+        same_process = latest is not None and (
+            (latest.name, latest.phase, latest.executor)
+            == (observation.name, observation.phase, observation.executor)
         )
-        if now is before or same_process:  # else they differ in more than the message
-            self.note(index, number, seen)
+        if latest is previous or same_process:  # else they differ in more than the message
+            self.note(index, number, observation)
         return False
 
     def doubt(self, evidence: Evidence) -> None:
@@ -358,9 +363,9 @@ class Submission(ItemStates):
 
     def doubt_unseen(self, index: int) -> None:
         """Note that a single job's open attempt may never start, until the platform shows it."""
-        item, seen = self._items[index], self._seen.get(index)
+        item, observation = self._items[index], self._observations.get(index)
         name = self.identity.attempt_name(index, item.attempt)
-        if not item.state.final and (seen is None or seen.name != name):
+        if not item.state.final and (observation is None or observation.name != name):
             self.doubt(Evidence(index, item.attempt, None))
 
     # --- waiting ---
@@ -374,7 +379,7 @@ class Submission(ItemStates):
                     await self._doubted.wait()
         return bool(self.doubtful)
 
-    async def closed(self, index: int) -> wire.Item:
+    async def until_final(self, index: int) -> wire.Item:
         """Wait until the item is final.
 
         Raises:
