@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import Where, json_option, run_async, with_where
+from kinetic.cli.client import TargetOptions, json_option, run_async, with_target_options
 
 if TYPE_CHECKING:
     from kinetic.prices import Price, Row
@@ -18,8 +18,8 @@ COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour"
 @click.command(short_help="List what accelerator= takes, with list prices.")
 @click.option("--live", is_flag=True, help="Count the cluster's nodes that offer each.")
 @json_option
-@with_where
-def accelerators(where: Where, live: bool, as_json: bool) -> None:
+@with_target_options
+def accelerators(options: TargetOptions, live: bool, as_json: bool) -> None:
     """List what accelerator= takes, with list prices per hour in US dollars: estimates.
 
     Prices are those of the configured zone; a dash means that none is known. JSON has the source
@@ -28,38 +28,40 @@ def accelerators(where: Where, live: bool, as_json: bool) -> None:
     from kinetic import configuration
     from kinetic.prices import rows
 
-    where.set_context()
-    given = where.given()
+    options.set_context()
+    given = options.given()
     target = configuration.resolve(
         backend=given.get("backend") if live else "local",
         project=given.get("project"),
         zone=given.get("zone"),
         cluster=given.get("cluster"),
     )
-    listed = rows(target.zone)
-    if not any(one.on_demand for one in listed):
+    price_rows = rows(target.zone)
+    if not any(row.on_demand for row in price_rows):
         output.note(f"no list prices are known for zone {target.zone}; check --zone")
-    found = [_row_of(one) for one in listed]
+    table_rows = [_table_row(row) for row in price_rows]
     if not live:
-        output.table("accelerators", COLUMNS, found, as_json=as_json)
+        output.table("accelerators", COLUMNS, table_rows, as_json=as_json)
         return
     if target.backend == "local":
         raise click.UsageError(f"--live needs a cluster, and the backend is local ({target.why})")
     from kinetic.aio.kubernetes.inventory import nodes_for
 
-    counts = run_async(nodes_for([one.accelerator for one in listed], target))
-    found = [{**one, "nodes": count} for one, count in zip(found, counts, strict=True)]
-    output.table("accelerators", (*COLUMNS, "nodes"), found, as_json=as_json)
+    counts = run_async(nodes_for([row.accelerator for row in price_rows], target))
+    table_rows = [
+        {**table_row, "nodes": count} for table_row, count in zip(table_rows, counts, strict=True)
+    ]
+    output.table("accelerators", (*COLUMNS, "nodes"), table_rows, as_json=as_json)
 
 
-def _row_of(row: Row) -> dict[str, Any]:
-    one = row.accelerator
+def _table_row(row: Row) -> dict[str, Any]:
+    accelerator = row.accelerator
     return {
-        "accelerator": str(one),
-        "kind": one.kind,
-        "chips": one.chips_per_host * one.hosts,
-        "hosts": one.hosts,
-        "machine": one.machine,
+        "accelerator": str(accelerator),
+        "kind": accelerator.kind,
+        "chips": accelerator.chips_per_host * accelerator.hosts,
+        "hosts": accelerator.hosts,
+        "machine": accelerator.machine,
         "memory_gb": row.memory_gb,
         "usd_hour": _dollars(row.on_demand),
         "spot_hour": _dollars(row.spot),

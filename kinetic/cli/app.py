@@ -34,7 +34,7 @@ EXIT_CODES = (
 )
 """Exit codes by class of `kinetic.errors`; the first match counts, any other error is `FAILED`."""
 
-HELPS = {
+SUGGESTIONS = {
     NOT_FOUND: "kinetic jobs list, kinetic batches list",
     NO_ACCESS: "kinetic doctor",
 }
@@ -68,9 +68,9 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
 
 
 @cli.command(short_help="Explain an error code, such as KN204.")
@@ -98,8 +98,8 @@ def explain(code: str | None, as_json: bool) -> None:
         return
     click.echo(f"{entry.code}: {entry.title}\n")
     for name in ("message", "cause", "fix"):
-        words = f"{name.capitalize():<9}{getattr(entry, name)}"
-        click.echo(textwrap.fill(words, 88, subsequent_indent=" " * 9, break_on_hyphens=False))
+        paragraph = f"{name.capitalize():<9}{getattr(entry, name)}"
+        click.echo(textwrap.fill(paragraph, 88, subsequent_indent=" " * 9, break_on_hyphens=False))
 
 
 for command in (
@@ -145,10 +145,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED  # as click does when it notices first
     except Exception as exc:
-        return _failed(exc)
+        return _report_error(exc)
 
 
-def _failed(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     """Print why a command failed and what helps, and return its exit code.
 
     Raises:
@@ -160,7 +160,7 @@ def _failed(error: Exception) -> int:
     if not isinstance(error, (UserError, errors.KineticError, errors.BatchError, OSError)):
         raise error
     code = exit_code(error)
-    lines = [str(error), f"(try: {HELPS[code]})" if code in HELPS else "", hint(error)]
+    lines = [str(error), f"(try: {SUGGESTIONS[code]})" if code in SUGGESTIONS else "", hint(error)]
     note("\n".join(line for line in lines if line))
     return code
 
@@ -171,5 +171,5 @@ def exit_code(error: BaseException) -> int:
 
     if isinstance(error, TimeoutError):
         return TIMED_OUT
-    kinds = ((getattr(errors, name), code) for name, code in EXIT_CODES)
-    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
+    error_types = ((getattr(errors, name), code) for name, code in EXIT_CODES)
+    return next((code for error_type, code in error_types if isinstance(error, error_type)), FAILED)

@@ -12,14 +12,14 @@ from kinetic._messages import one_line
 from kinetic.cli import output
 from kinetic.cli.client import (
     FilePath,
-    Where,
+    TargetOptions,
     json_option,
     run_async,
     with_batch,
     with_client,
-    with_where,
+    with_target_options,
 )
-from kinetic.cli.jobs import SHOWN, print_log, row_of, rows_of, timeout_option, yes_option
+from kinetic.cli.jobs import DEFAULT_ROWS, job_row, print_log, read_rows, timeout_option, yes_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from kinetic import aio
     from kinetic.job_status import JobStatus
 
-AT_ONCE = 64
+MAX_ITEM_READS = 64
 """Maximum number of items that are read at once."""
 
-AT_ONCE_BATCHES = 8
+MAX_BATCH_READS = 8
 """Maximum number of batches whose status is read at once."""
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 ITEM_COLUMNS = ("job_id", "status", "age", "reason")
 
-HIDDEN = ("each", "counts", "estimate")
+JSON_ONLY_FIELDS = ("each", "counts", "estimate")
 """Fields of a batch that only JSON shows."""
 
 
@@ -45,10 +45,10 @@ def batches() -> None:
     """List batches, and manage one of them."""
 
 
-async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
+async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     from kinetic.errors import KineticError
 
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "group_id": batch.group_id,
         "name": batch.name,
         "tags": batch.tags,
@@ -57,17 +57,17 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     }
     try:
         counts = await batch.status_counts()
-        found, reason = await batch.estimate(look=False), await batch.reason()
+        estimate, reason = await batch.estimate(look=False), await batch.reason()
     except KineticError as exc:  # a list still shows the other batches
-        return {**known, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
+        return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
-        **known,
+        **fields,
         "status": status_of(counts, finished=batch.finished),
         "total": sum(counts.values()),
-        "items": _counts(counts),
+        "items": _format_counts(counts),
         "counts": counts,
-        "cost": output.dollars(found.cost),
-        "estimate": found.to_dict(),
+        "cost": output.dollars(estimate.cost),
+        "estimate": estimate.to_dict(),
         "reason": reason,
     }
 
@@ -91,7 +91,10 @@ def status_of(counts: dict[str, int], *, finished: bool) -> str:
     help="Show only batches with this tag. Repeatable.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help=f"Show all batches, not only the newest {SHOWN}."
+    "--all",
+    "everything",
+    is_flag=True,
+    help=f"Show all batches, not only the newest {DEFAULT_ROWS}.",
 )
 @json_option
 @with_client
@@ -99,20 +102,20 @@ async def _list(
     client: aio.Client, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
     """List batches with their status, newest first."""
-    limit = None if everything else SHOWN + 1
-    found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
-    some = found if everything else found[:SHOWN]
-    rows = await rows_of(some, _row, AT_ONCE_BATCHES)
+    limit = None if everything else DEFAULT_ROWS + 1
+    found = await client.list_batches(name=name, tags=_parse_tags(tags), limit=limit)
+    shown = found if everything else found[:DEFAULT_ROWS]
+    rows = await read_rows(shown, _batch_row, MAX_BATCH_READS)
     empty = "no matching batches found" if name or tags else "no batches found"
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
-    if len(found) > len(some):
+    if len(found) > len(shown):
         output.note("older batches are not shown; --all shows them")
 
 
-def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
-    pairs = [one.partition("=") for one in given]
-    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise click.BadParameter(f"{wrong[0]!r} isn't KEY=VALUE", param_hint="--tag")
+def _parse_tags(options: tuple[str, ...]) -> dict[str, str] | None:
+    pairs = [option.partition("=") for option in options]
+    if invalid := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise click.BadParameter(f"{invalid[0]!r} isn't KEY=VALUE", param_hint="--tag")
     return {key: value for key, _, value in pairs} or None
 
 
@@ -122,14 +125,18 @@ def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
 @with_batch
 async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
-    known = await _row(batch)
+    fields = await _batch_row(batch)
     if show_items:
         handles = [await batch.job(index) for index, _ in await batch.statuses()]
-        known["each"] = await rows_of(handles, row_of, AT_ONCE)
-    shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
-    output.facts("batches.status", shown, as_json=as_json)
-    if known.get("each") and not as_json:
-        output.table("batches.items", ITEM_COLUMNS, known["each"], as_json=False)
+        fields["each"] = await read_rows(handles, job_row, MAX_ITEM_READS)
+    shown = (
+        fields
+        if as_json
+        else {name: value for name, value in fields.items() if name not in JSON_ONLY_FIELDS}
+    )
+    output.fields("batches.status", shown, as_json=as_json)
+    if fields.get("each") and not as_json:
+        output.table("batches.items", ITEM_COLUMNS, fields["each"], as_json=False)
 
 
 @batches.command("watch", short_help="Show a batch's progress until it ends.")
@@ -143,11 +150,11 @@ async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> None:
     """
     from kinetic.cli.watch import follow
 
-    last = await follow(batch, as_json=as_json)
-    _exit(failed=last.finished and last.failed + last.lost > 0)
+    progress = await follow(batch, as_json=as_json)
+    _exit_if(failed=progress.finished and progress.failed + progress.lost > 0)
 
 
-def _exit(*, failed: bool) -> None:
+def _exit_if(*, failed: bool) -> None:
     """Exit with 1 if the batch that the command waited for *failed*."""
     if failed:
         raise click.exceptions.Exit(1)
@@ -181,8 +188,8 @@ async def _report(
     metric: str | None,
 ) -> None:
     """Write an HTML report about a batch: one self-contained file."""
-    place = path or f"{batch.group_id}.html"
-    output.lines([str(await batch.report(place, direction=direction, metric=metric))])
+    target = path or f"{batch.group_id}.html"
+    output.lines([str(await batch.report(target, direction=direction, metric=metric))])
 
 
 @batches.command("results", short_help="Wait for a batch, and show how each item ended.")
@@ -205,21 +212,21 @@ async def _results(
     """
     from kinetic._tasks import all_or_none
 
-    await _until_ended(batch, timeout)
+    await _wait_until_ended(batch, timeout)
     statuses = await batch.statuses()
-    wanted = [one for one in statuses if not failed or one[1].value != "SUCCEEDED"]
-    for start in range(0, len(wanted), AT_ONCE):
-        some = wanted[start : start + AT_ONCE]
-        for row in await all_or_none(*(_ended(batch, *one, unpickle) for one in some)):
+    wanted = [entry for entry in statuses if not failed or entry[1].value != "SUCCEEDED"]
+    for start in range(0, len(wanted), MAX_ITEM_READS):
+        chunk = wanted[start : start + MAX_ITEM_READS]
+        for row in await all_or_none(*(_result_row(batch, *entry, unpickle) for entry in chunk)):
             _print_result(row, as_json=as_json)
-    _exit(failed=_count(statuses).get("FAILED", 0) > 0)
+    _exit_if(failed=_count_statuses(statuses).get("FAILED", 0) > 0)
 
 
-def _count(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
+def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
     return Counter(status.value for _, status in statuses)
 
 
-async def _ended(
+async def _result_row(
     batch: aio.BatchHandle[Any], index: int, status: JobStatus, unpickle: bool
 ) -> dict[str, Any]:
     job = await batch.job(index)
@@ -234,9 +241,9 @@ def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.json_line("batches.result", row)
         return
-    noted = ", ".join(f"{name}={one}" for name, one in row["noted"].items())
-    words = one_line(str(row.get("value") or row["reason"] or noted), output.LONGEST_TEXT)
-    output.lines([f"{row['index']}\t{row['status']}\t{words}"])
+    notes = ", ".join(f"{name}={value}" for name, value in row["noted"].items())
+    summary = one_line(str(row.get("value") or row["reason"] or notes), output.MAX_TEXT_LENGTH)
+    output.lines([f"{row['index']}\t{row['status']}\t{summary}"])
 
 
 @batches.command("logs", short_help="Print the last output lines of each item.")
@@ -290,15 +297,15 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
     `kinetic batches retry ID`. Exits with 1 if an item failed.
     """
     await batch.resume(seal=seal)
-    await _until_ended(batch, timeout)
+    await _wait_until_ended(batch, timeout)
     counts = await batch.status_counts()
     bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
     hint = f"; to run the {bad:,} again: kinetic batches retry {batch.group_id}" if bad else ""
-    output.note(f"{batch.group_id} has ended: {_counts(counts)}{hint}")
-    _exit(failed=counts.get("FAILED", 0) > 0)
+    output.note(f"{batch.group_id} has ended: {_format_counts(counts)}{hint}")
+    _exit_if(failed=counts.get("FAILED", 0) > 0)
 
 
-async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
+async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
     """Wait until *batch* ends, and show its progress on standard error."""
     from kinetic._progress.display import wanted
 
@@ -329,60 +336,60 @@ async def _retry(
     if not count:
         output.note("there is nothing to retry")
         return
-    await _until_ended(batch, timeout)
+    await _wait_until_ended(batch, timeout)
     statuses = await batch.statuses()
-    output.note(f"retried {output.items(count)}; now {_counts(_count(statuses))}")
-    retried = [one for one in statuses if not items or one[0] in items]
-    _exit(failed=_count(retried).get("FAILED", 0) > 0)
+    output.note(f"retried {output.items(count)}; now {_format_counts(_count_statuses(statuses))}")
+    retried = [entry for entry in statuses if not items or entry[0] in items]
+    _exit_if(failed=_count_statuses(retried).get("FAILED", 0) > 0)
 
 
-def _counts(counts: dict[str, int]) -> str:
-    words = {name: name.lower() for name in counts} | {"NOT_FOUND": "cancelled"}
-    return ", ".join(f"{count} {words[name]}" for name, count in sorted(counts.items()))
+def _format_counts(counts: dict[str, int]) -> str:
+    labels = {name: name.lower() for name in counts} | {"NOT_FOUND": "cancelled"}
+    return ", ".join(f"{count} {labels[name]}" for name, count in sorted(counts.items()))
 
 
-def _confirm(where: Where, group_id: str, question: str, *, yes: bool) -> str:
+def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
     """Ask *question* about the batch, with its full ID, and return the ID."""
 
     async def full_id() -> str:
-        async with where.client() as client:
+        async with options.client() as client:
             return await client.full_id(group_id)
 
-    whole = run_async(full_id())
-    output.confirm(question.format(whole), yes=yes)
-    return whole
+    batch_id = run_async(full_id())
+    output.confirm(question.format(batch_id), yes=yes)
+    return batch_id
 
 
 @batches.command("cancel")
 @click.argument("group_id")
 @yes_option
-@with_where
-def _cancel(where: Where, group_id: str, yes: bool) -> None:
+@with_target_options
+def _cancel(options: TargetOptions, group_id: str, yes: bool) -> None:
     """Stop all jobs of a batch. Items that ended keep their results."""
-    whole = _confirm(where, group_id, "Stop all jobs of {}?", yes=yes)
+    batch_id = _confirm(options, group_id, "Stop all jobs of {}?", yes=yes)
 
     async def cancel() -> dict[str, int]:
-        async with where.client() as client:
-            batch = await client.attach_batch(whole)
+        async with options.client() as client:
+            batch = await client.attach_batch(batch_id)
             await batch.cancel()
             return await batch.status_counts()
 
     counts = run_async(cancel())
-    done = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
-    output.note(f"{whole} {done}: {_counts(counts)}")
+    state = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
+    output.note(f"{batch_id} {state}: {_format_counts(counts)}")
 
 
 @batches.command("cleanup")
 @click.argument("group_id")
 @yes_option
-@with_where
-def _cleanup(where: Where, group_id: str, yes: bool) -> None:
+@with_target_options
+def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
-    whole = _confirm(where, group_id, "Remove {} with all its results?", yes=yes)
+    batch_id = _confirm(options, group_id, "Remove {} with all its results?", yes=yes)
 
     async def cleanup() -> None:
-        async with where.client() as client:
-            await client.cleanup(whole)  # also a damaged batch, which can't be attached to
+        async with options.client() as client:
+            await client.cleanup(batch_id)  # also a damaged batch, which can't be attached to
 
     run_async(cleanup())
-    output.note(f"{whole} is cleaned up")
+    output.note(f"{batch_id} is cleaned up")

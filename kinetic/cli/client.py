@@ -38,7 +38,7 @@ class _Stderr:
         sys.stderr.flush()
 
 
-class Where(NamedTuple):
+class TargetOptions(NamedTuple):
     """The values of the shared options; None leaves a setting to environment and profile."""
 
     project: str | None = None
@@ -96,61 +96,61 @@ OPTIONS = {
 """The shared options: their help and the default without a variable and a profile."""
 
 
-def with_where(command: Command) -> Command:
-    """Give *command* the shared options as its argument ``where``."""
+def with_target_options(command: Command) -> Command:
+    """Give *command* the shared options as its argument ``options``."""
 
     @functools.wraps(command)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        where = Where(**{name: kwargs.pop(name) for name in Where._fields})
-        return command(*args, where=where, **kwargs)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        options = TargetOptions(**{name: kwargs.pop(name) for name in TargetOptions._fields})
+        return command(*args, options=options, **kwargs)
 
-    made: Any = called
-    for name, (words, default) in reversed(OPTIONS.items()):
+    decorated: Any = wrapper
+    for name, (help_text, default_value) in reversed(OPTIONS.items()):
         variable = f"KINETIC_{name.replace('-', '_').upper()}"
-        words += f" Default: {variable}, then the profile, then {default}."
-        made = click.option(f"--{name}", metavar="TEXT", help=words)(made)
-    return cast("Command", made)
+        help_text += f" Default: {variable}, then the profile, then {default_value}."
+        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
+    return cast("Command", decorated)
 
 
 def with_client(command: AsyncCommand) -> Callable[..., Any]:
     """Run the coroutine *command* with an open client as its first argument."""
 
-    async def opened(where: Where, **kwargs: Any) -> Any:
-        async with where.client() as client:
+    async def run_with_client(options: TargetOptions, **kwargs: Any) -> Any:
+        async with options.client() as client:
             return await command(client, **kwargs)
 
     @functools.wraps(command)
-    def called(where: Where, **kwargs: Any) -> Any:
-        return run_async(opened(where, **kwargs))
+    def wrapper(options: TargetOptions, **kwargs: Any) -> Any:
+        return run_async(run_with_client(options, **kwargs))
 
-    return with_where(called)
+    return with_target_options(wrapper)
 
 
 def with_job(command: AsyncCommand) -> Callable[..., Any]:
     """Run the coroutine *command* with the job that its argument JOB_ID names."""
 
     @functools.wraps(command)
-    async def called(client: aio.Client, job_id: str, **kwargs: Any) -> Any:
+    async def wrapper(client: aio.Client, job_id: str, **kwargs: Any) -> Any:
         return await command(await client.attach(await client.full_id(job_id)), **kwargs)
 
-    return click.argument("job_id")(with_client(called))
+    return click.argument("job_id")(with_client(wrapper))
 
 
 def with_batch(command: AsyncCommand) -> Callable[..., Any]:
     """Run the coroutine *command* with the batch that its argument GROUP_ID names."""
 
     @functools.wraps(command)
-    async def called(client: aio.Client, group_id: str, **kwargs: Any) -> Any:
+    async def wrapper(client: aio.Client, group_id: str, **kwargs: Any) -> Any:
         return await command(await client.attach_batch(await client.full_id(group_id)), **kwargs)
 
-    return click.argument("group_id")(with_client(called))
+    return click.argument("group_id")(with_client(wrapper))
 
 
 def json_option(command: Command) -> Command:
     """Give *command* the option ``--json`` as its argument ``as_json``."""
-    words = "Print JSON (docs/cli.md lists the fields)."
-    made: Any = click.option("--json", "as_json", is_flag=True, help=words)(command)
-    return cast("Command", made)
+    help_text = "Print JSON (docs/cli.md lists the fields)."
+    decorated: Any = click.option("--json", "as_json", is_flag=True, help=help_text)(command)
+    return cast("Command", decorated)
 
 
 class UserError(Exception):
@@ -162,7 +162,7 @@ def name_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine of a command on a new event loop.
 
     Raises:
@@ -171,20 +171,20 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     try:
-        return asyncio.run(work)
+        return asyncio.run(coroutine)
     except Exception as exc:
-        if (words := _raised_in_job(exc)) is None:
+        if (message := _job_error_text(exc)) is None:
             raise
-        raise UserError(words) from exc
+        raise UserError(message) from exc
 
 
-def _raised_in_job(error: Exception) -> str | None:
+def _job_error_text(error: Exception) -> str | None:
     """Return what the function of a job raised; None for an error of the command itself."""
     from kinetic._tracebacks import REMOTE_TRACEBACK
     from kinetic.errors import JobFailed
 
     if isinstance(error.__cause__, StopIteration):  # a coroutine can't raise it unwrapped
         error = error.__cause__
-    if not any(REMOTE_TRACEBACK in one for one in getattr(error, "__notes__", ())):
+    if not any(REMOTE_TRACEBACK in note for note in getattr(error, "__notes__", ())):
         return None
     return str(error) if isinstance(error, JobFailed) else name_error(error)

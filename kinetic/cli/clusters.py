@@ -34,7 +34,7 @@ def with_site(command: Command) -> Command:
     """Give *command* the options that name a cluster, as its argument ``site``."""
 
     @functools.wraps(command)
-    def wrapped(
+    def wrapper(
         project: str | None,
         zone: str | None,
         cluster: str | None,
@@ -43,15 +43,15 @@ def with_site(command: Command) -> Command:
     ) -> Any:
         return command(site=_site(project, zone, cluster, namespace), **kwargs)
 
-    made: Any = wrapped
-    for name, words in (
+    decorated: Any = wrapper
+    for name, help_text in (
         ("namespace", "Kubernetes namespace of the jobs. Default: default."),
         ("cluster", "Name of the GKE cluster. Default: kinetic-cluster."),
         ("zone", "Zone of the GKE cluster. Default: us-central1-a."),
         ("project", "Google Cloud project. Default: KINETIC_PROJECT, or the profile's."),
     ):
-        made = click.option(f"--{name}", metavar="TEXT", help=words)(made)
-    return cast("Command", made)
+        decorated = click.option(f"--{name}", metavar="TEXT", help=help_text)(decorated)
+    return cast("Command", decorated)
 
 
 def _site(
@@ -64,7 +64,7 @@ def _site(
     from kinetic import configuration
     from kinetic.aio.infra import Site
 
-    environ = {key: one for key, one in os.environ.items() if key != "GOOGLE_CLOUD_PROJECT"}
+    environ = {key: value for key, value in os.environ.items() if key != "GOOGLE_CLOUD_PROJECT"}
     environ.pop("KINETIC_KUBE_CONTEXT", None)
     target = configuration.resolve(
         backend="gke",
@@ -169,14 +169,14 @@ def up(
     check_parent(parent, creates=create_project)
     files = tuple(map(read_controller, controllers))
 
-    async def plan(infra: Infrastructure, at: str) -> Planned:
+    async def plan(infra: Infrastructure, retry_zone: str) -> Planned:
         pools = tuple(
-            Pool(accelerator=parse(one), min_nodes=min_nodes, zone=at or node_zone)
-            for one in accelerators
+            Pool(accelerator=parse(name), min_nodes=min_nodes, zone=retry_zone or node_zone)
+            for name in accelerators
         )
         creates, account = create_project, billing_account
-        if output.asks(yes=yes) and not preview:
-            creates, account = await _project(infra, creates=creates, account=account)
+        if output.will_ask(yes=yes) and not preview:
+            creates, account = await _ask_for_project(infra, creates=creates, account=account)
         return await infra.plan_up(
             shape="autopilot" if autopilot else "standard",
             pools=pools,
@@ -188,13 +188,17 @@ def up(
         )
 
     question = f"Change the project {site.project} as planned?"
-    done = run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
-    if done:
-        zone = done.region if autopilot else done.zone
-        _save(profile_name or site.cluster, done, zone)
+    applied_site = run_async(
+        _confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json)
+    )
+    if applied_site:
+        zone = applied_site.region if autopilot else applied_site.zone
+        _save(profile_name or site.cluster, applied_site, zone)
 
 
-async def _project(infra: Infrastructure, *, creates: bool, account: str) -> tuple[bool, str]:
+async def _ask_for_project(
+    infra: Infrastructure, *, creates: bool, account: str
+) -> tuple[bool, str]:
     """Ask for a missing project or billing account; return whether to create, and the account."""
     import anyio.to_thread
 
@@ -209,12 +213,12 @@ async def _project(infra: Infrastructure, *, creates: bool, account: str) -> tup
         return creates, account
     if account or not (accounts := await infra.billing_accounts()):
         return creates, account
-    output.lines([f"{one.id}  {one.name}" for one in accounts])
+    output.lines([f"{billing_account.id}  {billing_account.name}" for billing_account in accounts])
     choose = functools.partial(
         click.prompt,
         f"Billing account of {name}",
         default=accounts[0].id,
-        type=click.Choice([one.id for one in accounts]),
+        type=click.Choice([billing_account.id for billing_account in accounts]),
         show_choices=False,
     )
     return creates, str(await anyio.to_thread.run_sync(choose))
@@ -241,7 +245,9 @@ def down(site: Site, force_destroy: bool, preview: bool, yes: bool, as_json: boo
         return await infra.plan_down(force_destroy=force_destroy)
 
     run_async(
-        _carried_out(site, plan, site.cluster, preview=preview, yes=yes, as_json=as_json, name=True)
+        _confirm_and_apply(
+            site, plan, site.cluster, preview=preview, yes=yes, as_json=as_json, asks_name=True
+        )
     )
 
 
@@ -252,17 +258,17 @@ def status(site: Site, as_json: bool) -> None:
     """Show what exists on Google Cloud, and what it costs now per hour."""
     from kinetic.aio import infra
 
-    found = run_async(infra.status(site))
-    content = found.to_dict()
+    report = run_async(infra.status(site))
+    content = report.to_dict()
     if as_json:
         output.json_line("status", content, indent=2)
         return
-    plain = {key: content[key] for key in ("project", "zone", "cluster", "state", "version")}
-    plain["usd_per_hour"] = output.dollars(found.usd_per_hour)
-    missing = [f"{one.kind} {one.name}" for one in found.parts if one.exists is False]
-    plain["missing"] = ", ".join(missing)
-    plain["controllers"] = ", ".join(found.controllers)
-    output.facts("status", plain, as_json=False)
+    fields = {key: content[key] for key in ("project", "zone", "cluster", "state", "version")}
+    fields["usd_per_hour"] = output.dollars(report.usd_per_hour)
+    missing = [f"{part.kind} {part.name}" for part in report.parts if part.exists is False]
+    fields["missing"] = ", ".join(missing)
+    fields["controllers"] = ", ".join(report.controllers)
+    output.fields("status", fields, as_json=False)
     for columns, items in (
         (POOL_COLUMNS, content["pools"]),
         (("kind", "name", "pending", "admitted"), content["queues"]),
@@ -271,10 +277,10 @@ def status(site: Site, as_json: bool) -> None:
         if items:
             click.echo()
             output.table("status", columns, items, as_json=False)
-    if found.left:
-        output.note(f"these are left of the cluster, and cost: {', '.join(found.left)}")
-    for one in found.unseen:
-        output.note(f"can't see {one}")
+    if report.left:
+        output.note(f"these are left of the cluster, and cost: {', '.join(report.left)}")
+    for problem in report.unseen:
+        output.note(f"can't see {problem}")
 
 
 @click.group(short_help="List, add, and remove node pools.")
@@ -360,12 +366,12 @@ def _add(
         zone=node_zone,
     )
 
-    async def plan(infra: Infrastructure, at: str) -> Planned:
-        pool = replace(wanted, zone=at or node_zone)
+    async def plan(infra: Infrastructure, retry_zone: str) -> Planned:
+        pool = replace(wanted, zone=retry_zone or node_zone)
         return await infra.plan_pool(pool, slices=slices, fixed=fixed)
 
     question = f"Add the pool {wanted.name}?" if slices == 1 else f"Have {slices} pools?"
-    run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+    run_async(_confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json))
 
 
 @pool.command("remove")
@@ -385,10 +391,10 @@ def _remove(site: Site, name: str, preview: bool, yes: bool, as_json: bool) -> N
         return await infra.plan_pool_removal(name)
 
     question = f"Remove the pool {name} and its nodes?"
-    run_async(_carried_out(site, plan, question, preview=preview, yes=yes, as_json=as_json))
+    run_async(_confirm_and_apply(site, plan, question, preview=preview, yes=yes, as_json=as_json))
 
 
-async def _carried_out(
+async def _confirm_and_apply(
     site: Site,
     plan: Callable[[Infrastructure, str], Awaitable[Planned]],
     question: str,
@@ -396,11 +402,11 @@ async def _carried_out(
     preview: bool,
     yes: bool,
     as_json: bool,
-    name: bool = False,
+    asks_name: bool = False,
 ) -> Site | None:
     """Show the plan, ask, and carry it out; return the site, or None if nothing was carried out.
 
-    *plan* receives the zone for node pools after a stock-out, and "" before. With *name*, the
+    *plan* receives the zone for node pools after a stock-out, and "" before. With *asks_name*, the
     answer to *question* is the name itself instead of yes.
     """
     from dataclasses import replace
@@ -410,95 +416,95 @@ async def _carried_out(
     from kinetic.aio.infra import Infrastructure
     from kinetic.errors import Refused
 
-    at, tried = "", {site.zone}
+    retry_zone, tried_zones = "", {site.zone}
     while True:
         async with Infrastructure(site, tell=output.note) as infra:
-            planned = await plan(infra, at)
+            planned = await plan(infra, retry_zone)
             for note in planned.notes:
                 output.note(note)
             if as_json:
                 output.json_line("plan", planned.plan.to_dict(), indent=2)
             else:
-                output.lines(_lines(planned))
+                output.lines(_plan_lines(planned))
             if preview:
                 return None
             if planned.plan.steps and not planned.plan.obstacles:
-                ask = _ask_name if name else output.confirm
+                ask = _ask_name if asks_name else output.confirm
                 await anyio.to_thread.run_sync(functools.partial(ask, question, yes=yes))
             try:
                 await infra.apply(planned)
             except Refused as exc:
                 zones = [
-                    one
-                    for one in exc.answer.get("zonesAvailable") or ()
-                    if one.startswith(f"{site.region}-") and one not in tried
+                    zone
+                    for zone in exc.answer.get("zonesAvailable") or ()
+                    if zone.startswith(f"{site.region}-") and zone not in tried_zones
                 ]
                 if not zones:
                     raise
                 option = "--zone" if exc.answer.get("kind") == "cluster" else "--node-zone"
-                if not output.asks(yes=yes):
-                    output.note(f"to try {zones[0]}, run: {_again(option, zones[0])}")
+                if not output.will_ask(yes=yes):
+                    output.note(f"to try {zones[0]}, run: {_command_with(option, zones[0])}")
                     raise
                 output.note(str(exc))
             else:
                 return site
         zone = zones[0]
         await anyio.to_thread.run_sync(functools.partial(output.confirm, f"Try {zone}?", yes=yes))
-        tried.add(zone)
-        at, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
+        tried_zones.add(zone)
+        retry_zone, site = ("", replace(site, zone=zone)) if option == "--zone" else (zone, site)
 
 
-def _again(option: str, value: str) -> str:
+def _command_with(option: str, value: str) -> str:
     """Return this command with *option*, which replaces one that was given."""
     context = click.get_current_context()
-    words: list[str] = []
-    for one in context.command.params:
-        named = max(one.opts, key=len)
-        given = context.params.get(one.name or "")
-        if named == option or not _is_named(context, one):
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        flag = max(parameter.opts, key=len)
+        given = context.params.get(parameter.name or "")
+        if flag == option or not _is_from_command_line(context, parameter):
             continue
-        if isinstance(one, click.Argument):
-            words.append(str(given))
-        elif isinstance(one, click.Option) and one.is_flag:
-            words.append(named if given else max(one.secondary_opts, key=len))
+        if isinstance(parameter, click.Argument):
+            arguments.append(str(given))
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            arguments.append(flag if given else max(parameter.secondary_opts, key=len))
         else:
-            many = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
-            words += [word for each in many for word in (named, str(each))]
-    return shlex.join([*context.command_path.split(), *words, option, value])
+            values = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
+            arguments += [argument for item in values for argument in (flag, str(item))]
+    return shlex.join([*context.command_path.split(), *arguments, option, value])
 
 
-def _is_named(context: click.Context, one: click.Parameter) -> bool:
-    source = context.get_parameter_source(one.name or "")
+def _is_from_command_line(context: click.Context, parameter: click.Parameter) -> bool:
+    source = context.get_parameter_source(parameter.name or "")
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _ask_name(name: str, *, yes: bool) -> None:
     """Ask for the cluster's name, because what is removed can't be restored."""
-    if output.asks(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
+    if output.will_ask(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
         output.note("nothing was removed")
         raise click.exceptions.Exit(1)
 
 
-def _lines(planned: Planned) -> list[str]:
+def _plan_lines(planned: Planned) -> list[str]:
     """Return a line per change, and a summary."""
     plan = planned.plan
     lines: list[str] = []
     kept = 0
-    for one in plan.changes:
-        action = one.action.value
-        if action == "keep" and not one.reason:
+    for change in plan.changes:
+        action = change.action.value
+        if action == "keep" and not change.reason:
             kept += 1
             continue
-        cost = f"  ${abs(one.usd_per_hour):.3f}/h" if one.usd_per_hour else ""
-        lines.append(f"{MARKS.get(action, '!')} {action:<8} {one.kind} {one.name}{cost}")
-        if one.reason:
-            lines.append(f"             {one.reason}")
+        cost = f"  ${abs(change.usd_per_hour):.3f}/h" if change.usd_per_hour else ""
+        lines.append(f"{MARKS.get(action, '!')} {action:<8} {change.kind} {change.name}{cost}")
+        if change.reason:
+            lines.append(f"             {change.reason}")
     if not plan.steps:
         return [*lines, f"nothing to change: {kept} parts are as planned"]
-    change = plan.usd_per_hour
-    verb = "adds" if change >= 0 else "saves"
+    cost_change = plan.usd_per_hour
+    verb = "adds" if cost_change >= 0 else "saves"
     summary = f"{len(plan.steps)} to change, {kept} as planned"
-    return [*lines, f"{summary}; {verb} about ${abs(change):.2f} an hour before any job runs"]
+    return [*lines, f"{summary}; {verb} about ${abs(cost_change):.2f} an hour before any job runs"]
 
 
 def _save(name: str, site: Site, zone: str) -> None:
@@ -517,7 +523,7 @@ def save_profile(name: str, settings: Mapping[str, str | None]) -> None:
     """Save a profile and make it the current one."""
     from kinetic import configuration, profiles
 
-    made = profiles.Profile.checked(name, settings)
+    profile = profiles.Profile.checked(name, settings)
     path = configuration.profiles_file()
-    profiles.update(path, lambda there: there.create(made, replacing=True).use(name))
+    profiles.update(path, lambda saved: saved.create(profile, replacing=True).use(name))
     output.note(f"saved the profile {name!r} and made it the current one")

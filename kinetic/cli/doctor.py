@@ -8,7 +8,7 @@ import click
 
 from kinetic._messages import shown
 from kinetic.cli import output
-from kinetic.cli.client import Where, json_option, run_async, with_where
+from kinetic.cli.client import TargetOptions, json_option, run_async, with_target_options
 
 if TYPE_CHECKING:
     from kinetic.doctor.checks import Report
@@ -27,8 +27,10 @@ MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipp
     help="Print what a namespace needs, for kubectl apply; check nothing.",
 )
 @json_option
-@with_where
-def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: bool) -> int:
+@with_target_options
+def doctor(
+    options: TargetOptions, run: bool, image: str | None, manifest: bool, as_json: bool
+) -> int:
     """Check everything that jobs need, and show how to fix each problem.
 
     The checks leave nothing behind. Exits with 1 if a check fails.
@@ -43,15 +45,15 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
         raise click.UsageError("--image requires --run: it is the image of that job")
     from kinetic.doctor.examination import examine
 
-    where.set_context()
+    options.set_context()
     report = run_async(
         examine(
-            backend=where.backend,
-            project=where.project,
-            zone=where.zone,
-            cluster=where.cluster,
-            namespace=where.namespace,
-            store=where.store,
+            backend=options.backend,
+            project=options.project,
+            zone=options.zone,
+            cluster=options.cluster,
+            namespace=options.namespace,
+            store=options.store,
             run=run,
             container_image=image,
         )
@@ -65,22 +67,24 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
 
 def show(report: Report) -> None:
     """Print the results of checks."""
-    output.lines(_lines(report))
+    output.lines(_report_lines(report))
 
 
-def _lines(report: Report) -> list[str]:
+def _report_lines(report: Report) -> list[str]:
     """Return a heading per group, a line per check with its advice below, and a summary."""
-    width = max(len(one.name) for one in report.results)
+    width = max(len(result.name) for result in report.results)
     lines: list[str] = []
     group = ""
-    for one in report.results:
-        if one.group != group:
-            lines += ["", one.group] if lines else [one.group]
-            group = one.group
-        mark = MARKS[one.state.value]
-        lines.append(f"  {one.name:<{width}}  {mark:<7}  {shown(one.evidence)}")
-        first, *rest = shown(one.advice).splitlines() or [""]
+    for result in report.results:
+        if result.group != group:
+            lines += ["", result.group] if lines else [result.group]
+            group = result.group
+        mark = MARKS[result.state.value]
+        lines.append(f"  {result.name:<{width}}  {mark:<7}  {shown(result.evidence)}")
+        first, *rest = shown(result.advice).splitlines() or [""]
         advice = [f"-> {first}", *rest] if first else []
         lines += (f"  {'':<{width}}           {line}" for line in advice)
-    counts = {state: sum(one.state.value == state for one in report.results) for state in MARKS}
+    counts = {
+        state: sum(result.state.value == state for result in report.results) for state in MARKS
+    }
     return [*lines, "", ", ".join(f"{count} {state}" for state, count in counts.items() if count)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import FilePath, Where, json_option, run_async, with_where
+from kinetic.cli.client import FilePath, TargetOptions, json_option, run_async, with_target_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,9 +50,9 @@ CATEGORIES = ("cpu", "gpu", "tpu")
     help="First keep Docker Hub credentials in Secret Manager, which builds log in with.",
 )
 @json_option
-@with_where
+@with_target_options
 def build_image(
-    where: Where,
+    options: TargetOptions,
     repo: str | None,
     categories: tuple[str, ...],
     tag: str | None,
@@ -71,42 +71,45 @@ def build_image(
     """
     from kinetic.images import base_image
 
-    target = _target(where)
-    place = repo or target.base_image_repo
-    if not place and not printed:
+    target = _target(options)
+    repository = repo or target.base_image_repo
+    if not repository and not printed:
         raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
     try:
         text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
     except UnicodeDecodeError as exc:
         raise click.UsageError(f"{dockerfile} is not a Dockerfile: {exc}") from exc
-    wanted = dict.fromkeys(categories or CATEGORIES)
-    plans = [base_image(one, place or "images", tag=tag, dockerfile=text) for one in wanted]
+    selected = dict.fromkeys(categories or CATEGORIES)
+    plans = [
+        base_image(category, repository or "images", tag=tag, dockerfile=text)
+        for category in selected
+    ]
     if printed:
         for plan in plans:
-            name = plan.image if place else plan.image.rpartition("/")[2]
+            name = plan.image if repository else plan.image.rpartition("/")[2]
             output.lines([f"# {name}", *plan.dockerfile.splitlines()])
         return
     if update_credentials and not dry_run:
         _update_credentials(target)
-    found = [None] * len(plans) if dry_run else run_async(_built(plans, target, force))
-    rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
+    results = [None] * len(plans) if dry_run else run_async(_build_all(plans, target, force))
+    rows = [_row(plan, result) for plan, result in zip(plans, results, strict=True)]
     columns = ("category", "image", "state")
     output.table("build-image", columns, rows, as_json=as_json)
-    failures = {str(one): one for one in found if isinstance(one, BaseException)}
+    failures = {str(error): error for error in results if isinstance(error, BaseException)}
     if failures:
         first, *others = failures
-        for words in others:
-            output.note(words)
+        for message in others:
+            output.note(message)
         raise failures[first]
     if not dry_run:
-        output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={place}")
+        output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={repository}")
 
 
 def _update_credentials(target: Target) -> None:
     from kinetic.aio import infra
 
     site = infra.Site(project=target.project or "", zone=target.zone, cluster=target.cluster)
-    name, token = (os.environ.get(f"DOCKERHUB_{one}", "") for one in ("USERNAME", "TOKEN"))
+    name, token = (os.environ.get(f"DOCKERHUB_{suffix}", "") for suffix in ("USERNAME", "TOKEN"))
     if sys.stdin.isatty():
         name = name or click.prompt("Docker Hub user")
         token = token or click.prompt("Access token of Docker Hub", hide_input=True)
@@ -116,7 +119,7 @@ def _update_credentials(target: Target) -> None:
     output.note(f"builds of {site.project} log in to Docker Hub as {name}")
 
 
-async def _built(
+async def _build_all(
     plans: list[Plan], target: Target, force: bool
 ) -> list[bool | BaseException | None]:
     """Build each plan; return whether it was built or, without ending the others, its error."""
@@ -128,14 +131,14 @@ async def _built(
     return [*await asyncio.gather(*builds, return_exceptions=True)]
 
 
-def _row(plan: Plan, found: bool | BaseException | None) -> dict[str, Any]:
+def _row(plan: Plan, result: bool | BaseException | None) -> dict[str, Any]:
     states = {None: "planned", True: "built", False: "there"}
-    error = str(found) if isinstance(found, BaseException) else None
+    error = str(result) if isinstance(result, BaseException) else None
     return {
         "category": plan.category,
         "image": plan.image,
         "digest": plan.digest,
-        "state": "failed" if isinstance(found, BaseException) else states[found],
+        "state": "failed" if isinstance(result, BaseException) else states[result],
         "error": error,
     }
 
@@ -148,8 +151,8 @@ def image() -> None:
 @image.command("show", short_help="Show the image that a function gets on a cluster.")
 @click.argument("function", metavar="FILE.py:FUNCTION", type=click.Path())
 @json_option
-@with_where
-def _show(where: Where, function: str, as_json: bool) -> None:
+@with_target_options
+def _show(options: TargetOptions, function: str, as_json: bool) -> None:
     """Show the image that a function gets on a cluster, and its content.
 
     Sends and builds nothing.
@@ -157,8 +160,8 @@ def _show(where: Where, function: str, as_json: bool) -> None:
     from kinetic.cli.functions import load_function
     from kinetic.images import image_of
 
-    plan = image_of(load_function(function), _target(where))
-    known: dict[str, Any] = {
+    plan = image_of(load_function(function), _target(options))
+    fields: dict[str, Any] = {
         "image": plan.image,
         "category": plan.category,
         "digest": plan.digest,
@@ -168,13 +171,13 @@ def _show(where: Where, function: str, as_json: bool) -> None:
         "bytes": sum(map(len, plan.context.values())),
         "dockerfile": plan.dockerfile.rstrip(),
     }
-    output.facts("image", known, as_json=as_json)
+    output.fields("image", fields, as_json=as_json)
 
 
-def _target(where: Where) -> Target:
+def _target(options: TargetOptions) -> Target:
     """Return the target whose project builds images; jobs may run on another."""
     from kinetic import configuration
 
     return configuration.resolve(
-        backend="local", project=where.project, zone=where.zone, cluster=where.cluster
+        backend="local", project=options.project, zone=options.zone, cluster=options.cluster
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NO_ACCESS = 4
 """The exit code if an administrator has to apply something first."""
 
-SAVED = ("project", "namespace", "store", "store_claim", "kube_context")
+SAVED_SETTINGS = ("project", "namespace", "store", "store_claim", "kube_context")
 """The settings of the saved profile; zone and cluster only without a context."""
 
 
@@ -75,7 +75,7 @@ def init(
     prints: bool,
     yes: bool,
     as_json: bool,
-    **named: str | None,
+    **target_options: str | None,
 ) -> int:
     """Check a cluster, create what jobs need in a namespace, and save a profile for it.
 
@@ -86,39 +86,39 @@ def init(
 
     if run_job and not (image or project):
         raise click.UsageError("--run-job needs --image: without --project, kinetic builds none")
-    target = target_of(kube_context=kube_context, project=project, **named)
+    target = target_of(kube_context=kube_context, project=project, **target_options)
     files = tuple(map(read_controller, controllers))
     if prints:
-        output.lines(run_async(_everything(target)).splitlines())
+        output.lines(run_async(_all_manifests(target)).splitlines())
         return 0
-    joined = run_async(_joined(target, files, yes=yes, as_json=as_json))
-    if manifest := joined.manifest:
+    joining = run_async(_join(target, files, yes=yes, as_json=as_json))
+    if manifest := joining.manifest:
         if not as_json:
             output.lines(manifest.splitlines())
         output.note(
-            f"an administrator of the cluster applies this for {joined.user!r} (kubectl apply "
+            f"an administrator of the cluster applies this for {joining.user!r} (kubectl apply "
             "-f -); then run the command again"
         )
         return NO_ACCESS
-    settings = {name: getattr(target, name) for name in SAVED}
+    settings = {name: getattr(target, name) for name in SAVED_SETTINGS}
     if kube_context is None:
         settings |= {"zone": target.zone, "cluster": target.cluster}
-    save_profile(profile_name or _profile_of(kube_context or target.cluster), settings)
+    save_profile(profile_name or _profile_name(kube_context or target.cluster), settings)
     for name, value in settings.items():
         variable = f"KINETIC_{name.upper()}"
         if (other := os.environ.get(variable)) and other != value:
             output.note(f"{variable} is set and takes precedence over the profile")
-    return _ran(target, image) if run_job else 0
+    return _run_tiny_job(target, image) if run_job else 0
 
 
-async def _everything(target: Target) -> str:
+async def _all_manifests(target: Target) -> str:
     from kinetic.aio.infra import Join
 
     async with Join(target, tell=output.note) as join:
         return await join.everything()
 
 
-async def _joined(
+async def _join(
     target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
 ) -> Joining:
     import functools
@@ -131,36 +131,36 @@ async def _joined(
         planned = await join.plan()
         for note in planned.notes:
             output.note(note)
-        output.lines(_lines(planned), err=True)  # standard output has the YAML, or the JSON
+        output.lines(_plan_lines(planned), err=True)  # standard output has the YAML, or the JSON
         if planned.steps:
             question = f"Create these in {planned.cluster}?"
             await anyio.to_thread.run_sync(functools.partial(output.confirm, question, yes=yes))
-        done = await join.apply(planned)
+        applied = await join.apply(planned)
         if as_json:
-            output.json_line("init", done.to_dict(), indent=2)
-        return done
+            output.json_line("init", applied.to_dict(), indent=2)
+        return applied
 
 
-def _lines(planned: Joining) -> list[str]:
+def _plan_lines(planned: Joining) -> list[str]:
     """Return a line per object that isn't as planned, and a summary."""
     lines: list[str] = []
-    for one in (*planned.changes, *planned.controllers):
-        if one.action.value == "keep":
+    for change in (*planned.changes, *planned.controllers):
+        if change.action.value == "keep":
             continue
-        mark = MARKS.get(one.action.value, "!")
-        lines.append(f"{mark} {one.action.value:<8} {one.kind} {one.name}")
-        if one.reason:
-            lines.append(f"             {one.reason}")
+        mark = MARKS.get(change.action.value, "!")
+        lines.append(f"{mark} {change.action.value:<8} {change.kind} {change.name}")
+        if change.reason:
+            lines.append(f"             {change.reason}")
     count = len(planned.steps)
     return [*lines, f"{count} to create or update" if count else "nothing to create"]
 
 
-def _profile_of(name: str) -> str:
+def _profile_name(name: str) -> str:
     """Return the name of a context or cluster as the name of a profile."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:64] or "cluster"
 
 
-def _ran(target: Target, image: str | None) -> int:
+def _run_tiny_job(target: Target, image: str | None) -> int:
     """Run a tiny job on *target*; return the exit code."""
     from kinetic.cli.doctor import show
     from kinetic.doctor.checks import run_checks

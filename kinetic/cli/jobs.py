@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Handle = TypeVar("Handle")
 
-SHOWN = 50
+DEFAULT_ROWS = 50
 """Rows in a list without ``--all``."""
 
-AT_ONCE = 16
+MAX_JOB_READS = 16
 """Maximum number of jobs whose status is read at once."""
 
-HIDDEN = ("estimate", "price", "func_name")
+JSON_ONLY_FIELDS = ("estimate", "price", "func_name")
 """Fields of a job that only JSON shows."""
 
 COLUMNS = ("job_id", "function", "status", "age", "accelerator", "cost", "reason")
@@ -43,25 +43,25 @@ def jobs() -> None:
     """List jobs, and manage one of them."""
 
 
-async def rows_of(
-    handles: Sequence[Handle], row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
+async def read_rows(
+    handles: Sequence[Handle], read_row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
 ) -> list[dict[str, Any]]:
     """Return ``row(handle)`` for each handle, in order; at most *at_once* calls run at a time."""
     from kinetic._tasks import bounded
 
     rows: dict[int, dict[str, Any]] = {}
 
-    async def look(place: int) -> None:
-        rows[place] = await row(handles[place])
+    async def read(index: int) -> None:
+        rows[index] = await read_row(handles[index])
 
-    await bounded(look, range(len(handles)), at_once=at_once)
-    return [rows[place] for place in range(len(handles))]
+    await bounded(read, range(len(handles)), at_once=at_once)
+    return [rows[index] for index in range(len(handles))]
 
 
-async def row_of(job: aio.JobHandle[Any]) -> dict[str, Any]:
+async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     from kinetic.errors import KineticError
 
-    known = {
+    fields = {
         "job_id": job.job_id,
         "function": job.func_name,
         "age": output.age(job.created_at),
@@ -69,38 +69,39 @@ async def row_of(job: aio.JobHandle[Any]) -> dict[str, Any]:
     }
     try:
         status = (await job.status()).value
-        known["age"] = output.age(job.began_at())
-        found = await job.estimate()
-        cost = {"cost": output.dollars(found.cost), "estimate": found.to_dict()}
+        fields["age"] = output.age(job.began_at())
+        estimate = await job.estimate()
+        cost = {"cost": output.dollars(estimate.cost), "estimate": estimate.to_dict()}
         reason = "" if status == "SUCCEEDED" else await job.reason()
-        return {**known, "status": status, "reason": reason, **cost}
+        return {**fields, "status": status, "reason": reason, **cost}
     except KineticError as exc:  # a list still shows the other jobs
-        return {**known, "status": "UNKNOWN", "reason": str(exc), "cost": None}
+        return {**fields, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 
-def _by_number(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]]:
+def _sort_items(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]]:
     """Sort the items of each batch by their number; the batches and jobs keep their order."""
-    places: dict[str, int] = {}
-    for one in handles:
-        places.setdefault(one.group_id or one.job_id, len(places))
+    positions: dict[str, int] = {}
+    for handle in handles:
+        positions.setdefault(handle.group_id or handle.job_id, len(positions))
     return sorted(
-        handles, key=lambda one: (places[one.group_id or one.job_id], one.group_index or 0)
+        handles,
+        key=lambda handle: (positions[handle.group_id or handle.job_id], handle.group_index or 0),
     )
 
 
 @jobs.command("list")
 @click.option(
-    "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {SHOWN}."
+    "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {DEFAULT_ROWS}."
 )
 @json_option
 @with_client
 async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
     """List the newest jobs with their status."""
-    found = await client.list_jobs(limit=None if everything else SHOWN + 1)
-    some = _by_number(found if everything else found[:SHOWN])
-    rows = await rows_of(some, row_of, AT_ONCE)
+    found = await client.list_jobs(limit=None if everything else DEFAULT_ROWS + 1)
+    shown = _sort_items(found if everything else found[:DEFAULT_ROWS])
+    rows = await read_rows(shown, job_row, MAX_JOB_READS)
     output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
-    if len(found) > len(some):
+    if len(found) > len(shown):
         output.note("older jobs are not shown; --all shows them")
 
 
@@ -109,16 +110,16 @@ async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
 @with_job
 async def _status(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Show what is known about a job."""
-    known = {**await row_of(job), "output_dir": job.output_dir}
-    output.facts("jobs.status", known if as_json else _for_people(known), as_json=as_json)
+    fields = {**await job_row(job), "output_dir": job.output_dir}
+    output.fields("jobs.status", fields if as_json else _readable_fields(fields), as_json=as_json)
 
 
-def _for_people(known: dict[str, Any]) -> dict[str, Any]:
+def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Put the important fields first, and leave out empty ones and unused defaults."""
-    hidden = {*HIDDEN, *(() if known["project"] else ("cluster_name", "zone"))}
+    hidden = {*JSON_ONLY_FIELDS, *(() if fields["project"] else ("cluster_name", "zone"))}
     first = ("job_id", "status", "reason", "function", "age", "cost")
-    names = [name for name in dict.fromkeys((*first, *known)) if name not in hidden]
-    return {name: known[name] for name in names if known.get(name) not in (None, "")}
+    names = [name for name in dict.fromkeys((*first, *fields)) if name not in hidden]
+    return {name: fields[name] for name in names if fields.get(name) not in (None, "")}
 
 
 async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
@@ -188,21 +189,21 @@ async def _result(
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
     status = (await job.wait(timeout)).value
-    known: dict[str, Any] = {"job_id": job.job_id, "status": status}
+    fields: dict[str, Any] = {"job_id": job.job_id, "status": status}
     if status != "SUCCEEDED":
         reason = await job.reason()
         if as_json:
-            output.facts("jobs.result", {**known, "reason": reason}, as_json=True)
+            output.fields("jobs.result", {**fields, "reason": reason}, as_json=True)
         raise JobError(reason, job_id=job.job_id)
     if unpickle:
-        known["value"] = repr(await job.result(cleanup=False))
+        fields["value"] = repr(await job.result(cleanup=False))
     elif file is not None:
-        known |= {"file": str(file), "bytes": await job.save_result(file)}
+        fields |= {"file": str(file), "bytes": await job.save_result(file)}
     else:
-        known["noted"] = await job.noted()
+        fields["noted"] = await job.noted()
         if not as_json:
-            known["value"] = "not unpickled: --unpickle shows it, -o FILE saves it"
-    output.facts("jobs.result", known, as_json=as_json)
+            fields["value"] = "not unpickled: --unpickle shows it, -o FILE saves it"
+    output.fields("jobs.result", fields, as_json=as_json)
     if cleanup:
         await job.cleanup()
 
@@ -212,9 +213,9 @@ async def _result(
 async def _cancel(job: aio.JobHandle[Any]) -> None:
     """Stop a job. Its output stays until you clean it up."""
     await job.cancel()
-    ended = (await job.status()).value
-    done = "is cancelled" if ended == "NOT_FOUND" else f"had ended before: {ended}"
-    output.note(f"{job.job_id} {done}")
+    status = (await job.status()).value
+    state = "is cancelled" if status == "NOT_FOUND" else f"had ended before: {status}"
+    output.note(f"{job.job_id} {state}")
 
 
 @jobs.command("cleanup")
@@ -244,8 +245,8 @@ def outputs() -> None:
 @with_job
 async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
     """List the files in a job's output directory."""
-    found = [{"file": name} for name in await job.outputs()]
-    output.table("outputs.list", ("file",), found, as_json=as_json, empty="it wrote no files")
+    files = [{"file": name} for name in await job.outputs()]
+    output.table("outputs.list", ("file",), files, as_json=as_json, empty="it wrote no files")
 
 
 @outputs.command("get")
@@ -253,5 +254,5 @@ async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
 @click.argument("folder", type=FilePath(file_okay=False), default=".")
 async def _get_outputs(job: aio.JobHandle[Any], folder: Path) -> None:
     """Copy a job's output files to FOLDER. Default: the current directory."""
-    found = await job.fetch_outputs(folder)
-    output.note(f"{found} files are in {folder}" if found else "it wrote no files")
+    count = await job.fetch_outputs(folder)
+    output.note(f"{count} files are in {folder}" if count else "it wrote no files")

@@ -22,10 +22,10 @@ async def gc(client: aio.Client, as_json: bool) -> None:
     From the store, a folder or a bucket, it removes code, functions, requirements, and Data. It
     keeps what a job or a batch refers to, and what was used within a day.
     """
-    freed = await client.collect()
+    collection = await client.collect()
     rows = [
-        {"folder": folder, "files": one.files, "bytes": one.size}
-        for folder, one in freed.freed.items()
+        {"folder": folder, "files": content.files, "bytes": content.size}
+        for folder, content in collection.freed.items()
     ]
     columns = ("folder", "files", "bytes")
     output.table("gc", columns, rows, as_json=as_json, empty="nothing to remove")
@@ -44,11 +44,11 @@ def _status(as_json: bool) -> None:
     from kinetic.aio.local.supervisor import running
 
     home = configuration.home()
-    found = run_async(running(home))
-    known: dict[str, Any] = {"home": str(home), "running": found is not None}
-    if found is not None:
-        known |= {"pid": found.pid, "log": found.log, "jobs": dict(found.jobs)}
-    output.facts("local.status", known, as_json=as_json)
+    supervisor = run_async(running(home))
+    fields: dict[str, Any] = {"home": str(home), "running": supervisor is not None}
+    if supervisor is not None:
+        fields |= {"pid": supervisor.pid, "log": supervisor.log, "jobs": dict(supervisor.jobs)}
+    output.fields("local.status", fields, as_json=as_json)
 
 
 @local.command("stop")
@@ -58,11 +58,11 @@ def _stop(yes: bool) -> None:
     from kinetic import configuration
     from kinetic.aio.local.supervisor import end, running
 
-    found = run_async(running(configuration.home()))
-    if found is None:
+    supervisor = run_async(running(configuration.home()))
+    if supervisor is None:
         output.note("the supervisor isn't running")
         return
-    if live := found.jobs.get("running", 0) + found.jobs.get("pending", 0):
-        output.confirm(f"Stop the supervisor and its {live} jobs?", yes=yes)
-    run_async(end(found))
+    if job_count := supervisor.jobs.get("running", 0) + supervisor.jobs.get("pending", 0):
+        output.confirm(f"Stop the supervisor and its {job_count} jobs?", yes=yes)
+    run_async(end(supervisor))
     output.note("the supervisor has stopped")

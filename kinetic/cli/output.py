@@ -14,22 +14,22 @@ import click
 
 from kinetic._messages import one_line, shown, span, unstyled
 
-_REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_BIDI_CONTROLS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that reverse the text after them on a terminal."""
 
-NOTHING = "—"
+EMPTY_CELL = "—"
 """The cell of an unknown value."""
 
-NARROWEST = 12
+MIN_COLUMN_WIDTH = 12
 """Minimum width of a column, in cells; a narrower one is unreadable."""
 
-LONGEST_TEXT = 400
+MAX_TEXT_LENGTH = 400
 """Characters of one value in a table; JSON has all of it."""
 
 
 def note(text: str) -> None:
     """Print a message of the command on standard error."""
-    click.echo(f"kinetic: {_plain(text)}", err=True)
+    click.echo(f"kinetic: {_sanitize(text)}", err=True)
 
 
 def age(created_at: str) -> str:
@@ -37,10 +37,10 @@ def age(created_at: str) -> str:
     from datetime import UTC, datetime  # `kinetic --help` needs none
 
     try:
-        born = datetime.fromisoformat(created_at)
+        created = datetime.fromisoformat(created_at)
     except ValueError:
-        return NOTHING
-    return span((datetime.now(UTC) - born).total_seconds())
+        return EMPTY_CELL
+    return span((datetime.now(UTC) - created).total_seconds())
 
 
 def dollars(amount: float | None) -> str | None:
@@ -73,16 +73,19 @@ def table(
 
     *empty* is the note for a list without rows.
     """
-    found = [*rows]
+    listed = [*rows]
     if as_json:
-        json_line(schema, {"items": found}, indent=2)
+        json_line(schema, {"items": listed}, indent=2)
         return
-    if not found:
+    if not listed:
         note(empty)
         return
-    cells = [[one_line(_cell(row.get(one)), LONGEST_TEXT) for one in columns] for row in found]
-    names = [one.replace("_", " ").upper() for one in columns]
-    for line in lay_out(names, cells, _width()):
+    cells = [
+        [one_line(_format_cell(row.get(column)), MAX_TEXT_LENGTH) for column in columns]
+        for row in listed
+    ]
+    names = [column.replace("_", " ").upper() for column in columns]
+    for line in lay_out(names, cells, _terminal_width()):
         click.echo(line)
 
 
@@ -98,23 +101,23 @@ def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     widths = [max(map(cell_len, column)) for column in columns]
     kept = [*range(len(columns))]
     if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
-        return [_row([line[at] for at in kept], widths) for line in (names, *rows)]
-    kept = [at for at in kept[:-1] if at == 0 or {*columns[at][1:]} != {NOTHING}]
-    widths = [widths[at] for at in kept]
+        return [_format_row([line[index] for index in kept], widths) for line in (names, *rows)]
+    kept = [index for index in kept[:-1] if index == 0 or {*columns[index][1:]} != {EMPTY_CELL}]
+    widths = [widths[index] for index in kept]
     while sum(widths) + 2 * (len(widths) - 1) > width:
-        at = max(range(1, len(widths)), key=widths.__getitem__, default=0)
-        if at == 0 or widths[at] <= NARROWEST:
+        index = max(range(1, len(widths)), key=widths.__getitem__, default=0)
+        if index == 0 or widths[index] <= MIN_COLUMN_WIDTH:
             break  # the terminal wraps the rest
-        widths[at] -= 1
-    lines = [_row([names[at] for at in kept], widths)]
+        widths[index] -= 1
+    lines = [_format_row([names[index] for index in kept], widths)]
     for row in rows:
-        lines.append(_row([row[at] for at in kept], widths))
-        if row[-1] != NOTHING:
+        lines.append(_format_row([row[index] for index in kept], widths))
+        if row[-1] != EMPTY_CELL:
             lines += textwrap.wrap(row[-1], width, initial_indent="  ", subsequent_indent="  ")
     return lines
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     from rich.cells import cell_len, set_cell_size
 
     fitted = [
@@ -126,22 +129,22 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(fitted).rstrip()
 
 
-def _width() -> int | None:
+def _terminal_width() -> int | None:
     """Return the columns of the terminal, or COLUMNS; None for a pipe, where nothing is cut."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
 
 
-def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
+def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what is known about one thing: a line per field, or one JSON object."""
     if as_json:
         json_line(schema, content, indent=2)
         return
     width = max((len(name) for name in content), default=0)
     for name, value in content.items():
-        words = _plain(_cell(value)).replace("\n", "\n" + " " * (width + 2))
-        click.echo(f"{name.replace('_', ' '):<{width}}  {words}")
+        text = _sanitize(_format_cell(value)).replace("\n", "\n" + " " * (width + 2))
+        click.echo(f"{name.replace('_', ' '):<{width}}  {text}")
 
 
 def lines(text: Iterable[str], *, err: bool = False) -> None:
@@ -150,7 +153,7 @@ def lines(text: Iterable[str], *, err: bool = False) -> None:
         click.echo(shown(line), err=err)
 
 
-def asks(*, yes: bool) -> bool:
+def will_ask(*, yes: bool) -> bool:
     """Return whether `confirm` asks: only on a terminal, and without --yes."""
     return not yes and sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -163,20 +166,20 @@ def confirm(question: str, *, yes: bool) -> None:
     Raises:
         click.exceptions.Exit: The answer is no.
     """
-    if asks(yes=yes) and not click.confirm(question):
+    if will_ask(yes=yes) and not click.confirm(question):
         note("nothing was done")
         raise click.exceptions.Exit(1)
 
 
-def _plain(text: str) -> str:
+def _sanitize(text: str) -> str:
     """Remove what would change the color or the order of the text around it."""
-    return _REORDERING.sub("", unstyled(text))
+    return _BIDI_CONTROLS.sub("", unstyled(text))
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None or value == "":
-        return NOTHING
+        return EMPTY_CELL
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, Any]", value).items()
-        return ", ".join(f"{key}={one}" for key, one in pairs) or NOTHING
+        return ", ".join(f"{key}={item}" for key, item in pairs) or EMPTY_CELL
     return str(value)

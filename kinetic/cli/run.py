@@ -9,7 +9,14 @@ import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.client import FilePath, Where, json_option, name_error, run_async, with_where
+from kinetic.cli.client import (
+    FilePath,
+    TargetOptions,
+    json_option,
+    name_error,
+    run_async,
+    with_target_options,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,9 +63,9 @@ if TYPE_CHECKING:
 )
 @click.option("--detach", is_flag=True, help="Print the job's ID and exit; the job keeps running.")
 @json_option
-@with_where
+@with_target_options
 def run(
-    where: Where,
+    options: TargetOptions,
     target: str,
     args: tuple[str, ...],
     file: Path | None,
@@ -74,22 +81,25 @@ def run(
     """
     from kinetic.cli import functions
 
-    function = _on_accelerator(functions.load_function(target), accelerator)
-    given = functions.arguments_of(args)
-    settings = {name: one for name, one in batch_options.items() if one is not None}
+    function = _with_accelerator(functions.load_function(target), accelerator)
+    arguments = functions.parse_arguments(args)
+    settings = {name: value for name, value in batch_options.items() if value is not None}
     if file is None:
         if settings:
             raise click.UsageError("--name, --max-concurrent, --retries, --budget require --map")
-        functions.check(function, given)
-        run_async(_end_on_sigterm(_run_job(where, function, given, detach, as_json)))
+        functions.check(function, arguments)
+        run_async(_end_on_sigterm(_run_job(options, function, arguments, detach, as_json)))
         return
     if detach:
         raise click.UsageError("--detach takes one call: this process submits the items of a --map")
-    found = [(place, {**given, **one}) for place, one in functions.inputs_of(file, function)]
-    for place, one in found:
-        functions.check(function, one, f"{place}: ")
-    inputs = [one for _, one in found]
-    if run_async(_run_batch(where, function, inputs, settings, as_json)):
+    located_inputs = [
+        (location, {**arguments, **row_arguments})
+        for location, row_arguments in functions.read_inputs(file, function)
+    ]
+    for location, row_arguments in located_inputs:
+        functions.check(function, row_arguments, f"{location}: ")
+    inputs = [row_arguments for _, row_arguments in located_inputs]
+    if run_async(_run_batch(options, function, inputs, settings, as_json)):
         raise click.exceptions.Exit(1)
 
 
@@ -101,16 +111,16 @@ async def _end_on_sigterm(job: Coroutine[Any, Any, None]) -> None:
 
 
 async def _run_job(
-    where: Where, function: Any, given: dict[str, Any], detach: bool, as_json: bool
+    options: TargetOptions, function: Any, arguments: dict[str, Any], detach: bool, as_json: bool
 ) -> None:
     import asyncio
 
     from kinetic._tasks import release
 
-    async with where.client(creates_store=True) as client:
-        job = await client.submit(function, **given)
+    async with options.client(creates_store=True) as client:
+        job = await client.submit(function, **arguments)
         if detach:
-            output.facts("run", {"job_id": job.job_id}, as_json=as_json)
+            output.fields("run", {"job_id": job.job_id}, as_json=as_json)
             return
         output.note(f"{job.job_id} was submitted to {job.backend}")
         if job.debug:
@@ -128,7 +138,7 @@ async def _run_job(
 
 
 async def _run_batch(
-    where: Where,
+    options: TargetOptions,
     function: Any,
     inputs: Sequence[dict[str, Any]],
     settings: dict[str, Any],
@@ -138,7 +148,7 @@ async def _run_batch(
     from kinetic.outcome import Succeeded
 
     failed = 0
-    async with where.client(creates_store=True) as client:
+    async with options.client(creates_store=True) as client:
         batch = await client.run_async_map(
             function, inputs, input_mode="kwargs", progress=True, **settings
         )
@@ -147,22 +157,22 @@ async def _run_batch(
             async for index, _, outcome in batch.outcomes():
                 failed += not outcome.ok
                 if isinstance(outcome, Succeeded):
-                    key, words = "value", repr(outcome.value)
+                    key, text = "value", repr(outcome.value)
                 else:
-                    key, words = "error", name_error(outcome.error)
+                    key, text = "error", name_error(outcome.error)
                 if as_json:
-                    output.json_line("run.item", {"index": index, "ok": outcome.ok, key: words})
+                    output.json_line("run.item", {"index": index, "ok": outcome.ok, key: text})
                 else:
-                    output.lines([f"{index}\t{one_line(words, output.LONGEST_TEXT)}"])
+                    output.lines([f"{index}\t{one_line(text, output.MAX_TEXT_LENGTH)}"])
     return failed
 
 
-def _on_accelerator(function: Any, accelerator: str | None) -> Any:
+def _with_accelerator(function: Any, accelerator: str | None) -> Any:
     """Return *function* with another accelerator, whether it is decorated or not."""
-    from kinetic.function import run as decorated
+    from kinetic.function import run as decorate
 
     if accelerator is None:
         return function
     if hasattr(function, "options"):
         return function.options(accelerator=accelerator)
-    return decorated(accelerator=accelerator)(function)
+    return decorate(accelerator=accelerator)(function)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetic.cli import output
-from kinetic.cli.client import Where, json_option, with_where
+from kinetic.cli.client import TargetOptions, json_option, with_target_options
 from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ def config(context: click.Context) -> None:
 
 @config.command("show")
 @json_option
-@with_where
-def _show_config(where: Where = Where(), as_json: bool = False) -> None:  # noqa: B008 - frozen
+@with_target_options
+def _show_config(options: TargetOptions = TargetOptions(), as_json: bool = False) -> None:  # noqa: B008 - frozen
     """Show each setting's value and where the value comes from."""
     from kinetic import configuration
 
-    given = where.given()
-    found = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
+    given = options.given()
+    settings = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
     rows = [
         {"setting": name, "value": value, "source": source}
-        for name, (value, source) in found.items()
+        for name, (value, source) in settings.items()
     ]
     file = configuration.profiles_file()
     active = os.environ.get("KINETIC_PROFILE") or _load().current
@@ -78,9 +78,9 @@ def profile() -> None:
 )
 @click.option("--run-as-user", metavar="NUMBER", help="User ID of the pods. Default: the image's.")
 @click.option("--force", is_flag=True, help="Replace the profile if it exists.")
-@with_where
+@with_target_options
 def _create(
-    where: Where,
+    options: TargetOptions,
     name: str,
     base_image_repo: str | None,
     output_dir: str | None,
@@ -92,22 +92,22 @@ def _create(
     from kinetic.configuration import BACKENDS, checked_zone
     from kinetic.profiles import Profile
 
-    if where.backend is not None and where.backend.strip().lower() not in BACKENDS:
+    if options.backend is not None and options.backend.strip().lower() not in BACKENDS:
         raise click.BadParameter(f"choose {', '.join(BACKENDS)}", param_hint="--backend")
-    checked_zone(where.zone, "--zone")
-    more = {
+    checked_zone(options.zone, "--zone")
+    profile_settings = {
         "base_image_repo": base_image_repo,
         "output_dir": output_dir,
         "store_claim": store_claim,
         "run_as_user": run_as_user,
     }
-    made = Profile.checked(name, {**where.given(), **more})
+    created = Profile.checked(name, {**options.given(), **profile_settings})
 
     def add(saved: Profiles) -> Profiles:
         if name in saved.profiles and not force:
             raise click.UsageError(f"the profile {name!r} exists: --force replaces it")
-        changed = saved.create(made, replacing=force)
-        return changed if saved.profiles else changed.use(name)
+        updated = saved.create(created, replacing=force)
+        return updated if saved.profiles else updated.use(name)
 
     _update(add)
     output.note(f"created the profile {name!r}")
@@ -120,8 +120,12 @@ def _list(as_json: bool) -> None:
     saved = _load()
     yes, no = (True, False) if as_json else ("*", "")
     rows = [
-        {"current": yes if one.name == saved.current else no, "name": one.name, **one.settings}
-        for one in saved.profiles.values()
+        {
+            "current": yes if entry.name == saved.current else no,
+            "name": entry.name,
+            **entry.settings,
+        }
+        for entry in saved.profiles.values()
     ]
     columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace", "store")
     empty = "no profiles; create one: kinetic profile create NAME --project PROJECT"
@@ -134,11 +138,11 @@ def _list(as_json: bool) -> None:
 def _show(name: str | None, as_json: bool) -> None:
     """Show a profile. Default: the current one."""
     saved = _load()
-    found = saved[name] if name else saved.active(os.environ)
-    if found is None:
+    selected = saved[name] if name else saved.active(os.environ)
+    if selected is None:
         raise click.UsageError("no profile is current: name one of `kinetic profile ls`")
-    known = {"name": found.name, "current": found.name == saved.current, **found.settings}
-    output.facts("profile", {**known, **found.extra}, as_json=as_json)
+    fields = {"name": selected.name, "current": selected.name == saved.current, **selected.settings}
+    output.fields("profile", {**fields, **selected.extra}, as_json=as_json)
 
 
 @profile.command("use")

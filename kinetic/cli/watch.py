@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from kinetic import aio
 
-SLOWEST, FAILURES = 5, 5
+MAX_RUNNING_SHOWN, MAX_FAILURES_SHOWN = 5, 5
 """Maximum number of running items, and of failed ones, on the screen."""
 
-LOW = 10
+COMPACT_HEIGHT = 10
 """Below this many rows the terminal shows title and bar on one line."""
 
 REFRESH_S = 1.0
@@ -54,25 +54,28 @@ def screen(view: View, width: int, height: int) -> list[Text]:
 
     from kinetic._progress.line import compose
 
-    now = view.progress
-    if height < LOW:
-        lines = compose(view.title, now, width)[:1]
+    progress = view.progress
+    if height < COMPACT_HEIGHT:
+        lines = compose(view.title, progress, width)[:1]
     else:
-        short = replace(now, waiting=0, running=0, retried=0)  # the line of counts shows these
-        lines = [Text(view.title, "bold"), compose("", short, width)[0][2:]]
-    lines += map(Text, textwrap.wrap(now.counts(), width))
-    if view.max_concurrent is not None and not now.finished:
+        bar = replace(progress, waiting=0, running=0, retried=0)  # the line of counts shows these
+        lines = [Text(view.title, "bold"), compose("", bar, width)[0][2:]]
+    lines += map(Text, textwrap.wrap(progress.counts(), width))
+    if view.max_concurrent is not None and not progress.finished:
         lines.append(Text(f"max_concurrent: {view.max_concurrent:,}"))
-    if now.retried_after:
-        causes = ", ".join(f"{count:,} {reason}" for reason, count in now.retried_after)
-        lines += (Text(one, "yellow") for one in textwrap.wrap(f"retried after: {causes}", width))
+    if progress.retried_after:
+        causes = ", ".join(f"{count:,} {reason}" for reason, count in progress.retried_after)
+        lines += (
+            Text(cause_line, "yellow")
+            for cause_line in textwrap.wrap(f"retried after: {causes}", width)
+        )
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)
     if view.failures:
         lines.append(Text("last failures", "bold red"))
-        lines += (Text(f"  item {index:<8} {words}") for index, words in view.failures)
-    if not now.finished:
+        lines += (Text(f"  item {index:<8} {failure}") for index, failure in view.failures)
+    if not progress.finished:
         lines = [*lines[: max(1, height - 1)], Text("q leaves; the batch continues", "dim")]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -89,18 +92,18 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
     clock = asyncio.get_running_loop().time
-    due, last, now = 0.0, "", Progress()
+    next_due, last_line, progress = 0.0, "", Progress()
     async for view in views:
-        now = view.progress
-        if not now.finished and clock() < due:
+        progress = view.progress
+        if not progress.finished and clock() < next_due:
             continue
-        due = clock() + (REFRESH_S if as_json else LINE_S)
+        next_due = clock() + (REFRESH_S if as_json else LINE_S)
         if as_json:
             output.json_line("batches.watch", asdict(view))
-        elif (line := now.line()) != last:
-            last = line
+        elif (line := progress.line()) != last_line:
+            last_line = line
             output.lines([line])
-    return now
+    return progress
 
 
 async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Progress:
@@ -109,33 +112,35 @@ async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Pro
     from rich.live import Live
 
     console = Console(highlight=False, markup=False, emoji=False)
-    left = asyncio.Event()
+    quit_pressed = asyncio.Event()
     view: View | None = None
-    with _keys(left), Live(console=console, auto_refresh=False) as live:
-        leaving = asyncio.ensure_future(left.wait())
-        coming = asyncio.ensure_future(anext(views, None))
+    with _watch_keys(quit_pressed), Live(console=console, auto_refresh=False) as live:
+        quitting = asyncio.ensure_future(quit_pressed.wait())
+        next_view = asyncio.ensure_future(anext(views, None))
         try:
-            while not leaving.done():
+            while not quitting.done():
                 await asyncio.wait(
-                    {coming, leaving}, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED
+                    {next_view, quitting}, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                if coming.done():
-                    if (new := coming.result()) is None:
+                if next_view.done():
+                    if (received := next_view.result()) is None:
                         break
-                    view, coming = new, asyncio.ensure_future(anext(views, None))
+                    view, next_view = received, asyncio.ensure_future(anext(views, None))
                 if view is not None:
-                    now = replace(view, slowest=batch.longest_running(SLOWEST))
-                    live.update(Group(*screen(now, console.width, console.height)), refresh=True)
+                    refreshed = replace(view, slowest=batch.longest_running(MAX_RUNNING_SHOWN))
+                    live.update(
+                        Group(*screen(refreshed, console.width, console.height)), refresh=True
+                    )
         finally:  # a generator can't be closed while its next value is awaited
-            leaving.cancel()
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            quitting.cancel()
+            next_view.cancel()
+            await asyncio.gather(next_view, return_exceptions=True)
     return view.progress if view is not None else Progress()
 
 
 @contextlib.contextmanager
-def _keys(left: asyncio.Event) -> Generator[None]:
-    """Set *left* when the user presses q; afterwards the terminal has its old settings."""
+def _watch_keys(quit_pressed: asyncio.Event) -> Generator[None]:
+    """Set *quit_pressed* when the user presses q; afterwards the terminal has its old settings."""
     if not sys.stdin.isatty():
         yield
         return
@@ -144,25 +149,25 @@ def _keys(left: asyncio.Event) -> Generator[None]:
     import tty
 
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    saved_settings = termios.tcgetattr(descriptor)
 
-    def pressed() -> None:
+    def read_keys() -> None:
         try:
             keys = os.read(descriptor, 64)
         except OSError:  # the terminal was closed
             keys = b""
         if not keys or keys.lower().startswith(b"q"):
             loop.remove_reader(descriptor)  # a closed terminal stays readable, which would spin
-            left.set()
+            quit_pressed.set()
 
     tty.setcbreak(descriptor)
-    loop.add_reader(descriptor, pressed)
+    loop.add_reader(descriptor, read_keys)
     try:
         yield
     finally:
         loop.remove_reader(descriptor)
         with contextlib.suppress(termios.error):  # the terminal may be closed
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, saved_settings)
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
@@ -171,30 +176,30 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
     Raises:
         SubmitterLost: The batch's submitter died, so the rest would never start.
     """
-    failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
-    known: set[int] = set()
-    async with aclosing(batch.progress()) as values:
-        async for value in values:
-            if value.failed + value.lost > len(known):
+    failures: deque[tuple[int, str]] = deque(maxlen=MAX_FAILURES_SHOWN)
+    noted: set[int] = set()
+    async with aclosing(batch.progress()) as updates:
+        async for progress in updates:
+            if progress.failed + progress.lost > len(noted):
                 try:
-                    await _note_failures(batch, known, failures)
+                    await _note_failures(batch, noted, failures)
                 except KineticError as exc:  # the next change asks again
                     logging.warning("can't read the failures: %s", exc)
             yield View(
                 title=batch.name or batch.group_id,
-                progress=value,
+                progress=progress,
                 max_concurrent=batch.max_concurrent,
-                slowest=batch.longest_running(SLOWEST),
+                slowest=batch.longest_running(MAX_RUNNING_SHOWN),
                 failures=tuple(failures),
             )
     await batch.wait()  # raises if the batch can't end
 
 
 async def _note_failures(
-    batch: aio.BatchHandle[Any], known: set[int], failures: deque[tuple[int, str]]
+    batch: aio.BatchHandle[Any], noted: set[int], failures: deque[tuple[int, str]]
 ) -> None:
-    new = [job for job in await batch.failures() if job.group_index not in known]
-    known.update(job.group_index or 0 for job in new[:-FAILURES])
-    for job in new[-FAILURES:]:
+    new_failures = [job for job in await batch.failures() if job.group_index not in noted]
+    noted.update(job.group_index or 0 for job in new_failures[:-MAX_FAILURES_SHOWN])
+    for job in new_failures[-MAX_FAILURES_SHOWN:]:
         failures.append((job.group_index or 0, one_line(await job.reason())))
-        known.add(job.group_index or 0)
+        noted.add(job.group_index or 0)
