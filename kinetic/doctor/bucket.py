@@ -16,16 +16,16 @@ LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 def checks(name: str, store: Store, *, after: tuple[str, ...]) -> list[Check]:
     """Return the checks of *store*; names start with *name*; they need the checks *after*."""
 
-    async def exists() -> Finding:
+    async def find_store() -> Finding:
         await check_listing(store)
         return ok(f"{store.url} exists and can be listed")
 
-    async def use() -> Finding:
+    async def use_store() -> Finding:
         if not await check_use(store):
             return failed("an object had other content when it was read")
         return ok("objects can be written, read, and removed")
 
     return [
-        Check(name=name, group=GROUP, look=exists, needs=after),
-        Check(name=f"{name}: use", group=GROUP, look=use, needs=(name,)),
+        Check(name=name, group=GROUP, probe=find_store, needs=after),
+        Check(name=f"{name}: use", group=GROUP, probe=use_store, needs=(name,)),
     ]

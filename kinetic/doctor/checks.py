@@ -77,7 +77,7 @@ class Check:
 
     name: str
     group: str
-    look: Callable[[], Awaitable[Finding]]
+    probe: Callable[[], Awaitable[Finding]]
     needs: tuple[str, ...] = ()
     advice: str = ""
     limit_s: float = LIMIT_S
@@ -105,14 +105,14 @@ class Report:
     @property
     def healthy(self) -> bool:
         """Whether no check failed; warnings don't count."""
-        return all(one.state is not State.FAILED for one in self.results)
+        return all(result.state is not State.FAILED for result in self.results)
 
     def __getitem__(self, name: str) -> Result:
-        return next(one for one in self.results if one.name == name)
+        return next(result for result in self.results if result.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
-        return {"healthy": self.healthy, "checks": [asdict(one) for one in self.results]}
+        return {"healthy": self.healthy, "checks": [asdict(result) for result in self.results]}
 
 
 async def run_checks(checks: Sequence[Check]) -> Report:
@@ -123,46 +123,48 @@ async def run_checks(checks: Sequence[Check]) -> Report:
 
     Cancelled: all checks end.
     """
-    ended: dict[str, anyio.Event] = {}
-    for one in checks:
-        if unknown := [name for name in one.needs if name not in ended]:
-            raise ValueError(f"{one.name} needs {', '.join(unknown)}, which isn't before it")
-        ended[one.name] = anyio.Event()
+    ended_events: dict[str, anyio.Event] = {}
+    for check in checks:
+        if unknown := [name for name in check.needs if name not in ended_events]:
+            raise ValueError(f"{check.name} needs {', '.join(unknown)}, which isn't before it")
+        ended_events[check.name] = anyio.Event()
     results: dict[str, Result] = {}
 
-    async def run(check: Check) -> None:
-        for name in check.needs:
-            await ended[name].wait()
-        results[check.name] = await _result(check, results)
-        ended[check.name].set()
+    async def run(pending: Check) -> None:
+        for name in pending.needs:
+            await ended_events[name].wait()
+        results[pending.name] = await _run_check(pending, results)
+        ended_events[pending.name].set()
 
     async with anyio.create_task_group() as group:
-        for one in checks:
-            group.start_soon(run, one)
-    return Report(tuple(results[one.name] for one in checks))
+        for check in checks:
+            group.start_soon(run, check)
+    return Report(tuple(results[check.name] for check in checks))
 
 
-async def _result(check: Check, results: dict[str, Result]) -> Result:
-    cause, began = "", time.monotonic()
+async def _run_check(check: Check, results: dict[str, Result]) -> Result:
+    cause, started = "", time.monotonic()
     for name in check.needs:
         cause = cause or (name if results[name].state is State.FAILED else results[name].because)
-    finding = skipped(f"not checked, because {cause!r} failed") if cause else await _look(check)
-    troubled = finding.state in (State.FAILED, State.WARNING)
+    finding = (
+        skipped(f"not checked, because {cause!r} failed") if cause else await _run_probe(check)
+    )
+    has_problem = finding.state in (State.FAILED, State.WARNING)
     return Result(
         name=check.name,
         group=check.group,
         state=finding.state,
         evidence=finding.evidence,
-        advice=finding.advice or (check.advice if troubled else ""),
+        advice=finding.advice or (check.advice if has_problem else ""),
         because=cause,
-        seconds=round(time.monotonic() - began, 3),
+        seconds=round(time.monotonic() - started, 3),
     )
 
 
-async def _look(check: Check) -> Finding:
+async def _run_probe(check: Check) -> Finding:
     try:
         with anyio.fail_after(check.limit_s):
-            return await check.look()
+            return await check.probe()
     except TimeoutError:
         return failed(f"no answer within {check.limit_s:g} s")
     except (KineticError, OSError) as exc:

@@ -25,17 +25,17 @@ from kinetic.errors import NotFound
 
 GROUP = "cluster"
 
-ONCE = RetryPolicy(total_s=0.0)
-LIMITS = Limits(retry=ONCE, rights_s=0.0, connect_s=10.0, idle_s=20.0)
+NO_RETRIES = RetryPolicy(total_s=0.0)
+LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
 """No retries: the doctor reports what fails now."""
 
-SETS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
+SET_API_GROUPS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
 """The API group of each value of KINETIC_MULTIHOST."""
 
-WAITING_S = 300.0
+MAX_PENDING_S = 300.0
 """The doctor reports pods that have been pending for more than these seconds."""
 
-EVENTS = frozenset(
+EVENT_REASONS = frozenset(
     {
         "BackOff",
         "Evicted",
@@ -52,13 +52,13 @@ EVENTS = frozenset(
 )
 """Reasons of events that concern jobs."""
 
-ENFORCED = "pod-security.kubernetes.io/enforce"
+ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 """The label of a namespace with the Pod Security Standard that its pods must satisfy."""
 
-IDENTITY = "iam.gke.io/gcp-service-account"
-GPU_LABEL, GPU = "cloud.google.com/gke-accelerator", "nvidia.com/gpu"
+IDENTITY_ANNOTATION = "iam.gke.io/gcp-service-account"
+GPU_LABEL, GPU_RESOURCE = "cloud.google.com/gke-accelerator", "nvidia.com/gpu"
 
-SHOWN = 5
+MAX_NAMES = 5
 """Maximum number of names in a finding."""
 
 
@@ -70,150 +70,160 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
         AuthError: There are no credentials, or they are refused.
         Unavailable: A server that must be asked doesn't answer.
     """
-    api = Api(await open_access(target, environ, ONCE), LIMITS)
+    api = Api(await open_access(target, environ, NO_RETRIES), LIMITS)
     try:
-        listing = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
-        await is_allowed(api, listing)
+        right = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
+        await is_allowed(api, right)
     finally:
         await api.aclose()
 
 
 class Cluster:
-    """Check the cluster of *target*; *at* has the namespace and the settings of jobs' pods."""
+    """Check the cluster of *target*; *placement* has the namespace and settings of jobs' pods."""
 
-    def __init__(self, target: Target, at: Placement, environ: Mapping[str, str]) -> None:
+    def __init__(self, target: Target, placement: Placement, environ: Mapping[str, str]) -> None:
         self._target = target
-        self._at = at
+        self._placement = placement
         self._environ = environ
-        self._opened: Api | None = None
+        self._opened_api: Api | None = None
 
     def checks(self, *, after: tuple[str, ...]) -> list[Check]:
         """Return the checks, which run only if the checks named in *after* don't fail."""
-        create = f"set KINETIC_NAMESPACE, or run kubectl create namespace {self._at.namespace}"
+        advice = (
+            f"set KINETIC_NAMESPACE, or run kubectl create namespace {self._placement.namespace}"
+        )
         table = [
-            Check(name="access", group=GROUP, look=self._access, needs=after),
-            Check(name="API server", group=GROUP, look=self._version, needs=("access",)),
-            _check("namespace", self._namespace, "API server", create),
-            Check(name="permissions", group=GROUP, look=self._permissions, needs=("API server",)),
+            Check(name="access", group=GROUP, probe=self._access, needs=after),
+            Check(name="API server", group=GROUP, probe=self._version, needs=("access",)),
+            _check("namespace", self._namespace, "API server", advice),
+            Check(name="permissions", group=GROUP, probe=self._permissions, needs=("API server",)),
             _check("service account", self._service_account, "namespace"),
-            Check(name="sets of pods", group=GROUP, look=self._sets, needs=("API server",)),
+            Check(
+                name="sets of pods", group=GROUP, probe=self._set_controllers, needs=("API server",)
+            ),
             _check("nodes", self._nodes, "API server"),
             _check("pending pods", self._pending, "namespace"),
             _check("warnings", self._warnings, "namespace"),
         ]
-        if self._at.queue:
+        if self._placement.queue:
             table.append(_check("queue", self._queue, "namespace"))
         return table
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._opened is not None:
-            await self._opened.aclose()
+        if self._opened_api is not None:
+            await self._opened_api.aclose()
 
     @property
     def _api(self) -> Api:
-        assert self._opened is not None  # other checks need `_access`, which opens it
-        return self._opened
+        assert self._opened_api is not None  # other checks need `_access`, which opens it
+        return self._opened_api
 
     @property
-    def _place(self) -> str:
-        return f"/api/v1/namespaces/{_quoted(self._at.namespace)}"
+    def _namespace_path(self) -> str:
+        return f"/api/v1/namespaces/{_quote(self._placement.namespace)}"
 
     async def _access(self) -> Finding:
-        self._opened = Api(await open_access(self._target, self._environ, ONCE), LIMITS)
-        return ok(f"{self._opened.cluster} at {self._opened.server}")
+        self._opened_api = Api(await open_access(self._target, self._environ, NO_RETRIES), LIMITS)
+        return ok(f"{self._opened_api.cluster} at {self._opened_api.server}")
 
     async def _version(self) -> Finding:
-        found = await self._api.call("GET", "/version")
-        return ok(f"Kubernetes {found.get('gitVersion', 'of an unknown version')}")
+        answer = await self._api.call("GET", "/version")
+        return ok(f"Kubernetes {answer.get('gitVersion', 'of an unknown version')}")
 
     async def _namespace(self) -> Finding:
-        name = self._at.namespace
+        name = self._placement.namespace
         try:
-            found = await self._api.call("GET", self._place)
+            answer = await self._api.call("GET", self._namespace_path)
         except NotFound:
             return failed(f"there is no namespace {name!r}")
-        if found.get("status", {}).get("phase", "") == "Terminating":
+        if answer.get("status", {}).get("phase", "") == "Terminating":
             return failed(f"{name!r} is being removed")
-        labels: dict[str, str] = found["metadata"].get("labels") or {}
-        if labels.get(ENFORCED) != "restricted" or self._at.run_as_user:
+        labels: dict[str, str] = answer["metadata"].get("labels") or {}
+        if labels.get(ENFORCE_LABEL) != "restricted" or self._placement.run_as_user:
             return ok(f"{name!r} exists")
-        words = f"{name!r} enforces the Pod Security Standard 'restricted'"
-        if self._at.run_as_user == 0:
+        evidence = f"{name!r} enforces the Pod Security Standard 'restricted'"
+        if self._placement.run_as_user == 0:
             return failed(
-                f"{words} and refuses every pod, because run_as_user is 0, which is root",
+                f"{evidence} and refuses every pod, because run_as_user is 0, which is root",
                 "unset KINETIC_RUN_AS_USER, or set it to another user ID",
             )
         return warning(
-            f"{words}: it refuses pods with your own image; images that kinetic builds run as an "
-            "unprivileged user",
+            f"{evidence}: it refuses pods with your own image; images that kinetic builds run as "
+            "an unprivileged user",
             "before you use container_image=, set KINETIC_RUN_AS_USER, or run_as_user in the "
             "profile, to a user ID that the image can run as, such as 1000",
         )
 
     async def _permissions(self) -> Finding:
-        wanted = rights(self._at.namespace)
-        allowed = await all_or_none(*(is_allowed(self._api, one) for one in wanted))
-        missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
+        wanted = rights(self._placement.namespace)
+        granted_rights = await all_or_none(*(is_allowed(self._api, right) for right in wanted))
+        missing = [
+            right for right, granted in zip(wanted, granted_rights, strict=True) if not granted
+        ]
         if not missing:
             return ok(f"all {len(wanted)} that kinetic uses")
         user = await user_name(self._api)
-        first = {one.namespace: one for one in reversed(missing)}  # a Role for each namespace
-        roles = "---\n".join(role(one, user) for one in reversed(first.values()))
-        needed = any(self._is_needed(one) for one in missing)
+        # One Role for each namespace.
+        by_namespace = {right.namespace: right for right in reversed(missing)}
+        roles = "---\n".join(role(right, user) for right in reversed(by_namespace.values()))
+        is_needed = any(self._is_needed(right) for right in missing)
         return Finding(
-            State.FAILED if needed else State.WARNING,
+            State.FAILED if is_needed else State.WARNING,
             f"missing: {'; '.join(by_resource(missing))}",
             f"an administrator of the cluster applies this (kubectl apply -f -):\n{roles}",
         )
 
     @property
-    def _kind_of_set(self) -> str:
+    def _set_kind(self) -> str:
         return (self._environ.get("KINETIC_MULTIHOST") or "lws").strip().lower()
 
     def _is_needed(self, right: Right) -> bool:
         if right.resource == "workloads":
-            return bool(self._at.queue)
-        if self._target.backend == "pathways" and right.group == SETS.get(self._kind_of_set):
+            return bool(self._placement.queue)
+        if self._target.backend == "pathways" and right.group == SET_API_GROUPS.get(self._set_kind):
             return True
         return right.resource not in NEEDED_BY
 
     async def _service_account(self) -> Finding:
-        name, namespace = self._at.service_account, self._at.namespace
+        name, namespace = self._placement.service_account, self._placement.namespace
         try:
-            found = await self._api.call("GET", f"{self._place}/serviceaccounts/{_quoted(name)}")
+            answer = await self._api.call(
+                "GET", f"{self._namespace_path}/serviceaccounts/{_quote(name)}"
+            )
         except NotFound:
             return failed(
                 f"there is no service account {name!r} in {namespace!r}, so no pod can be created",
                 f"kubectl create serviceaccount {name} -n {namespace}, or set "
                 "KINETIC_SERVICE_ACCOUNT",
             )
-        annotations: dict[str, str] = found["metadata"].get("annotations") or {}
-        if identity := annotations.get(IDENTITY):
+        annotations: dict[str, str] = answer["metadata"].get("annotations") or {}
+        if identity := annotations.get(IDENTITY_ANNOTATION):
             return ok(f"{name!r} acts as {identity}")
         if self._target.kube_context is None:
             return warning(
                 f"{name!r} acts as no Google service account: pods reach the bucket only with "
                 "their own permissions or those of their node",
                 f"kubectl annotate serviceaccount {name} -n {namespace} "
-                f"{IDENTITY}=ACCOUNT@{self._target.project}.iam.gserviceaccount.com",
+                f"{IDENTITY_ANNOTATION}=ACCOUNT@{self._target.project}.iam.gserviceaccount.com",
             )
         return ok(f"{name!r} exists")
 
-    async def _sets(self) -> Finding:
+    async def _set_controllers(self) -> Finding:
         installed: list[str] = []
-        for kind, group in SETS.items():
+        for kind, group in SET_API_GROUPS.items():
             try:
                 await self._api.call("GET", f"/apis/{group}")
                 installed.append(kind)
             except (NotFound, Forbidden):
                 continue
-        wanted = self._kind_of_set
-        if wanted in installed:
+        set_kind = self._set_kind
+        if set_kind in installed:
             return ok(f"installed: {' and '.join(installed)}")
         return Finding(
             State.FAILED if self._target.backend == "pathways" else State.WARNING,
-            f"{SETS.get(wanted, wanted)} is not installed: jobs on several hosts need it",
+            f"{SET_API_GROUPS.get(set_kind, set_kind)} is not installed: jobs on several hosts "
+            "need it",
             "install LeaderWorkerSet (https://lws.sigs.k8s.io), or install JobSet and set "
             "KINETIC_MULTIHOST=jobset; jobs on one host need neither",
         )
@@ -223,62 +233,68 @@ class Cluster:
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
             return warning("there are none", advice)
-        conditions = {one["metadata"]["name"]: _conditions(one) for one in nodes}
-        broken = [name for name, found in conditions.items() if found.get("Ready") != "True"]
+        conditions = {node["metadata"]["name"]: _conditions(node) for node in nodes}
+        broken = [
+            name
+            for name, status_by_type in conditions.items()
+            if status_by_type.get("Ready") != "True"
+        ]
         pressure = [
             f"{name} has {kind}"
-            for name, found in conditions.items()
-            for kind, status in found.items()
-            if kind.endswith("Pressure") and status == "True"
+            for name, status_by_type in conditions.items()
+            for kind, value in status_by_type.items()
+            if kind.endswith("Pressure") and value == "True"
         ]
-        bare = [one["metadata"]["name"] for one in nodes if _lacks_driver(one)]
-        words = f"{len(nodes) - len(broken)} of {len(nodes)} are ready"
+        without_driver = [node["metadata"]["name"] for node in nodes if _lacks_driver(node)]
+        evidence = f"{len(nodes) - len(broken)} of {len(nodes)} are ready"
         if pressure:
-            words += f"; {', '.join(pressure[:SHOWN])}"
-        if bare:
+            evidence += f"; {', '.join(pressure[:MAX_NAMES])}"
+        if without_driver:
             return warning(
-                f"{words}; no GPU driver runs on {', '.join(bare[:SHOWN])}: their GPUs are not "
-                "available",
+                f"{evidence}; no GPU driver runs on {', '.join(without_driver[:MAX_NAMES])}: their "
+                "GPUs are not available",
                 "check that NVIDIA's daemon set runs: kubectl get daemonsets -n kube-system",
             )
         if broken or pressure:
-            return warning(words, f"kubectl describe node {broken[0] if broken else ''}".rstrip())
-        return ok(words)
+            return warning(
+                evidence, f"kubectl describe node {broken[0] if broken else ''}".rstrip()
+            )
+        return ok(evidence)
 
     async def _pending(self) -> Finding:
-        pods = await self._list(f"{self._place}/pods", "status.phase=Pending")
-        limit = f"{WAITING_S / 60:g} min"
-        late = [one["metadata"] for one in pods if _age_s(one) > WAITING_S]
-        if not late:
+        pods = await self._list(f"{self._namespace_path}/pods", "status.phase=Pending")
+        limit = f"{MAX_PENDING_S / 60:g} min"
+        overdue = [pod["metadata"] for pod in pods if _age_s(pod) > MAX_PENDING_S]
+        if not overdue:
             return ok(f"{len(pods)}, none for more than {limit}")
-        old = [pod["name"] for pod in late]
-        see = f"kubectl describe pod {old[0]} -n {self._at.namespace}"
-        if LABEL_SUBMISSION in late[0].get("labels", {}):
-            see = "kinetic jobs list shows why each job waits"
+        names = [pod["name"] for pod in overdue]
+        advice = f"kubectl describe pod {names[0]} -n {self._placement.namespace}"
+        if LABEL_SUBMISSION in overdue[0].get("labels", {}):
+            advice = "kinetic jobs list shows why each job waits"
         return warning(
-            f"{len(old)} for more than {limit}: {', '.join(old[:SHOWN])}",
-            see,
+            f"{len(names)} for more than {limit}: {', '.join(names[:MAX_NAMES])}",
+            advice,
         )
 
     async def _warnings(self) -> Finding:
-        found = await self._list(f"{self._place}/events", "type=Warning")
-        events = [one for one in found if one.get("reason") in EVENTS]
+        warnings = await self._list(f"{self._namespace_path}/events", "type=Warning")
+        events = [event for event in warnings if event.get("reason") in EVENT_REASONS]
         if not events:
             return ok("no events that concern jobs")
-        counted = Counter(str(one["reason"]) for one in events)
-        words = ", ".join(f"{number} {reason}" for reason, number in counted.most_common())
-        last = " ".join(str(events[-1].get("message", "")).split())[:200]
+        counts = Counter(str(event["reason"]) for event in events)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+        message = " ".join(str(events[-1].get("message", "")).split())[:200]
         return warning(
-            f"{words}; the last says: {last}",
-            f"kubectl get events -n {self._at.namespace} --field-selector type=Warning",
+            f"{reasons}; the last says: {message}",
+            f"kubectl get events -n {self._placement.namespace} --field-selector type=Warning",
         )
 
     async def _queue(self) -> Finding:
-        namespace, queue = self._at.namespace, self._at.queue
+        namespace, queue = self._placement.namespace, self._placement.queue
         for version in KUEUE_VERSIONS:
-            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{_quoted(namespace)}/localqueues/"
+            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{_quote(namespace)}/localqueues/"
             try:
-                await self._api.call("GET", path + _quoted(queue))
+                await self._api.call("GET", path + _quote(queue))
             except NotFound:
                 continue
             return ok(f"{queue!r} exists")
@@ -289,38 +305,38 @@ class Cluster:
 
     async def _list(self, path: str, fields: str = "") -> list[dict[str, Any]]:
         query = {"fieldSelector": fields} if fields else {}
-        found = await self._api.call("GET", path, query=query)
-        items: list[dict[str, Any]] = found.get("items") or []
+        answer = await self._api.call("GET", path, query=query)
+        items: list[dict[str, Any]] = answer.get("items") or []
         return items
 
 
 def _check(
-    name: str, look: Callable[[], Awaitable[Finding]], needs: str, advice: str = ""
+    name: str, probe: Callable[[], Awaitable[Finding]], needs: str, advice: str = ""
 ) -> Check:
     """Return a check that is skipped if the user may not read the objects it checks."""
 
-    async def permitted() -> Finding:
+    async def probe_if_permitted() -> Finding:
         try:
-            return await look()
+            return await probe()
         except Forbidden:
             return skipped(f"no permission to read the {name}; jobs run without it")
 
-    return Check(name=name, group=GROUP, look=permitted, needs=(needs,), advice=advice)
+    return Check(name=name, group=GROUP, probe=probe_if_permitted, needs=(needs,), advice=advice)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
 def _conditions(node: dict[str, Any]) -> dict[str, str]:
     conditions: list[dict[str, Any]] = node.get("status", {}).get("conditions") or []
-    return {one["type"]: one["status"] for one in conditions}
+    return {condition["type"]: condition["status"] for condition in conditions}
 
 
 def _lacks_driver(node: dict[str, Any]) -> bool:
     allocatable: dict[str, Any] = node.get("status", {}).get("allocatable") or {}
-    labelled = GPU_LABEL in (node["metadata"].get("labels") or {})
-    return labelled and str(allocatable.get(GPU, "0")) == "0"
+    has_gpu_label = GPU_LABEL in (node["metadata"].get("labels") or {})
+    return has_gpu_label and str(allocatable.get(GPU_RESOURCE, "0")) == "0"
 
 
 def _age_s(pod: dict[str, Any]) -> float:

@@ -49,7 +49,7 @@ async def examine(
         report = await examine(backend="local")
         assert report.healthy, report.to_dict()
     """
-    closing = AsyncExitStack()
+    exit_stack = AsyncExitStack()
     checks = installation(environ)
     try:
         target = configuration.resolve(
@@ -62,44 +62,46 @@ async def examine(
             environ=environ,
         )
     except ConfigurationError as exc:
-        checks.append(_known("configuration", "configuration", failed_by(exc)))
+        checks.append(_finished_check("configuration", "configuration", failed_by(exc)))
         return await run_checks(checks)
-    checks.append(_known("configuration", "configuration", ok(_described(target))))
-    async with closing:
+    checks.append(_finished_check("configuration", "configuration", ok(_describe(target))))
+    async with exit_stack:
         if target.backend == "local":
             from kinetic.doctor.machine import Machine
 
             checks += Machine(target, environ).checks()
         else:
-            checks += await _of_cluster(target, environ, closing)
+            checks += await _cluster_checks(target, environ, exit_stack)
         if run:
             from kinetic.doctor.trial import trial
 
-            checks.append(trial(target, container_image, after=tuple(one.name for one in checks)))
+            checks.append(
+                trial(target, container_image, after=tuple(check.name for check in checks))
+            )
         return await run_checks(checks)
 
 
-def _known(name: str, group: str, finding: Finding) -> Check:
+def _finished_check(name: str, group: str, finding: Finding) -> Check:
     """Return a check that does nothing but report *finding*, which is known already."""
 
-    async def look() -> Finding:
+    async def probe() -> Finding:
         return finding
 
-    return Check(name=name, group=group, look=look)
+    return Check(name=name, group=group, probe=probe)
 
 
-def _described(target: configuration.Target) -> str:
-    words = f"backend {target.backend!r} ({target.why})"
+def _describe(target: configuration.Target) -> str:
+    description = f"backend {target.backend!r} ({target.why})"
     if target.backend == "local":
-        return words
-    where = target.kube_context or f"{target.cluster} in {target.zone} of {target.project}"
-    return f"{words}; cluster {where}, namespace {target.namespace}"
+        return description
+    cluster = target.kube_context or f"{target.cluster} in {target.zone} of {target.project}"
+    return f"{description}; cluster {cluster}, namespace {target.namespace}"
 
 
-async def _of_cluster(
-    target: configuration.Target, environ: Mapping[str, str], closing: AsyncExitStack
+async def _cluster_checks(
+    target: configuration.Target, environ: Mapping[str, str], exit_stack: AsyncExitStack
 ) -> list[Check]:
-    """Return the checks of a cluster and its buckets; *closing* closes their connections."""
+    """Return the checks of a cluster and its buckets; *exit_stack* closes their connections."""
     for module in ("backends.gke", "gcs.http"):  # takes half a second: not on the event loop
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import (
@@ -121,27 +123,27 @@ async def _of_cluster(
     needs_google = not emulated and store_directory(target) is None
     if on_gke or needs_google:
         google = Google(target, environ)
-        closing.push_async_callback(google.aclose)
+        exit_stack.push_async_callback(google.aclose)
         checks += google.checks(project=on_gke)
         credentials = ("credentials",)
     cluster = Cluster(target, placement(target, environ), environ)
-    closing.push_async_callback(cluster.aclose)
+    exit_stack.push_async_callback(cluster.aclose)
     checks += cluster.checks(after=credentials if on_gke else ())
     buckets: dict[str, str] = {}
     try:
         kind = "bucket" if store_directory(target) is None else "directory"
         buckets[kind] = store_url(target)
     except ConfigurationError as exc:
-        checks.append(_known("bucket", bucket.GROUP, failed_by(exc)))
+        checks.append(_finished_check("bucket", bucket.GROUP, failed_by(exc)))
     if on_gke and (builds := builds_url(target)):
         buckets["bucket of builds"] = builds
     for name, url in buckets.items():
         try:
             store = await anyio.to_thread.run_sync(open_store, url, environ, bucket.LIMITS)
         except KineticError as exc:  # such as a directory that doesn't exist
-            checks.append(_known(name, bucket.GROUP, failed_by(exc)))
+            checks.append(_finished_check(name, bucket.GROUP, failed_by(exc)))
             continue
-        closing.push_async_callback(store.aclose)
+        exit_stack.push_async_callback(store.aclose)
         is_local = emulated or not url.startswith("gs://")
         checks += bucket.checks(name, store, after=() if is_local else credentials)
     return checks

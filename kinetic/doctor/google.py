@@ -25,7 +25,7 @@ APIS: Mapping[str, str] = {
 }
 """The APIs that kinetic uses, and for what."""
 
-ACCELERATORS = ("NVIDIA_", "TPU", "PREEMPTIBLE_NVIDIA_", "PREEMPTIBLE_TPU")
+ACCELERATOR_PREFIXES = ("NVIDIA_", "TPU", "PREEMPTIBLE_NVIDIA_", "PREEMPTIBLE_TPU")
 """How the names of quotas for accelerators start."""
 
 
@@ -38,8 +38,8 @@ class Google:
 
     def checks(self, *, project: bool) -> list[Check]:
         """Return the check of the credentials and, if *project* is true, those of the project."""
-        found = [Check(name="credentials", group="credentials", look=self._credentials)]
-        looks = {
+        table = [Check(name="credentials", group="credentials", probe=self._credentials)]
+        probes = {
             "project": self._project,
             "billing": self._billing,
             "APIs": self._apis,
@@ -47,8 +47,8 @@ class Google:
             "quotas": self._quotas,
         }
         if project:
-            found += [_check(name, look) for name, look in looks.items()]
-        return found
+            table += [_check(name, probe) for name, probe in probes.items()]
+        return table
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -61,7 +61,7 @@ class Google:
     async def _project(self) -> Finding:
         project = self._target.project
         try:
-            found = await self._get("cloudresourcemanager", f"/v1/projects/{self._name}")
+            answer = await self._get("cloudresourcemanager", f"/v1/projects/{self._quoted_project}")
         except HttpError as refusal:
             if refusal.status not in (403, 404):
                 raise
@@ -69,16 +69,16 @@ class Google:
                 f"{project} doesn't exist, or you have no permission to see it ({refusal.message})",
                 "check KINETIC_PROJECT, or grant roles/browser; jobs run without it",
             )
-        state = found.get("lifecycleState")
+        state = answer.get("lifecycleState")
         if state != "ACTIVE":
             advice = f"restore it at {CONSOLE}/cloud-resource-manager, or set KINETIC_PROJECT"
             return failed(f"{project} is {state}", advice)
-        return ok(f"{found.get('name') or project} is active")
+        return ok(f"{answer.get('name') or project} is active")
 
     async def _billing(self) -> Finding:
         project = self._target.project
-        found = await self._get("cloudbilling", f"/v1/projects/{self._name}/billingInfo")
-        if not found.get("billingEnabled"):
+        answer = await self._get("cloudbilling", f"/v1/projects/{self._quoted_project}/billingInfo")
+        if not answer.get("billingEnabled"):
             return failed(
                 f"{project} has no billing account",
                 "link one: kinetic up --billing-account ID, or "
@@ -88,16 +88,20 @@ class Google:
 
     async def _apis(self) -> Finding:
         project = self._target.project
-        names = [("names", f"projects/{project}/services/{one}") for one in APIS]
-        path = f"/v1/projects/{self._name}/services:batchGet"
-        found = await self._get("serviceusage", path, *names)
-        services: list[dict[str, Any]] = found.get("services") or []
-        on = {one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"}
-        if off := [one for one in APIS if one not in on]:
+        query = [("names", f"projects/{project}/services/{api}") for api in APIS]
+        path = f"/v1/projects/{self._quoted_project}/services:batchGet"
+        answer = await self._get("serviceusage", path, *query)
+        services: list[dict[str, Any]] = answer.get("services") or []
+        enabled = {
+            service["name"].rpartition("/")[2]
+            for service in services
+            if service.get("state") == "ENABLED"
+        }
+        if disabled := [api for api in APIS if api not in enabled]:
             return failed(
-                ", ".join(f"{one} is disabled ({APIS[one]})" for one in off),
+                ", ".join(f"{api} is disabled ({APIS[api]})" for api in disabled),
                 "enable them: kinetic up, or "
-                f"{CONSOLE}/flows/enableapi?apiid={','.join(off)}&project={project}",
+                f"{CONSOLE}/flows/enableapi?apiid={','.join(disabled)}&project={project}",
             )
         return ok(f"all {len(APIS)} are enabled")
 
@@ -120,24 +124,25 @@ class Google:
 
     async def _quotas(self) -> Finding:
         region = self._target.zone.rpartition("-")[0] or self._target.zone
-        path = f"/compute/v1/projects/{self._name}/regions/{region}"
-        found = await self._get("compute", path)
-        quotas: list[dict[str, Any]] = found.get("quotas") or []
-        some = [
-            f"{one['metric']} {one.get('usage', 0):g} of {one['limit']:g}"
-            for one in quotas
-            if str(one.get("metric", "")).startswith(ACCELERATORS) and one.get("limit", 0) > 0
+        path = f"/compute/v1/projects/{self._quoted_project}/regions/{region}"
+        answer = await self._get("compute", path)
+        quotas: list[dict[str, Any]] = answer.get("quotas") or []
+        accelerator_quotas = [
+            f"{quota['metric']} {quota.get('usage', 0):g} of {quota['limit']:g}"
+            for quota in quotas
+            if str(quota.get("metric", "")).startswith(ACCELERATOR_PREFIXES)
+            and quota.get("limit", 0) > 0
         ]
-        if not some:
+        if not accelerator_quotas:
             return warning(
                 f"Compute Engine lists no quota for GPUs in {region}",
                 f"request one: {CONSOLE}/iam-admin/quotas (that page alone shows the quotas of "
                 "TPUs and of some GPUs)",
             )
-        return ok(f"{region}: {', '.join(sorted(some))}")
+        return ok(f"{region}: {', '.join(sorted(accelerator_quotas))}")
 
     @property
-    def _name(self) -> str:
+    def _quoted_project(self) -> str:
         if self._target.project is None:
             raise ConfigurationError("no project is configured; set KINETIC_PROJECT")
         return urllib.parse.quote(self._target.project, safe=":")
@@ -146,13 +151,13 @@ class Google:
         return await self._client.call(GoogleRequest(api, path, query))
 
 
-def _check(name: str, look: Callable[[], Awaitable[Finding]]) -> Check:
+def _check(name: str, probe: Callable[[], Awaitable[Finding]]) -> Check:
     """Return a check that is skipped if Google refuses its request."""
 
-    async def permitted() -> Finding:
+    async def probe_if_permitted() -> Finding:
         try:
-            return await look()
+            return await probe()
         except HttpError as refusal:
             return skipped(f"no permission to look ({refusal.status}: {refusal.message})")
 
-    return Check(name=name, group=GROUP, look=permitted, needs=("credentials",))
+    return Check(name=name, group=GROUP, probe=probe_if_permitted, needs=("credentials",))

@@ -21,13 +21,13 @@ from kinetic.doctor.checks import Check, Finding, State, failed, ok, warning
 GROUP = "this machine"
 MIB = 1024 * 1024
 
-FULL = 100 * MIB
+DISK_FULL = 100 * MIB
 """With less free space on a disk, no job can run."""
 
-TIGHT = 2048 * MIB
+DISK_LOW = 2048 * MIB
 """With less free space on a disk, some jobs may fail."""
 
-MEMORY_TIGHT = 512 * MIB
+MEMORY_LOW = 512 * MIB
 """With less free memory, some jobs may fail."""
 
 
@@ -45,14 +45,14 @@ class Machine:
             Check(
                 name="home",
                 group=GROUP,
-                look=self._folders,
+                probe=self._folders,
                 advice=f"make {self._home} writable and free some space, or set KINETIC_HOME to "
                 "another folder",
             ),
             Check(
                 name="disk",
                 group=GROUP,
-                look=self._disk,
+                probe=self._disk,
                 needs=("home",),
                 advice="free some space (`kinetic gc` removes unused content), or set KINETIC_HOME "
                 "and KINETIC_STORE to folders on another disk",
@@ -60,12 +60,12 @@ class Machine:
             Check(
                 name="memory",
                 group=GROUP,
-                look=self._memory,
+                probe=self._memory,
                 advice="end other programs, or run fewer jobs at once: KINETIC_LOCAL_SLOTS",
             ),
-            Check(name="processors", group=GROUP, look=self._processors),
-            Check(name="kernel", group=GROUP, look=self._kernel),
-            Check(name="supervisor", group=GROUP, look=self._supervisor, needs=("home",)),
+            Check(name="processors", group=GROUP, probe=self._processors),
+            Check(name="kernel", group=GROUP, probe=self._kernel),
+            Check(name="supervisor", group=GROUP, probe=self._supervisor, needs=("home",)),
         ]
 
     async def _folders(self) -> Finding:
@@ -74,29 +74,33 @@ class Machine:
     def _try_folders(self) -> Finding:
         key = self._home / "key"
         for path in (self._home, self._store, Places(self._home).state, key):
-            if words := private.objection(path, secret=path == key):
-                evidence, _, advice = words.partition("type ")
+            if objection := private.objection(path, secret=path == key):
+                evidence, _, advice = objection.partition("type ")
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
-            with tempfile.TemporaryFile(dir=_existing(folder)) as probe:
+            with tempfile.TemporaryFile(dir=_nearest_existing(folder)) as probe:
                 probe.write(b"\0" * 4096)
                 probe.flush()
         return ok(f"{self._home} and the store {self._store} are writable")
 
     async def _disk(self) -> Finding:
         free = {
-            folder: shutil.disk_usage(_existing(folder)).free
+            folder: shutil.disk_usage(_nearest_existing(folder)).free
             for folder in (self._home, self._store, Path(tempfile.gettempdir()))
         }
-        words = ", ".join(f"{folder}: {size // MIB} MiB free" for folder, size in free.items())
+        evidence = ", ".join(f"{folder}: {size // MIB} MiB free" for folder, size in free.items())
         least = min(free.values())
-        state = State.FAILED if least < FULL else State.WARNING if least < TIGHT else State.OK
-        return Finding(state, words)
+        state = (
+            State.FAILED if least < DISK_FULL else State.WARNING if least < DISK_LOW else State.OK
+        )
+        return Finding(state, evidence)
 
     async def _memory(self) -> Finding:
         total, free = memory_here(), _free_memory()
-        words = f"{total // MIB} MiB" + ("" if free is None else f", {free // MIB} MiB of it free")
-        return warning(words) if free is not None and free < MEMORY_TIGHT else ok(words)
+        evidence = f"{total // MIB} MiB" + (
+            "" if free is None else f", {free // MIB} MiB of it free"
+        )
+        return warning(evidence) if free is not None and free < MEMORY_LOW else ok(evidence)
 
     async def _processors(self) -> Finding:
         gpus = len(gpus_here(self._environ))
@@ -126,22 +130,27 @@ class Machine:
         return bool(probe.stdout.strip())
 
     async def _supervisor(self) -> Finding:
-        found = await running(self._home)
-        if found is None:
+        supervisor = await running(self._home)
+        if supervisor is None:
             return ok("not running; the first job starts it")
-        if found.protocol != VERSION:
-            theirs, ours = (".".join(map(str, one)) for one in (found.protocol, VERSION))
-            return failed(
-                f"process {found.pid} is the supervisor of another version of kinetic: its "
-                f"protocol is {theirs}, not {ours}",
-                f"`kill {found.pid}` once its jobs have ended; the next job starts a new one",
+        if supervisor.protocol != VERSION:
+            running_version, own_version = (
+                ".".join(map(str, version)) for version in (supervisor.protocol, VERSION)
             )
-        return ok(f"process {found.pid}, of this version, runs {found.jobs.get('running', 0)} jobs")
+            return failed(
+                f"process {supervisor.pid} is the supervisor of another version of kinetic: its "
+                f"protocol is {running_version}, not {own_version}",
+                f"`kill {supervisor.pid}` once its jobs have ended; the next job starts a new one",
+            )
+        return ok(
+            f"process {supervisor.pid}, of this version, runs "
+            f"{supervisor.jobs.get('running', 0)} jobs"
+        )
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """Return *path*, or the nearest folder above it that exists."""
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
 
 
 def _free_memory() -> int | None:
@@ -150,6 +159,6 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = (one.split()[1] for one in lines if one.startswith("MemAvailable:"))
-    kib = next(found, None)
+    amounts = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    kib = next(amounts, None)
     return None if kib is None else int(kib) * 1024

@@ -16,21 +16,21 @@ from kinetic._version import __version__
 from kinetic.doctor.checks import Check, Finding, failed, ok, warning
 
 GROUP = "installation"
-OURS, PUBLIC = "kinetic-aio", "keras-kinetic"
+OWN_PACKAGE, PUBLIC_PACKAGE = "kinetic-aio", "keras-kinetic"
 SCRIPT = "kinetic"
 
 
 def installation(environ: Mapping[str, str]) -> list[Check]:
     """Return the checks of this interpreter and what is installed in it."""
 
-    async def script() -> Finding:
-        return _script(environ.get("PATH", os.defpath))
+    async def check_script() -> Finding:
+        return _find_script(environ.get("PATH", os.defpath))
 
-    upgrade = f"pip install --upgrade {OURS}"
+    upgrade = f"pip install --upgrade {OWN_PACKAGE}"
     return [
-        Check(name="python", group=GROUP, look=_python),
-        Check(name="packages", group=GROUP, look=_packages, advice=upgrade),
-        Check(name="script", group=GROUP, look=script),
+        Check(name="python", group=GROUP, probe=_python),
+        Check(name="packages", group=GROUP, probe=_packages, advice=upgrade),
+        Check(name="script", group=GROUP, probe=check_script),
     ]
 
 
@@ -42,18 +42,24 @@ async def _python() -> Finding:
 
 async def _packages() -> Finding:
     try:
-        lines = importlib.metadata.requires(OURS) or []
+        lines = importlib.metadata.requires(OWN_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        evidence = f"{OURS} is not installed; it runs from {Path(__file__).parents[2]}"
-        return warning(evidence, f"pip install {OURS}")
-    wanted = [one for one in map(Requirement, lines) if not one.marker or one.marker.evaluate()]
-    if missing := [words for one in wanted if (words := _missing(one))]:
-        return failed("; ".join(missing))
-    return ok(f"all {len(wanted)} required packages are installed")
+        evidence = f"{OWN_PACKAGE} is not installed; it runs from {Path(__file__).parents[2]}"
+        return warning(evidence, f"pip install {OWN_PACKAGE}")
+    requirements = [
+        requirement
+        for requirement in map(Requirement, lines)
+        if not requirement.marker or requirement.marker.evaluate()
+    ]
+    if problems := [
+        problem for requirement in requirements if (problem := _problem_with(requirement))
+    ]:
+        return failed("; ".join(problems))
+    return ok(f"all {len(requirements)} required packages are installed")
 
 
-def _missing(requirement: Requirement) -> str:
-    version = _version(requirement.name)
+def _problem_with(requirement: Requirement) -> str:
+    version = _installed_version(requirement.name)
     if version is None:
         return f"{requirement.name} is missing"
     if not requirement.specifier.contains(version, prereleases=True):
@@ -61,31 +67,33 @@ def _missing(requirement: Requirement) -> str:
     return ""
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _script(path: str) -> Finding:
+def _find_script(path: str) -> Finding:
     """Find which ``kinetic`` a shell runs: keras-kinetic installs a script of the same name."""
-    found, public = shutil.which(SCRIPT, path=path), _version(PUBLIC)
-    if found is None:
+    script, public_version = shutil.which(SCRIPT, path=path), _installed_version(PUBLIC_PACKAGE)
+    if script is None:
         evidence = (
             f"`{SCRIPT}` isn't on the PATH; `{sys.executable} -m kinetic` is the same command"
         )
         return warning(evidence, f"add {Path(sys.executable).parent} to the PATH")
-    owners = [package for package in (OURS, PUBLIC) if _owns(package, found)]
-    if public is None and PUBLIC not in owners:
-        return ok(f"`{SCRIPT}` runs {found}" + ("" if owners else ", of another environment"))
-    evidence = f"`{SCRIPT}` runs {found}"
-    if owners == [OURS]:
+    owners = [package for package in (OWN_PACKAGE, PUBLIC_PACKAGE) if _owns(package, script)]
+    if public_version is None and PUBLIC_PACKAGE not in owners:
+        return ok(f"`{SCRIPT}` runs {script}" + ("" if owners else ", of another environment"))
+    evidence = f"`{SCRIPT}` runs {script}"
+    if owners == [OWN_PACKAGE]:
         return ok(evidence)
     evidence += f", of {' and '.join(owners) or 'another environment'}"
-    if public is not None:
-        evidence += f"; {PUBLIC} {public} is installed too and has files of the same names"
-    reinstall = f"pip uninstall -y {PUBLIC} {OURS} && pip install {OURS}"
+    if public_version is not None:
+        evidence += (
+            f"; {PUBLIC_PACKAGE} {public_version} is installed too and has files of the same names"
+        )
+    reinstall = f"pip uninstall -y {PUBLIC_PACKAGE} {OWN_PACKAGE} && pip install {OWN_PACKAGE}"
     return warning(evidence, f"`{sys.executable} -m kinetic`, or {reinstall}")
 
 
@@ -95,5 +103,5 @@ def _owns(package: str, script: str) -> bool:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         return False
-    place = Path(script).resolve()
-    return any(one.name == SCRIPT and Path(str(one.locate())).resolve() == place for one in files)
+    path = Path(script).resolve()
+    return any(file.name == SCRIPT and Path(str(file.locate())).resolve() == path for file in files)

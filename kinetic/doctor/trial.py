@@ -23,21 +23,21 @@ LIMIT_S = 1800.0
 def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]) -> Check:
     """Return the check that runs a job on *target*, once the checks *after* have passed."""
 
-    async def look() -> Finding:
+    async def probe() -> Finding:
         with cancelled_on_sigterm():
-            return await _run(target, container_image)
+            return await _run_job(target, container_image)
 
     return Check(
         name="job",
         group="run",
-        look=look,
+        probe=probe,
         needs=after,
         advice="`kinetic jobs list` lists the jobs, `kinetic jobs logs ID` prints a job's output",
         limit_s=LIMIT_S,
     )
 
 
-async def _run(target: Target, container_image: str | None) -> Finding:
+async def _run_job(target: Target, container_image: str | None) -> Finding:
     if target.backend != "local" and target.project is None and not container_image:
         return failed(
             "without a project kinetic can't build an image",
@@ -62,7 +62,7 @@ async def _run(target: Target, container_image: str | None) -> Finding:
         store=target.store,
     ) as client:
         job = await client.submit(function)
-        submitted = time.monotonic()
+        submitted_at = time.monotonic()
         try:
             value = await job.result(on_status_change=note, stream_logs=False)
         except asyncio.CancelledError:
@@ -70,11 +70,11 @@ async def _run(target: Target, container_image: str | None) -> Finding:
             with anyio.CancelScope(shield=True):
                 await release(job.cleanup(), what=f"removing {job.job_id}")
             raise
-    removed = time.monotonic()
-    ended = times.get("SUCCEEDED", removed)
-    running = times.get("RUNNING", ended)
+    removed_at = time.monotonic()
+    ended_at = times.get("SUCCEEDED", removed_at)
+    running_at = times.get("RUNNING", ended_at)
     return ok(
-        f"submitted in {submitted - times['start']:.1f} s, running after {running - submitted:.1f} "
-        f"s, done after {ended - running:.1f} s, removed in {removed - ended:.1f} s; it ran Python "
-        f"{value}"
+        f"submitted in {submitted_at - times['start']:.1f} s, running after "
+        f"{running_at - submitted_at:.1f} s, done after {ended_at - running_at:.1f} s, removed in "
+        f"{removed_at - ended_at:.1f} s; it ran Python {value}"
     )

@@ -12,10 +12,10 @@ FINE = ok("fine")
 
 
 def check(name: str, *needs: str, finding: Finding = FINE) -> Check:
-    async def look() -> Finding:
+    async def probe() -> Finding:
         return finding
 
-    return Check(name=name, group="g", look=look, needs=needs)
+    return Check(name=name, group="g", probe=probe, needs=needs)
 
 
 async def test_checks_run_at_once_and_are_reported_in_the_order_of_the_table() -> None:
@@ -29,7 +29,9 @@ async def test_checks_run_at_once_and_are_reported_in_the_order_of_the_table() -
         met.set()
         return FINE
 
-    table = [Check(name=name, group="g", look=look) for name, look in (("a", waits), ("b", meets))]
+    table = [
+        Check(name=name, group="g", probe=probe) for name, probe in (("a", waits), ("b", meets))
+    ]
     report = await run_checks(table)
     assert [one.name for one in report.results] == ["a", "b"]
     assert report.healthy
@@ -63,9 +65,9 @@ async def test_errors_silence_and_defects_are_findings() -> None:
 
     report = await run_checks(
         [
-            Check(name="refused", group="g", look=refused),
-            Check(name="silent", group="g", look=silent, limit_s=0.01, advice="wait"),
-            Check(name="defect", group="g", look=defect),
+            Check(name="refused", group="g", probe=refused),
+            Check(name="silent", group="g", probe=silent, limit_s=0.01, advice="wait"),
+            Check(name="defect", group="g", probe=defect),
         ]
     )
     assert report["refused"].evidence == "cannot do it: no right"
