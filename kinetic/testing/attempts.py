@@ -40,53 +40,53 @@ async def carry_out(run: Run) -> int:
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
         return wire.EXIT_FINAL  # another process has this attempt
-    standing = await _standing(run, order)
+    item = await _read_item(run, order)
     try:
         chunk = (await run.store.get(order.arguments.name)).body
     except NotFound:
         await run.store.delete([claim])  # the batch was cleaned up meanwhile
         return wire.EXIT_FINAL
-    if (standing.state, standing.attempt) != (wire.ItemState.OPEN, order.attempt):
+    if (item.state, item.attempt) != (wire.ItemState.OPEN, order.attempt):
         outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="not started")
         return await commit(run, order, outcome, b"")
     started = time.time()
     try:
         outcome, body = await _run(run, order, chunk)
     except asyncio.CancelledError:
-        standing = await _standing(run, order)
-        outcome, body = _stopped(run, standing.state is wire.ItemState.CANCELLING)
+        item = await _read_item(run, order)
+        outcome, body = _stopped_outcome(run, item.state is wire.ItemState.CANCELLING)
     return await commit(run, order, outcome._replace(started=started), body)
 
 
 async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes) -> int:
     """Create the signed outcome of the attempt, and return the exit code that belongs to it."""
-    place = (order.scope, order.index, order.attempt)
+    attempt_id = (order.scope, order.index, order.attempt)
     outcome = outcome._replace(
         executor=run.executor,
         fence=order.fence,
         ended=time.time(),
         body=outcomes.digest(body),
     )
-    name = wire.attempt_key(*place, "outcome")
-    if not await run.store.create(name, body, outcome.signed(run.spec.key, *place)):
+    name = wire.attempt_key(*attempt_id, "outcome")
+    if not await run.store.create(name, body, outcome.signed(run.spec.key, *attempt_id)):
         run.print("kinetic: another process has ended this attempt")
     return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
 
-async def _standing(run: Run, order: wire.Order) -> wire.Item:
-    """Return the state of the item by its objects."""
+async def _read_item(run: Run, order: wire.Order) -> wire.Item:
+    """Return the state of the item that its objects show."""
     listed = await run.store.list(wire.item_prefix(order.scope, order.index))
     key, scope = run.spec.key, order.scope
     requests = [
         wire.Request.verified(
-            (await run.store.get(one.name)).body, one.metadata, key, scope, one.name
+            (await run.store.get(info.name)).body, info.metadata, key, scope, info.name
         )
-        for one in await run.store.list(f"{scope}control/")
+        for info in await run.store.list(f"{scope}control/")
     ]
-    entries = [(one.name, one.metadata) for one in listed]
+    entries = [(info.name, info.metadata) for info in listed]
     attempts = wire.attempts_of(entries, key, scope)
-    stands = wire.standing(order.index, requests)
-    return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
+    standing = wire.standing(order.index, requests)
+    return wire.item_state(standing, attempts.get(order.index, {}), order.budgets)
 
 
 async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome, bytes]:
@@ -97,21 +97,21 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
         if order.data:
             raise RuntimeError("Data cannot be used on the in-memory platform; pass a path")
         phase = "artifact verification"
-        pickled = [_part(code, order.function), _part(chunk, order.arguments)]
+        parts = [_verified_part(code, order.function), _verified_part(chunk, order.arguments)]
         phase = "payload unpickle"
-        function = pickles.load(pickled[0])
-        args, kwargs = pickles.load(pickled[1])
+        function = pickles.load(parts[0])
+        args, kwargs = pickles.load(parts[1])
         phase = "execute"
         value = await _call(function, args, kwargs)
         phase = "result serialization"
         body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
     except Exception as error:
-        return _failed(run, error, phase)
+        return _error_outcome(run, error, phase)
     return wire.Outcome(kind=wire.Kind.VALUE, phase=phase, note=note_of_result(value)), body
 
 
-def _part(content: bytes, part: wire.Input) -> bytes:
+def _verified_part(content: bytes, part: wire.Input) -> bytes:
     content = content[part.start : part.stop]
     if hashlib.sha256(content).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
@@ -125,32 +125,32 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return await value if inspect.isawaitable(value) else value
 
 
-def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
-    mine = phase in ("execute", "result serialization")
+def _error_outcome(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
+    is_user_error = phase in ("execute", "result serialization")
     text = outcomes.error_text(error, phase=phase)
     if phase != "execute":
-        words = f"kinetic {phase} failed: {text.qualname}: {text.message}"
-        text = replace(text, message=words)
+        message = f"kinetic {phase} failed: {text.qualname}: {text.message}"
+        text = replace(text, message=message)
     run.print(text.traceback.rstrip())
-    reason = Reason.USER_ERROR if mine else Reason.SETUP
+    reason = Reason.USER_ERROR if is_user_error else Reason.SETUP
     outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase=phase, note=text.note)
     stored = outcomes.encode_error(text, error if phase == "execute" else None)
     assert isinstance(stored.content, bytes)
     return outcome, stored.content
 
 
-def _stopped(run: Run, unwanted: bool) -> tuple[wire.Outcome, bytes]:
+def _stopped_outcome(run: Run, is_cancelling: bool) -> tuple[wire.Outcome, bytes]:
     """Return the outcome of a job that was asked to end while its function ran."""
-    if unwanted:
+    if is_cancelling:
         outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="cancelled")
         return outcome, b""
-    late = run.cause is Reason.DEADLINE
+    is_timeout = run.cause is Reason.DEADLINE
     limit = run.spec.timeout or 0.0
-    words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
+    message = f"ran longer than its timeout of {limit:g} s" if is_timeout else "was asked to stop"
     text = outcomes.ErrorText(
-        qualname="", message=f"the job {words}", traceback="", phase="execute"
+        qualname="", message=f"the job {message}", traceback="", phase="execute"
     )
-    reason = Reason.DEADLINE if late else Reason.PREEMPTED
+    reason = Reason.DEADLINE if is_timeout else Reason.PREEMPTED
     stored = outcomes.encode_error(text, None)
     assert isinstance(stored.content, bytes)
     outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute", note=text.note)

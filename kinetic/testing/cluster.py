@@ -44,28 +44,28 @@ class Run:
         self.executor = executor
         self.cause: Reason | None = None
         self._lines: list[str] = []
-        self._written = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def print(self, text: str) -> None:
         """Add *text* to the job's log: one line, or several."""
         self._lines += text.split("\n")
-        self._written.set()
+        self._wakeup.set()
 
     async def lines(self, tail: int | None, ended: Callable[[], bool]) -> AsyncGenerator[str]:
         """Yield the lines of the log, and those added until *ended*."""
-        at = 0 if tail is None else max(0, len(self._lines) - tail)
+        position = 0 if tail is None else max(0, len(self._lines) - tail)
         while True:
-            while at < len(self._lines):
-                at += 1
-                yield self._lines[at - 1]
+            while position < len(self._lines):
+                position += 1
+                yield self._lines[position - 1]
             if ended():
                 return
-            self._written.clear()
-            await self._written.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
 
     def wake(self) -> None:
         """Wake the readers of the log, which then see that the job has ended."""
-        self._written.set()
+        self._wakeup.set()
 
 
 Work = Callable[[Run], Coroutine[Any, Any, int | None]]
@@ -74,8 +74,8 @@ Work = Callable[[Run], Coroutine[Any, Any, int | None]]
 class _Job:
     """A job of the cluster: its state, its task, and its timers."""
 
-    def __init__(self, spec: JobSpec, seen: Observation, run: Run) -> None:
-        self.seen = seen
+    def __init__(self, spec: JobSpec, observation: Observation, run: Run) -> None:
+        self.observation = observation
         self.run = run
         self.grace = spec.grace
         self.task: asyncio.Task[int | None] | None = None
@@ -83,12 +83,12 @@ class _Job:
         self.deleted = False
         self.gone = asyncio.Event()
 
-    def carries(self, labels: Mapping[str, str]) -> bool:
-        return labels.items() <= self.seen.labels.items()
+    def has_labels(self, labels: Mapping[str, str]) -> bool:
+        return labels.items() <= self.observation.labels.items()
 
     @property
     def ended(self) -> bool:
-        return self.seen.phase in (Phase.ENDED, Phase.GONE)
+        return self.observation.phase in (Phase.ENDED, Phase.GONE)
 
 
 class _Watch:
@@ -100,7 +100,7 @@ class _Watch:
         self.awake = asyncio.Event()
 
     def note(self, job: _Job) -> None:
-        self.changes[job] = job.seen
+        self.changes[job] = job.observation
         self.awake.set()
 
 
@@ -157,12 +157,12 @@ class MemoryCluster:
     ) -> None:
         """See the port."""
         self.requests["delete"] += 1
-        for job in self._selected(names, labels):
+        for job in self._select(names, labels):
             if job.task is None or job.ended:
                 self._forget(job)
             elif not job.deleted:
                 job.deleted = True
-                self._ask(job, Reason.CANCELLED)
+                self._request_end(job, Reason.CANCELLED)
 
     async def find(
         self,
@@ -174,13 +174,13 @@ class MemoryCluster:
         """See `kinetic.aio.ports.Cluster`; without *names* and *labels*, return all jobs."""
         self.requests["find"] += 1
         everything = not names and labels is None
-        return [job.seen for job in self._selected(names, {} if everything else labels)]
+        return [job.observation for job in self._select(names, {} if everything else labels)]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """See the port. A slow watcher gets the latest state of a job, not each one."""
         self.requests["watch"] += 1
         watch = _Watch(dict(labels))
-        for job in self._selected((), labels):
+        for job in self._select((), labels):
             watch.note(job)
         self._watches.add(watch)
         try:
@@ -207,7 +207,7 @@ class MemoryCluster:
         """See the port; jobs share this process's loopback."""
         self.requests["dial"] += 1
         job = self._jobs.get(name)
-        if host or job is None or job.seen.phase is not Phase.RUNNING:
+        if host or job is None or job.observation.phase is not Phase.RUNNING:
             raise NotFound(f"no job {name!r} (host {host}) is running in this cluster")
         try:
             return await anyio.connect_tcp("127.0.0.1", port)
@@ -268,39 +268,43 @@ class MemoryCluster:
         job = self._jobs[name]
         if job.ended:
             raise KeyError(name)
-        self._over(job, exit_code=exit_code, reason=reason, message=message)
+        self._mark_ended(job, exit_code=exit_code, reason=reason, message=message)
 
     # --- a job's life ---
 
     def _begin(self, spec: JobSpec) -> None:
         run = Run(spec, self._store, f"memory-{spec.name}-{next(self._numbers)}")
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        seen = Observation(
+        observation = Observation(
             name=spec.name, phase=Phase.PENDING, labels=dict(spec.labels), created_at=created
         )
-        job = self._jobs[spec.name] = _Job(spec, seen, run)
+        job = self._jobs[spec.name] = _Job(spec, observation, run)
         self._queue.append(job)
         self._start_waiting()
         if job.task is None:
-            self._tell(job)
+            self._notify(job)
             if spec.start_timeout is not None:
-                self._arm(job, spec.start_timeout, self._never_started, job, spec.start_timeout)
+                self._start_timer(
+                    job, spec.start_timeout, self._fail_unstarted, job, spec.start_timeout
+                )
 
     def _start_waiting(self) -> None:
         while self._queue and (self._slots is None or self._running < self._slots):
             job = self._queue.popleft()
             if job.ended:
                 continue
-            self._disarm(job)
+            self._stop_timer(job)
             self._running += 1
-            self._change(job, phase=Phase.RUNNING, executor=job.run.executor)
-            working = self._work(job.run)
-            job.task = asyncio.get_running_loop().create_task(working, name=f"job {job.seen.name}")
-            job.task.add_done_callback(functools.partial(self._returned, job))
+            self._update(job, phase=Phase.RUNNING, executor=job.run.executor)
+            coroutine = self._work(job.run)
+            job.task = asyncio.get_running_loop().create_task(
+                coroutine, name=f"job {job.observation.name}"
+            )
+            job.task.add_done_callback(functools.partial(self._on_task_done, job))
             if (limit := job.run.spec.timeout) is not None:
-                self._arm(job, limit, self._ask, job, Reason.DEADLINE)
+                self._start_timer(job, limit, self._request_end, job, Reason.DEADLINE)
 
-    def _returned(self, job: _Job, task: asyncio.Task[int | None]) -> None:
+    def _on_task_done(self, job: _Job, task: asyncio.Task[int | None]) -> None:
         code: int | None = EXIT_TERMINATED
         if not task.cancelled():
             if (error := task.exception()) is not None:
@@ -308,29 +312,31 @@ class MemoryCluster:
             code = EXIT_SOFTWARE if error is not None else task.result() or 0
         if job.ended:
             return
-        late = job.run.cause is Reason.DEADLINE
-        words = "ran longer than its timeout" if late else f"ended with exit code {code}"
-        self._over(job, exit_code=code, reason=Reason.DEADLINE if late else None, message=words)
+        timed_out = job.run.cause is Reason.DEADLINE
+        message = "ran longer than its timeout" if timed_out else f"ended with exit code {code}"
+        self._mark_ended(
+            job, exit_code=code, reason=Reason.DEADLINE if timed_out else None, message=message
+        )
 
-    def _ask(self, job: _Job, cause: Reason) -> None:
+    def _request_end(self, job: _Job, cause: Reason) -> None:
         """Ask a running job to end within its grace."""
         job.run.cause = job.run.cause or cause
         assert job.task is not None
         job.task.cancel()
-        self._arm(job, job.grace, self._kill, job)
+        self._start_timer(job, job.grace, self._kill, job)
 
     def _kill(self, job: _Job) -> None:
-        self._over(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")
+        self._mark_ended(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")
 
-    def _never_started(self, job: _Job, limit: float) -> None:
-        words = f"waited longer than its start_timeout of {limit:g} s"
-        self._over(job, exit_code=None, reason=Reason.UNSCHEDULABLE, message=words)
+    def _fail_unstarted(self, job: _Job, limit: float) -> None:
+        message = f"waited longer than its start_timeout of {limit:g} s"
+        self._mark_ended(job, exit_code=None, reason=Reason.UNSCHEDULABLE, message=message)
 
-    def _over(
+    def _mark_ended(
         self, job: _Job, *, exit_code: int | None, reason: Reason | None, message: str
     ) -> None:
-        self._disarm(job)
-        self._change(job, phase=Phase.ENDED, exit_code=exit_code, reason=reason, message=message)
+        self._stop_timer(job)
+        self._update(job, phase=Phase.ENDED, exit_code=exit_code, reason=reason, message=message)
         if job.task is not None:
             self._running -= 1
             job.task.cancel()
@@ -339,33 +345,35 @@ class MemoryCluster:
         self._start_waiting()
 
     def _forget(self, job: _Job) -> None:
-        self._disarm(job)
-        del self._jobs[job.seen.name]
-        self._change(job, phase=Phase.GONE)
+        self._stop_timer(job)
+        del self._jobs[job.observation.name]
+        self._update(job, phase=Phase.GONE)
         job.gone.set()
 
-    def _change(self, job: _Job, **fields: object) -> None:
-        job.seen = replace(job.seen, **fields)  # type: ignore[arg-type]
-        self._tell(job)
+    def _update(self, job: _Job, **fields: object) -> None:
+        job.observation = replace(job.observation, **fields)  # type: ignore[arg-type]
+        self._notify(job)
 
-    def _tell(self, job: _Job) -> None:
+    def _notify(self, job: _Job) -> None:
         for watch in self._watches:
-            if job.carries(watch.labels):
+            if job.has_labels(watch.labels):
                 watch.note(job)
         if job.ended:
             job.run.wake()
 
-    def _arm(self, job: _Job, delay: float, what: Callable[..., None], *about: object) -> None:
-        self._disarm(job)
-        job.timer = asyncio.get_running_loop().call_later(delay, what, *about)
+    def _start_timer(
+        self, job: _Job, delay: float, callback: Callable[..., None], *args: object
+    ) -> None:
+        self._stop_timer(job)
+        job.timer = asyncio.get_running_loop().call_later(delay, callback, *args)
 
-    def _disarm(self, job: _Job) -> None:
+    def _stop_timer(self, job: _Job) -> None:
         if job.timer is not None:
             job.timer.cancel()
             job.timer = None
 
-    def _selected(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[_Job]:
+    def _select(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[_Job]:
         found = {name: self._jobs[name] for name in names if name in self._jobs}
         if labels is not None:
-            found |= {name: job for name, job in self._jobs.items() if job.carries(labels)}
+            found |= {name: job for name, job in self._jobs.items() if job.has_labels(labels)}
         return [*found.values()]

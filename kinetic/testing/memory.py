@@ -33,7 +33,7 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """A place that no runner finds."""
+        """A URL that no runner can open."""
         return "memory:"
 
     async def create(
@@ -72,9 +72,9 @@ class MemoryStore:
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See the port."""
         self.requests["get"] += 1
-        found = self._get(name)
-        found = replace(found, body=found.body[start:]) if start else found
-        return found if limit is None or len(found.body) <= limit else replace(found, body=b"")
+        stored = self._get(name)
+        stored = replace(stored, body=stored.body[start:]) if start else stored
+        return stored if limit is None or len(stored.body) <= limit else replace(stored, body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:
         """See the port."""
@@ -86,10 +86,10 @@ class MemoryStore:
         """See the port."""
         self.requests["list"] += 1
         found: list[ObjectInfo] = []
-        for at in range(bisect.bisect_left(self._names, prefix), len(self._names)):
-            if not self._names[at].startswith(prefix):
+        for index in range(bisect.bisect_left(self._names, prefix), len(self._names)):
+            if not self._names[index].startswith(prefix):
                 break
-            found.append(self._info(self._names[at]))
+            found.append(self._info(self._names[index]))
         return found
 
     async def look(self, name: str) -> ObjectInfo | None:
@@ -107,9 +107,9 @@ class MemoryStore:
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
         """See the port."""
         self.requests["collect"] += 1
-        if any(one.used != self._used.get(one.name, one.used) for one in objects):
+        if any(info.used != self._used.get(info.name, info.used) for info in objects):
             return False
-        await self.delete([one.name for one in objects])
+        await self.delete([info.name for info in objects])
         return True
 
     async def delete(self, names: Collection[str]) -> None:
@@ -124,12 +124,12 @@ class MemoryStore:
         """Do nothing; this holds nothing."""
 
     def _info(self, name: str) -> ObjectInfo:
-        one = self._objects[name]
+        stored = self._objects[name]
         return ObjectInfo(
             name=name,
-            size=len(one.body),
-            metadata=one.metadata,
-            generation=one.generation,
+            size=len(stored.body),
+            metadata=stored.metadata,
+            generation=stored.generation,
             used=self._used.get(name),
         )
 

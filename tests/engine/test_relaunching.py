@@ -91,7 +91,7 @@ class Cluster(MemoryCluster):
     def lose(self, name: str) -> None:
         """Forget a job that runs, and tell nobody: what went while nobody watched."""
         job = self._jobs.pop(name)
-        job.seen = replace(job.seen, phase=Phase.GONE)
+        job.observation = replace(job.observation, phase=Phase.GONE)
         assert job.task is not None
         job.task.cancel()
 
