@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import figures
 
-QUESTIONS = {  # and what makes it quick
+QUESTIONS = {  # with the arguments of a quick run
     "imports": ["--quick"],
     "cli": ["--quick"],
     "sync_overhead": ["--quick"],
@@ -27,35 +27,35 @@ QUESTIONS = {  # and what makes it quick
 
 
 def main() -> int:
-    """Ask the questions that are named, or all; the number of those that failed."""
+    """Answer the named questions, or all; return how many failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(QUESTIONS))
     parser.add_argument("--quick", action="store_true", help="run for seconds instead of minutes")
     parser.add_argument("--record", type=Path, metavar="FILE", help="also append the figures to it")
-    chosen = parser.parse_args()
-    unknown = sorted(set(chosen.names) - set(QUESTIONS))
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(QUESTIONS))
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(QUESTIONS)}")
     print(figures.machine())
-    if chosen.record:
-        os.environ[figures.RECORD] = str(chosen.record.absolute())
+    if options.record:
+        os.environ[figures.RECORD] = str(options.record.absolute())
     failed = 0
-    for name in chosen.names or QUESTIONS:
+    for name in options.names or QUESTIONS:
         print(f"\n== {name}", flush=True)
-        run = {"name": name, "machine": figures.machine(), "version": version()}
-        figures.record("question", run)
-        arguments = QUESTIONS[name] if chosen.quick else []
-        answer = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
-        failed += answer.returncode != 0
+        question = {"name": name, "machine": figures.machine(), "version": version()}
+        figures.record("question", question)
+        arguments = QUESTIONS[name] if options.quick else []
+        completed = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
+        failed += completed.returncode != 0
     return failed
 
 
 def version() -> str:
     """Return the commit of this clone, or "unknown"."""
     command = ["git", "rev-parse", "--short", "HEAD"]
-    here = Path(__file__).parent
-    said = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
+    folder = Path(__file__).parent
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return completed.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

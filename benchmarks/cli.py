@@ -32,17 +32,17 @@ finally:
 
 
 def probe(code: str, python: str = sys.executable) -> tuple[float, int]:
-    """Seconds of the process as it is; modules, by another one, beyond a bare interpreter's."""
+    """Return the seconds of a process, and the number of modules that *code* loads."""
     started = time.perf_counter()
     subprocess.run([python, "-c", code], capture_output=True, check=True)
     wall = time.perf_counter() - started
-    told = subprocess.run(
+    completed = subprocess.run(
         [python, "-c", PROBE.format(code=code)], capture_output=True, check=True, text=True
     )
-    return wall, int(told.stderr.rpartition("modules ")[2])
+    return wall, int(completed.stderr.rpartition("modules ")[2])
 
 
-def filled(scratch: Path, jobs: int, batches: int) -> Path:
+def make_home(scratch: Path, jobs: int, batches: int) -> Path:
     """Make a home whose store has *jobs* ended jobs and *batches* ended batches."""
     program = (
         "import kinetic.jobs, work\n"
@@ -51,11 +51,11 @@ def filled(scratch: Path, jobs: int, batches: int) -> Path:
         f"for n in range({batches}): square.run_async_map([n]).wait()\n"
     )
     with setting.home(scratch, slots=2) as home:
-        kept = scratch / f"kept-{jobs}"
+        filled_home = scratch / f"kept-{jobs}"
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-        home.rename(kept)
+        home.rename(filled_home)
         home.mkdir()
-    return kept
+    return filled_home
 
 
 def main() -> None:
@@ -64,32 +64,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, jobs and batches")
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has keras-kinetic")
-    chosen = parser.parse_args()
-    rounds = chosen.rounds or (3 if chosen.quick else 15)
-    many = (100, 20) if chosen.quick else MANY
+    options = parser.parse_args()
+    rounds = options.rounds or (3 if options.quick else 15)
+    many = (100, 20) if options.quick else MANY
     with setting.scratch() as scratch, setting.project(scratch):
-        homes = {"few": filled(scratch, *FEW), "many": filled(scratch, *many)}
+        homes = {"few": make_home(scratch, *FEW), "many": make_home(scratch, *many)}
         os.environ["KINETIC_BACKEND"] = "local"
-        orders = {"bare interpreter": ("pass", "few", sys.executable)}
-        help_of = KINETIC.format(arguments=["--help"])
-        orders["kinetic --help"] = (help_of, "few", sys.executable)
-        if chosen.peer:
-            orders["keras-kinetic --help"] = (PEER, "few", chosen.peer)
-        for what in ("jobs", "batches"):
-            code = KINETIC.format(arguments=[what, "list"])
-            orders |= {f"{what} list, {size}": (code, size, sys.executable) for size in homes}
-        seen: dict[str, list[tuple[float, int]]] = {name: [] for name in orders}
-        for turn in range(rounds + 1):  # the first compiles what has to be
-            for name, (code, size, python) in orders.items():
+        commands = {"bare interpreter": ("pass", "few", sys.executable)}
+        help_code = KINETIC.format(arguments=["--help"])
+        commands["kinetic --help"] = (help_code, "few", sys.executable)
+        if options.peer:
+            commands["keras-kinetic --help"] = (PEER, "few", options.peer)
+        for group in ("jobs", "batches"):
+            code = KINETIC.format(arguments=[group, "list"])
+            commands |= {f"{group} list, {size}": (code, size, sys.executable) for size in homes}
+        measurements: dict[str, list[tuple[float, int]]] = {name: [] for name in commands}
+        for number in range(rounds + 1):  # the first round compiles
+            for name, (code, size, python) in commands.items():
                 os.environ["KINETIC_HOME"] = str(homes[size])
-                took = probe(code, python)
-                if turn:
-                    seen[name].append(took)
-        walls = {name: [wall for wall, _ in runs] for name, runs in seen.items()}
+                measurement = probe(code, python)
+                if number:
+                    measurements[name].append(measurement)
+        walls = {name: [wall for wall, _ in runs] for name, runs in measurements.items()}
         figures.head(f"{rounds} rounds, {many[0]} jobs", "modules", "median ms", "min ms", "x bare")
-        for name, runs in seen.items():
+        for name, runs in measurements.items():
             ratio = figures.ratio(walls[name], walls["bare interpreter"])
-            figures.row(name, runs[-1][1], *figures.shown(walls[name], 1e3, 0), f"{ratio:.1f}")
+            figures.row(
+                name, runs[-1][1], *figures.median_and_min(walls[name], 1e3, 0), f"{ratio:.1f}"
+            )
 
 
 if __name__ == "__main__":

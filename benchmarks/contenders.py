@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks import setting
 
-__all__ = ["BARE", "CONTENDERS", "FRESH", "KINETIC", "Contender", "Crew"]
+__all__ = ["BARE", "CONTENDERS", "FRESH", "KINETIC", "Contender", "Session"]
 
 HERE = Path(__file__).parent
 IN_FLIGHT = 64
@@ -34,8 +34,8 @@ IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """Something open: squares numbers, in the processes named."""
+class Session:
+    """An open contender: ``run`` squares numbers, with the help of ``processes``."""
 
     run: Callable[[Sequence[int]], list[int]]
     processes: dict[str, psutil.Process] = field(default_factory=dict)
@@ -43,24 +43,24 @@ class Crew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """``share`` of the jobs are enough for the slow; ``needs`` is what has to be installed."""
+    """One tool; a slow one runs a ``share`` of the jobs; ``needs`` is the module it requires."""
 
     name: str
     isolated: str
     durable: str
-    open: Callable[[int, Path], AbstractContextManager[Crew]]
+    open: Callable[[int, Path], AbstractContextManager[Session]]
     share: float = 1.0
     rounds: int = 100
     needs: str = "sys"
 
     @property
     def installed(self) -> bool:
-        """Whether it can take part."""
+        """Whether the tool is installed."""
         return find_spec(self.needs) is not None
 
 
 @contextlib.contextmanager
-def kinetic(slots: int, scratch: Path) -> Iterator[Crew]:
+def kinetic(slots: int, scratch: Path) -> Iterator[Session]:
     """A batch on the local platform, with everything as by default."""
     import work
 
@@ -74,14 +74,16 @@ def kinetic(slots: int, scratch: Path) -> Iterator[Crew]:
         client = aio.Client(backend="local")
         loop.run(batch(range(10)))
         supervisor = setting.supervisor(home)
-        parent = next(one for one in supervisor.children() if "warm.py" in " ".join(one.cmdline()))
+        parent = next(
+            child for child in supervisor.children() if "warm.py" in " ".join(child.cmdline())
+        )
         processes = {"supervisor": supervisor, "parent": parent}
-        yield Crew(lambda numbers: loop.run(batch(numbers)), processes)
+        yield Session(lambda numbers: loop.run(batch(numbers)), processes)
         loop.run(client.aclose())
 
 
 class _Calls:
-    """Files of calls and of their results."""
+    """Writes calls to files and reads results from files."""
 
     def __init__(self, folder: Path) -> None:
         import work
@@ -94,7 +96,7 @@ class _Calls:
         cloudpickle.unregister_pickle_by_value(work)
 
     def write(self, number: int) -> tuple[str, str]:
-        """The paths of a new call's file and of its result's."""
+        """Write a new call; return the paths of its file and of its result's."""
         path = f"{self._folder}/{next(self._numbers)}"
         with open(path + ".call", "wb") as file:
             pickle.dump((self._function, (number,)), file)
@@ -102,15 +104,15 @@ class _Calls:
 
     @staticmethod
     def read(path: str) -> int:
-        """A result."""
+        """Read a result."""
         with open(path, "rb") as file:
             value: int = pickle.load(file)
         return value
 
 
 @contextlib.contextmanager
-def fork_server(slots: int, scratch: Path) -> Iterator[Crew]:
-    """fork_server.py: a process per job, and nothing else that costs."""
+def fork_server(slots: int, scratch: Path) -> Iterator[Session]:
+    """Run fork_server.py: a process per job, and nothing else that costs."""
     calls = _Calls(scratch / "calls")
     with subprocess.Popen(
         [sys.executable, HERE / "fork_server.py", str(slots)],
@@ -121,10 +123,10 @@ def fork_server(slots: int, scratch: Path) -> Iterator[Crew]:
         ask, answers = server.stdin, server.stdout
 
         def run(numbers: Sequence[int]) -> list[int]:
-            left, paths = iter(numbers), list[str]()
+            remaining, paths = iter(numbers), list[str]()
 
             def send(count: int) -> None:
-                lines = [calls.write(number) for number in itertools.islice(left, count)]
+                lines = [calls.write(number) for number in itertools.islice(remaining, count)]
                 paths.extend(result for _, result in lines)
                 ask.write("".join(f"{call}\t{result}\n" for call, result in lines).encode())
                 ask.flush()
@@ -138,27 +140,27 @@ def fork_server(slots: int, scratch: Path) -> Iterator[Crew]:
             return [values[path] for path in paths]
 
         run(range(10))
-        yield Crew(run, {"server": psutil.Process(server.pid)})
+        yield Session(run, {"server": psutil.Process(server.pid)})
 
 
 @contextlib.contextmanager
-def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Crew]:
+def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Session]:
     """Run one_job.py in a new interpreter per job, one job per slot at once."""
     calls = _Calls(scratch / "calls")
 
-    def one(number: int) -> int:
+    def run_one(number: int) -> int:
         call, result = calls.write(number)
         command = [sys.executable, os.fspath(HERE / "one_job.py"), call, result]
         subprocess.run(command, check=True, start_new_session=True)
         return calls.read(result)
 
     with ThreadPoolExecutor(slots) as threads:
-        list(threads.map(one, range(slots)))
-        yield Crew(lambda numbers: list(threads.map(one, numbers)))
+        list(threads.map(run_one, range(slots)))
+        yield Session(lambda numbers: list(threads.map(run_one, numbers)))
 
 
 @contextlib.contextmanager
-def process_pool(slots: int, scratch: Path) -> Iterator[Crew]:
+def process_pool(slots: int, scratch: Path) -> Iterator[Session]:
     """The standard library's pool: long-lived workers."""
     import work
 
@@ -166,30 +168,33 @@ def process_pool(slots: int, scratch: Path) -> Iterator[Crew]:
     with ProcessPoolExecutor(slots, mp_context=spawn) as pool:
 
         def run(numbers: Sequence[int]) -> list[int]:
-            return [one.result() for one in [pool.submit(work.square, n) for n in numbers]]
+            return [
+                future.result()
+                for future in [pool.submit(work.square, number) for number in numbers]
+            ]
 
         run(range(20 * slots))
-        yield Crew(run)
+        yield Session(run)
 
 
 @contextlib.contextmanager
-def submitit(slots: int, scratch: Path) -> Iterator[Crew]:
+def submitit(slots: int, scratch: Path) -> Iterator[Session]:
     """Its local executor: a process per job that watches another one."""
     import submitit
     import work
 
     executor = submitit.LocalExecutor(folder=scratch / "submitit")
 
-    def one(number: int) -> int:
+    def run_one(number: int) -> int:
         value: int = executor.submit(work.square, number).result()
         return value
 
     with ThreadPoolExecutor(slots) as threads:
-        yield Crew(lambda numbers: list(threads.map(one, numbers)))
+        yield Session(lambda numbers: list(threads.map(run_one, numbers)))
 
 
 @contextlib.contextmanager
-def dask(slots: int, scratch: Path) -> Iterator[Crew]:
+def dask(slots: int, scratch: Path) -> Iterator[Session]:
     """A cluster of worker processes on this machine."""
     import work
     from distributed import Client, LocalCluster
@@ -211,12 +216,12 @@ def dask(slots: int, scratch: Path) -> Iterator[Crew]:
             return list(client.gather(client.map(work.square, numbers, pure=False)))
 
         run(range(20 * slots))
-        yield Crew(run)
+        yield Session(run)
     logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager
-def ray(slots: int, scratch: Path) -> Iterator[Crew]:
+def ray(slots: int, scratch: Path) -> Iterator[Session]:
     """Its own cluster of one machine."""
     import ray
     import work
@@ -235,15 +240,15 @@ def ray(slots: int, scratch: Path) -> Iterator[Crew]:
             return list(ray.get([square.remote(number) for number in numbers]))
 
         run(range(20 * slots))
-        yield Crew(run)
+        yield Session(run)
     finally:
         ray.shutdown()
 
 
 @contextlib.contextmanager
-def parsl(slots: int, scratch: Path) -> Iterator[Crew]:
+def parsl(slots: int, scratch: Path) -> Iterator[Session]:
     """Its executor for many short tasks, with the workers on this machine."""
-    # It finds its own scripts there.
+    # Parsl finds its own scripts there.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     import parsl
     import work
@@ -261,23 +266,23 @@ def parsl(slots: int, scratch: Path) -> Iterator[Crew]:
         square = parsl.python_app(work.square, data_flow_kernel=kernel)
 
         def run(numbers: Sequence[int]) -> list[int]:
-            return [one.result() for one in [square(number) for number in numbers]]
+            return [future.result() for future in [square(number) for number in numbers]]
 
         run(range(20 * slots))
-        yield Crew(run)
+        yield Session(run)
     parsl.clear()
 
 
 @functools.cache
 def _lithops_folder() -> str:
-    """Where it has its files: it asks once a process, so that they cannot lie in *scratch*."""
-    made = contextlib.ExitStack()
-    atexit.register(made.close)
-    return os.fspath(made.enter_context(setting.scratch()))
+    """Return the folder of its files; it reads the setting only once per process."""
+    exit_stack = contextlib.ExitStack()
+    atexit.register(exit_stack.close)
+    return os.fspath(exit_stack.enter_context(setting.scratch()))
 
 
 @contextlib.contextmanager
-def lithops(slots: int, scratch: Path) -> Iterator[Crew]:
+def lithops(slots: int, scratch: Path) -> Iterator[Session]:
     """Its localhost backend, with its storage in files."""
     os.environ["TMPDIR"] = _lithops_folder()
     tempfile.tempdir = None
@@ -296,7 +301,7 @@ def lithops(slots: int, scratch: Path) -> Iterator[Crew]:
                 return list(executor.get_result(show_progressbar=False))
 
             run(range(slots))
-            yield Crew(run)
+            yield Session(run)
     finally:
         del os.environ["TMPDIR"]
         tempfile.tempdir = None

@@ -28,7 +28,7 @@ LOCAL_ITEMS, QUICK_LOCAL_ITEMS = 1000, 120
 SLOTS = 2
 IN_FLIGHT = 64
 LIMIT_S = 600.0
-"""For everybody who takes part side by side."""
+"""Maximum time of each contender side by side."""
 
 
 def nop(_: int) -> None:
@@ -38,28 +38,28 @@ def nop(_: int) -> None:
 # --- the engine ---
 
 
-async def waited(batch: Any) -> None:
+async def wait_only(batch: Any) -> None:
     """Consume nothing: the engine alone."""
     await batch.wait()
 
 
-async def iterated(batch: Any) -> None:
+async def iterate_outcomes(batch: Any) -> None:
     """Consume every outcome with its value."""
     async for _ in batch.outcomes():
         pass
 
 
-async def collected(batch: Any) -> None:
+async def collect_results(batch: Any) -> None:
     """Consume all values at once."""
     await batch.results()
 
 
 async def engine_seconds(items: int, consume: Callable[[Any], Awaitable[None]]) -> float:
-    """Processor time of this process for one batch, from the call to the last outcome."""
+    """Return the processor time of this process for one batch, up to the last outcome."""
     from kinetic import aio
 
-    made, _, _ = nothing.platform()
-    async with aio.Client(platform=made) as client:
+    platform, _, _ = nothing.make_platform()
+    async with aio.Client(platform=platform) as client:
         await (await client.run_async_map(nop, [0])).wait()
         inputs = list(range(items))
         gc.collect()
@@ -69,67 +69,67 @@ async def engine_seconds(items: int, consume: Callable[[Any], Awaitable[None]]) 
 
 
 def engine(sizes: tuple[int, ...], rounds: int) -> None:
-    """Microseconds an item, and how they grow."""
-    ways = {"wait()": waited, "results()": collected, "outcomes()": iterated}
-    seen: dict[tuple[str, int], list[float]] = {}
-    bare: dict[int, list[float]] = {}
+    """Print microseconds per item, and how they grow with the batch."""
+    consumers = {"wait()": wait_only, "results()": collect_results, "outcomes()": iterate_outcomes}
+    engine_costs: dict[tuple[str, int], list[float]] = {}
+    platform_costs: dict[int, list[float]] = {}
     for _ in range(rounds):
         for items in sizes:
-            before = time.process_time()
-            asyncio.run(nothing.bare(items))
-            bare.setdefault(items, []).append(time.process_time() - before)
-            for name, consume in ways.items():
+            started = time.process_time()
+            asyncio.run(nothing.run_bare(items))
+            platform_costs.setdefault(items, []).append(time.process_time() - started)
+            for name, consume in consumers.items():
                 total = asyncio.run(engine_seconds(items, consume))
-                seen.setdefault((name, items), []).append(total - bare[items][-1])
+                engine_costs.setdefault((name, items), []).append(total - platform_costs[items][-1])
     figures.head("cpu us an item", *(f"{items:,}" for items in sizes), "x in all")
-    platform = [statistics.median(bare[items]) / items * 1e6 for items in sizes]
+    platform = [statistics.median(platform_costs[items]) / items * 1e6 for items in sizes]
     figures.row("the platform itself", *(f"{cost:.1f}" for cost in platform))
-    for name in ways:
-        costs = [statistics.median(seen[name, items]) / items * 1e6 for items in sizes]
-        grown = figures.ratio(seen[name, sizes[-1]], seen[name, sizes[0]])
+    for name in consumers:
+        costs = [statistics.median(engine_costs[name, items]) / items * 1e6 for items in sizes]
+        grown = figures.ratio(engine_costs[name, sizes[-1]], engine_costs[name, sizes[0]])
         figures.row(f"engine, {name}", *(f"{cost:.1f}" for cost in costs), f"{grown:.1f}")
 
 
 # --- its memory ---
 
 
-async def bytes_held(items: int) -> tuple[float, float]:
-    """Bytes of an item that waits, and of one that is finished, without what the store holds."""
+async def measure_memory(items: int) -> tuple[float, float]:
+    """Return the bytes of a waiting item and of a finished one, without what the store holds."""
     from kinetic import aio
 
-    made, store, cluster = nothing.platform()
-    async with aio.Client(platform=made) as client:
+    platform, store, cluster = nothing.make_platform()
+    async with aio.Client(platform=platform) as client:
         await (await client.run_async_map(nop, [0])).wait()
-        cluster.held = True
+        cluster.holding = True
         inputs = list(range(items))
         store.all_stored.clear()
-        stored = store.input_bytes
-        before = traced()
+        input_bytes = store.input_bytes
+        baseline = traced_bytes()
         batch = await client.run_async_map(nop, inputs, max_concurrent=IN_FLIGHT)
         await store.all_stored.wait()
-        await cluster.launched(IN_FLIGHT)
-        stored = store.input_bytes - stored
-        waiting = (traced() - before - stored) / items
-        await cluster.let_go()
+        await cluster.wait_until_launched(IN_FLIGHT)
+        input_bytes = store.input_bytes - input_bytes
+        waiting = (traced_bytes() - baseline - input_bytes) / items
+        await cluster.release_all()
         await batch.wait()
-        finished = (traced() - before - stored) / items
-    before = traced()
-    outcomes = await nothing.bare(items)
-    finished -= (traced() - before) / items
+        finished = (traced_bytes() - baseline - input_bytes) / items
+    baseline = traced_bytes()
+    outcomes = await nothing.run_bare(items)
+    finished -= (traced_bytes() - baseline) / items
     assert outcomes.requests["create"] == items
     return waiting, finished
 
 
-def traced() -> int:
-    """Bytes that Python holds now."""
+def traced_bytes() -> int:
+    """Return the bytes that Python holds now."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 def memory(sizes: tuple[int, ...]) -> None:
-    """Bytes an item."""
+    """Print bytes per item."""
     tracemalloc.start()
-    held = [asyncio.run(bytes_held(items)) for items in sizes]
+    held = [asyncio.run(measure_memory(items)) for items in sizes]
     tracemalloc.stop()
     figures.head("bytes an item", *(f"{items:,}" for items in sizes))
     figures.row("waiting", *(f"{waiting:.0f}" for waiting, _ in held))
@@ -140,42 +140,42 @@ def memory(sizes: tuple[int, ...]) -> None:
 
 
 async def delays(items: int, *, one_by_one: bool) -> list[float]:
-    """Seconds from each commit to its consumer."""
+    """Return the seconds from the commit of each outcome to its consumer."""
     from kinetic import aio
 
-    made, _, cluster = nothing.platform(held=one_by_one)
-    found: list[float] = []
-    async with aio.Client(platform=made) as client:
+    platform, _, cluster = nothing.make_platform(holding=one_by_one)
+    measured: list[float] = []
+    async with aio.Client(platform=platform) as client:
         cluster.committed = {}
         batch = await client.run_async_map(nop, list(range(items)), max_concurrent=IN_FLIGHT)
         outcomes = batch.outcomes()
         for _ in range(items):
             if one_by_one:
-                waiting = asyncio.ensure_future(anext(outcomes))
-                await cluster.launched(1)
+                next_outcome = asyncio.ensure_future(anext(outcomes))
+                await cluster.wait_until_launched(1)
                 await cluster.end_next()
-                done = await waiting
+                completion = await next_outcome
             else:
-                done = await anext(outcomes)
-            found.append(time.perf_counter() - cluster.committed[done.index])
+                completion = await anext(outcomes)
+            measured.append(time.perf_counter() - cluster.committed[completion.index])
         await outcomes.aclose()
-    return found
+    return measured
 
 
 def latency(items: int) -> None:
-    """Percentiles."""
+    """Print percentiles of `delays`."""
     figures.head("outcome to async for, us", "p50", "p99", "max")
     for name, one_by_one in (("one at a time", True), ("all at once", False)):
-        found = sorted(asyncio.run(delays(items, one_by_one=one_by_one)))
-        cells = (found[len(found) // 2], found[int(len(found) * 0.99)], found[-1])
+        measured = sorted(asyncio.run(delays(items, one_by_one=one_by_one)))
+        cells = (measured[len(measured) // 2], measured[int(len(measured) * 0.99)], measured[-1])
         figures.row(name, *(f"{cell * 1e6:.0f}" for cell in cells))
 
 
 # --- the local platform ---
 
 
-class Listening:
-    """A cluster that notes what is launched."""
+class RecordingCluster:
+    """A cluster that records the jobs that it launches."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -190,103 +190,105 @@ class Listening:
         await self._cluster.launch(job)
 
 
-async def launched_bare(cluster: Any, jobs: list[Any]) -> None:
+async def launch_bare(cluster: Any, jobs: list[Any]) -> None:
     """Launch *jobs* through the port alone, as many at once as a batch does, until all ended."""
     from kinetic.aio.ports import Phase
 
-    left = {job.name for job in jobs}
-    room, over = asyncio.Semaphore(IN_FLIGHT), asyncio.Event()
+    remaining = {job.name for job in jobs}
+    free_slots, all_ended = asyncio.Semaphore(IN_FLIGHT), asyncio.Event()
 
     async def watch() -> None:
-        async for seen in cluster.watch({"bare": "yes"}):
-            if seen.phase is Phase.ENDED and seen.name in left:
-                left.discard(seen.name)
-                room.release()
-                if not left:
-                    over.set()
+        async for observation in cluster.watch({"bare": "yes"}):
+            if observation.phase is Phase.ENDED and observation.name in remaining:
+                remaining.discard(observation.name)
+                free_slots.release()
+                if not remaining:
+                    all_ended.set()
 
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(watch())
+        watch_task = group.create_task(watch())
         for job in jobs:
-            await room.acquire()
+            await free_slots.acquire()
             group.create_task(cluster.launch(job))
-        await over.wait()
-        watching.cancel()
+        await all_ended.wait()
+        watch_task.cancel()
 
 
-def apart(jobs: list[Any], number: int) -> list[Any]:
-    """The same jobs under other names, with their claims and outcomes in another place."""
+def copy_jobs(jobs: list[Any], number: int) -> list[Any]:
+    """Return copies of *jobs* with other names, and another scope for claims and outcomes."""
     scope, labels = f"batches/bare-{number}/", {"bare": "yes"}
     return [
         dataclasses.replace(
             job,
-            name=f"bare-{number}-{place}",
+            name=f"bare-{number}-{position}",
             labels=labels,
             order=dataclasses.replace(job.order, scope=scope),
         )
-        for place, job in enumerate(jobs)
+        for position, job in enumerate(jobs)
     ]
 
 
 async def local_round(items: int, number: int) -> tuple[float, float]:
-    """Jobs a second: of a batch, and of the same jobs without the engine."""
+    """Return the jobs per second of a batch, and of the same jobs without the engine."""
     from kinetic import aio, configuration
     from kinetic.aio.platforms import open_platform
 
-    made = await open_platform(configuration.resolve(backend="local"))
-    cluster = Listening(made.cluster)
+    platform = await open_platform(configuration.resolve(backend="local"))
+    cluster = RecordingCluster(platform.cluster)
     async with aio.Client(
-        backend="local", platform=dataclasses.replace(made, cluster=cluster)
+        backend="local", platform=dataclasses.replace(platform, cluster=cluster)
     ) as client:
         await (await client.run_async_map(nop, range(20))).wait()
         cluster.jobs.clear()
         started = time.perf_counter()
         batch = await client.run_async_map(nop, range(items), max_concurrent=IN_FLIGHT)
         await batch.wait()
-        engine = items / (time.perf_counter() - started)
-        jobs = apart(cluster.jobs, number)
+        engine_rate = items / (time.perf_counter() - started)
+        jobs = copy_jobs(cluster.jobs, number)
         started = time.perf_counter()
-        await launched_bare(made.cluster, jobs)
-        return engine, items / (time.perf_counter() - started)
+        await launch_bare(platform.cluster, jobs)
+        return engine_rate, items / (time.perf_counter() - started)
 
 
 def local(items: int, rounds: int) -> None:
-    """Jobs a second, and the ratio."""
+    """Print jobs per second, and the ratio."""
     with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
-        seen = [asyncio.run(local_round(items, number)) for number in range(rounds)]
+        rounds_seen = [asyncio.run(local_round(items, number)) for number in range(rounds)]
     figures.head(f"local, {items} jobs", "median/s", "best/s", "x bare")
-    engine, bare = [one for one, _ in seen], [one for _, one in seen]
-    for name, rates in (("the jobs alone", bare), ("a batch", engine)):
+    engine_rates, bare_rates = [rate for rate, _ in rounds_seen], [rate for _, rate in rounds_seen]
+    for name, rates in (("the jobs alone", bare_rates), ("a batch", engine_rates)):
         median, best = statistics.median(rates), max(rates)
-        figures.row(name, f"{median:.1f}", f"{best:.1f}", f"{figures.ratio(rates, bare):.2f}")
+        figures.row(name, f"{median:.1f}", f"{best:.1f}", f"{figures.ratio(rates, bare_rates):.2f}")
 
 
 # --- side by side ---
 
 
 def side_by_side(items: int) -> None:
-    """Seconds for a batch of everybody that is installed, warm."""
-    taken: dict[str, float] = {}
-    with setting.scratch() as base, setting.project(base):  # one: `work` is imported once
+    """Print the seconds that each installed contender takes for a batch, warm."""
+    seconds_taken: dict[str, float] = {}
+    with setting.scratch() as root, setting.project(root):  # one: `work` is imported once
         for contender in CONTENDERS:
             if not contender.installed:
                 continue
-            some = max(5, int(items * contender.share))
+            item_count = max(5, int(items * contender.share))
             try:
                 with (
-                    figures.limited(LIMIT_S),
+                    figures.time_limit(LIMIT_S),
                     setting.scratch() as scratch,
-                    contender.open(SLOTS, scratch) as crew,
+                    contender.open(SLOTS, scratch) as session,
                 ):
                     started = time.perf_counter()
-                    crew.run(range(some))
-                    taken[contender.name] = (time.perf_counter() - started) / some * items
-            except TimeoutError as late:
-                print(f"{contender.name}, {some} items: {late}, so left out", flush=True)
+                    session.run(range(item_count))
+                    seconds_taken[contender.name] = (
+                        (time.perf_counter() - started) / item_count * items
+                    )
+            except TimeoutError as error:
+                print(f"{contender.name}, {item_count} items: {error}, so left out", flush=True)
     figures.head(f"{items} items, {SLOTS} slots", "seconds", "x kinetic", "isolated", "durable")
     for contender in CONTENDERS:
-        if (seconds := taken.get(contender.name)) is not None:
-            ratio = f"{seconds / taken[KINETIC]:.2f}"
+        if (seconds := seconds_taken.get(contender.name)) is not None:
+            ratio = f"{seconds / seconds_taken[KINETIC]:.2f}"
             cells = (f"{seconds:.2f}", ratio, contender.isolated, contender.durable)
             figures.row(contender.name, *cells)
 

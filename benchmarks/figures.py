@@ -19,13 +19,13 @@ __all__ = [
     "caption",
     "effort",
     "head",
-    "limited",
     "machine",
+    "median_and_min",
     "ratio",
     "record",
     "row",
     "seconds",
-    "shown",
+    "time_limit",
 ]
 
 RECORD = "BENCHMARKS_RECORD"
@@ -34,13 +34,13 @@ RECORD = "BENCHMARKS_RECORD"
 
 def machine() -> str:
     """Describe the machine that the figures depend on."""
-    here = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    return f"Python {platform.python_version()}, {here}, load {os.getloadavg()[0]:.1f}"
+    platform_name = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
+    return f"Python {platform.python_version()}, {platform_name}, load {os.getloadavg()[0]:.1f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often everything is measured, and whether that is to take seconds only."""
+    """How often everything is measured, and whether the run takes only seconds."""
 
     rounds: int
     quick: bool
@@ -51,43 +51,44 @@ def effort(purpose: str | None, *, full: int, quick: int) -> Effort:
     parser = argparse.ArgumentParser(description=purpose)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
-    chosen = parser.parse_args()
-    return Effort(chosen.rounds or (quick if chosen.quick else full), chosen.quick)
+    options = parser.parse_args()
+    return Effort(options.rounds or (quick if options.quick else full), options.quick)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 @contextlib.contextmanager
-def limited(limit_s: float) -> Iterator[None]:
+def time_limit(limit_s: float) -> Iterator[None]:
     """End the block with a TimeoutError after *limit_s* seconds.
 
-    What catches it within, or hangs while it is closed, gets another one each tenth of that time.
+    If the block catches the error or hangs while it closes, the error repeats each tenth of that
+    time.
     """
 
-    def over(*_: object) -> None:
+    def raise_timeout(*_: object) -> None:
         raise TimeoutError(f"not over after {limit_s:g} s")
 
-    before = signal.signal(signal.SIGALRM, over)
+    previous_handler = signal.signal(signal.SIGALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s / 10)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios: noise that lasts a round falls out."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios: noise that lasts a round cancels out."""
+    return statistics.median(value / base for value, base in zip(values, baseline, strict=True))
 
 
-def shown(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> tuple[str, str]:
-    """Median and minimum."""
+def median_and_min(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> tuple[str, str]:
+    """Format the median and the minimum of *values*."""
     return (
         f"{statistics.median(values) * scale:.{digits}f}",
         f"{min(values) * scale:.{digits}f}",
@@ -102,22 +103,22 @@ def caption(text: str) -> None:
 
 def head(name: str, *cells: object) -> None:
     """Print the first line of a table: a name for the rows, and one for each column."""
-    _print(name, cells)
+    _print_cells(name, cells)
     record("head", [name, *map(str, cells)])
 
 
 def row(name: str, *cells: object) -> None:
     """Print another line of a table."""
-    _print(name, cells)
+    _print_cells(name, cells)
     record("row", [name, *map(str, cells)])
 
 
-def _print(name: str, cells: Sequence[object]) -> None:
+def _print_cells(name: str, cells: Sequence[object]) -> None:
     print(f"{name:26}" + "".join(f"{cell!s:>11}" for cell in cells), flush=True)
 
 
 def record(kind: str, content: object) -> None:
     """Add a line of JSON to the file that ``python -m benchmarks --record`` names."""
     if file := os.environ.get(RECORD):
-        with open(file, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({kind: content}, ensure_ascii=False) + "\n")
+        with open(file, "a", encoding="utf-8") as output:
+            output.write(json.dumps({kind: content}, ensure_ascii=False) + "\n")

@@ -24,10 +24,10 @@ import one_job
 def main(slots: int) -> None:
     """Serve until standard input ends."""
     importlib.import_module("cloudpickle")  # for the functions; as warm as can be
-    wake, woken = os.pipe()
-    for end in (wake, woken):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    wake_reader, wake_writer = os.pipe()
+    for descriptor in (wake_reader, wake_writer):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.disable()
@@ -36,10 +36,10 @@ def main(slots: int) -> None:
     running: dict[int, bytes] = {}
     buffer = b""
     while True:
-        ready, _, _ = select.select([0, wake], [], [])
-        if wake in ready:
+        ready, _, _ = select.select([0, wake_reader], [], [])
+        if wake_reader in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
+                os.read(wake_reader, 4096)
             while running and (pid := os.waitpid(-1, os.WNOHANG)[0]):
                 os.write(1, running.pop(pid) + b"\n")
         if 0 in ready:
@@ -52,11 +52,11 @@ def main(slots: int) -> None:
             line = waiting.popleft()
             pid = os.fork()
             if pid == 0:
-                become(line)
+                run_job(line)
             running[pid] = line
 
 
-def become(line: bytes) -> NoReturn:
+def run_job(line: bytes) -> NoReturn:
     """Become the job of *line*, in a new session."""
     try:
         signal.set_wakeup_fd(-1)

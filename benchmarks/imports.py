@@ -33,26 +33,26 @@ print(json.dumps([time.perf_counter() - started, len(sys.modules) - before]))
 
 
 def probe(code: str) -> tuple[float, int]:
-    """Seconds and modules."""
+    """Return the seconds and the modules of an import."""
     command = [sys.executable, "-c", PROBE.format(code=code)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    wall, modules = json.loads(said)
+    output = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    wall, modules = json.loads(output)
     return wall, modules
 
 
 def main() -> None:
     """Print the table."""
     effort = figures.effort(__doc__, full=20, quick=5)
-    seen = {name: [probe(code)] for name, code in IMPORTS.items()}  # compiles what has to be
+    results = {name: [probe(code)] for name, code in IMPORTS.items()}  # the first run compiles
     for _ in range(effort.rounds):
         for name, code in IMPORTS.items():
-            seen[name].append(probe(code))
-    walls = {name: [wall for wall, _ in runs[1:]] for name, runs in seen.items()}
+            results[name].append(probe(code))
+    walls = {name: [wall for wall, _ in runs[1:]] for name, runs in results.items()}
     figures.head(f"{effort.rounds} rounds", "modules", "median ms", "min ms", "x asyncio")
-    for name, runs in seen.items():
+    for name, runs in results.items():
         ratio = figures.ratio(walls[name], walls["import asyncio"])
-        figures.row(name, runs[-1][1], *figures.shown(walls[name], 1e3), f"{ratio:.2f}")
+        figures.row(name, runs[-1][1], *figures.median_and_min(walls[name], 1e3), f"{ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -35,13 +35,13 @@ from benchmarks.cluster.place import Absent, Corner, Place, on_node, opened
 from benchmarks.cluster.recorder import Tape, recording
 
 KINETIC, RAW, PEER = "kinetic", "bare aiohttp loop", theirs.PACKAGE
-SAME = "bare watch of kinetic's"
+SAME_PODS = "bare watch of kinetic's"
 SIZES, QUICK_SIZES = (20, 200), (20,)
 SLOTS = 4
-"""Pods that run at a time: processes of a machine with few processors."""
+"""Pods that run at a time: they are processes of this machine."""
 
 IN_FLIGHT = 64
-"""Jobs that are submitted and not over, as many as the others have by default."""
+"""Maximum number of submitted jobs that have not ended: the default of the other contenders."""
 
 SINGLE = 5
 COUNTED = 20
@@ -57,22 +57,22 @@ def now(_: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of all contenders."""
+    """The contenders, which take turns in each round."""
 
     place: Place
     peer: theirs.Peer | None
     rounds: int
 
     def order(self, number: int) -> list[str]:
-        """The order of contenders in a round; each round begins with the next one."""
+        """Return the order of contenders in a round; each round begins with the next one."""
         names = [RAW, KINETIC, *([PEER] if self.peer else [])]
         first = number % len(names)
         return names[first:] + names[:first]
 
-    def run(self, what: str, jobs: int, corner: Corner) -> Any:
+    def run(self, action: str, jobs: int, corner: Corner) -> Any:
         """See `theirs.Peer.run`."""
         assert self.peer is not None
-        return self.peer.run(what, jobs, corner)
+        return self.peer.run(action, jobs, corner)
 
 
 @dataclass(slots=True)
@@ -84,20 +84,22 @@ class Batches:
     values: list[float] = field(default_factory=list)
     gone: list[float] = field(default_factory=list)
 
-    def note(self, began: float, seen: Sequence[Sequence[float]], gone: float | None) -> None:
-        """One batch: moments of a function's end and of its value's arrival."""
-        lags = [arrived - ended for ended, arrived in seen]
+    def note(
+        self, started_at: float, moments: Sequence[Sequence[float]], removed_at: float | None
+    ) -> None:
+        """Add one batch; *moments* has the end of each function and the arrival of its value."""
+        lags = [arrived - ended for ended, arrived in moments]
         self.lags += lags
         self.medians.append(statistics.median(lags))
-        self.values.append(max(arrived for _, arrived in seen) - began)
-        if gone is not None:
-            self.gone.append(gone - began)
+        self.values.append(max(arrived for _, arrived in moments) - started_at)
+        if removed_at is not None:
+            self.gone.append(removed_at - started_at)
 
 
 # --- submitting ---
 
 
-async def taped(place: Place, jobs: int) -> Tape:
+async def record_submission(place: Place, jobs: int) -> Tape:
     """Record the requests by which kinetic submits *jobs* jobs."""
     with place.corner() as corner:
         async with recording(place, corner) as tape:
@@ -105,84 +107,84 @@ async def taped(place: Place, jobs: int) -> Tape:
             return tape
 
 
-def submitting(turns: Turns, jobs: int) -> None:
-    """Rates and ratios."""
-    place, seen, costs = turns.place, dict[str, list[float]](), dict[str, list[float]]()
+def measure_submission(turns: Turns, jobs: int) -> None:
+    """Print rates and ratios."""
+    place, all_rates, cpu_ms = turns.place, dict[str, list[float]](), dict[str, list[float]]()
     with place.plane.frozen_scheduler():
-        tape = asyncio.run(taped(place, jobs))
+        tape = asyncio.run(record_submission(place, jobs))
         for number in range(turns.rounds):
             for name in turns.order(number):
                 with place.corner() as corner:
-                    before = 0 if name == RAW else 1
+                    warm_jobs = 0 if name == RAW else 1
                     if name == RAW:
-                        began, used = asyncio.run(raw.submit(place, corner, tape))
+                        started_at, cpu_seconds = asyncio.run(raw.submit(place, corner, tape))
                     elif name == KINETIC:
-                        began, used = asyncio.run(ours.submit(place, corner, jobs))
+                        started_at, cpu_seconds = asyncio.run(ours.submit(place, corner, jobs))
                     else:
-                        said = turns.run("submit", jobs, corner)
-                        began, used = said["began"], said["used"]
-                    last = place.until_created(corner, before + jobs)[-1]
-                    seen.setdefault(name, []).append(jobs / (last - began))
-                    costs.setdefault(name, []).append(used / jobs * 1000)
+                        answer = turns.run("submit", jobs, corner)
+                        started_at, cpu_seconds = answer["began"], answer["used"]
+                    last_created = place.until_created(corner, warm_jobs + jobs)[-1]
+                    all_rates.setdefault(name, []).append(jobs / (last_created - started_at))
+                    cpu_ms.setdefault(name, []).append(cpu_seconds / jobs * 1000)
     titles = ("median/s", "best/s", "x bare", "x kinetic", "cpu ms/job")
     figures.head(f"submitting {jobs}", *titles)
-    for name, rates in seen.items():
+    for name, rates in all_rates.items():
         cells = [f"{statistics.median(rates):.1f}", f"{max(rates):.1f}"]
-        cells += [f"{figures.ratio(rates, seen[other]):.3f}" for other in (RAW, KINETIC)]
-        figures.row(name, *cells, f"{statistics.median(costs[name]):.1f}")
+        cells += [f"{figures.ratio(rates, all_rates[other]):.3f}" for other in (RAW, KINETIC)]
+        figures.row(name, *cells, f"{statistics.median(cpu_ms[name]):.1f}")
 
 
 # --- until the outcome is here ---
 
 
-def completing(turns: Turns, jobs: int) -> None:
-    """Milliseconds after the end of the function, and seconds of the whole."""
-    place, seen = turns.place, dict[str, Batches]()
+def measure_completion(turns: Turns, jobs: int) -> None:
+    """Print milliseconds from the end of the function, and seconds of the whole batch."""
+    place, batches_by_name = turns.place, dict[str, Batches]()
     for number in range(turns.rounds):
         for name in turns.order(number):
-            gone: float | None = None
+            removed: float | None = None
             with place.corner() as corner:
                 if name == RAW:
-                    began, found = asyncio.run(raw.complete(place, corner, jobs, IN_FLIGHT))
+                    started, moments = asyncio.run(raw.complete(place, corner, jobs, IN_FLIGHT))
                 elif name == KINETIC:
-                    began, parted, gone = asyncio.run(ours.complete(place, corner, jobs))
-                    pods = [(ended, told) for ended, told, _ in parted]
-                    seen.setdefault(SAME, Batches()).note(began, pods, None)
-                    found = [(ended, arrived) for ended, _, arrived in parted]
+                    started, item_moments, removed = asyncio.run(ours.complete(place, corner, jobs))
+                    pods = [(ended, pod_end_seen) for ended, pod_end_seen, _ in item_moments]
+                    batches_by_name.setdefault(SAME_PODS, Batches()).note(started, pods, None)
+                    moments = [(ended, arrived) for ended, _, arrived in item_moments]
                 else:
-                    said = turns.run("complete", jobs, corner)
-                    began, found, gone = said["began"], said["seen"], said["removed"]
-            assert len(found) == jobs, f"{name} has {len(found)} values of {jobs}"
-            seen.setdefault(name, Batches()).note(began, found, gone)
+                    answer = turns.run("complete", jobs, corner)
+                    started, moments, removed = answer["began"], answer["seen"], answer["removed"]
+            assert len(moments) == jobs, f"{name} has {len(moments)} values of {jobs}"
+            batches_by_name.setdefault(name, Batches()).note(started, moments, removed)
     titles = ("p50 ms", "p99 ms", "max ms", "x bare", "x same pods", "values s", "removed s")
     figures.head(f"{jobs} jobs, {SLOTS} at a time", *titles)
-    for name, one in seen.items():
-        lags = sorted(one.lags)
+    for name, batches in batches_by_name.items():
+        lags = sorted(batches.lags)
         cells = [lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1]]
         figures.row(
             name,
             *(f"{cell * 1000:.0f}" for cell in cells),
-            f"{figures.ratio(one.medians, seen[RAW].medians):.1f}",
-            f"{figures.ratio(one.medians, seen[SAME].medians):.2f}",
-            f"{statistics.median(one.values):.1f}",
-            f"{statistics.median(one.gone):.1f}" if one.gone else "",
+            f"{figures.ratio(batches.medians, batches_by_name[RAW].medians):.1f}",
+            f"{figures.ratio(batches.medians, batches_by_name[SAME_PODS].medians):.2f}",
+            f"{statistics.median(batches.values):.1f}",
+            f"{statistics.median(batches.gone):.1f}" if batches.gone else "",
         )
 
 
-def single(turns: Turns) -> None:
-    """Milliseconds of one job."""
-    place, seen = turns.place, dict[str, list[Sequence[float]]]()
+def measure_single_jobs(turns: Turns) -> None:
+    """Print milliseconds of one job."""
+    place, moments_by_name = turns.place, dict[str, list[Sequence[float]]]()
     with place.corner() as corner:
-        seen[KINETIC] = list(asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE)))[1:]
+        moments_by_name[KINETIC] = list(asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE)))[1:]
     if turns.peer is not None:
         with place.corner() as corner:
-            seen[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]
+            moments_by_name[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]
     figures.head("one after the other", "submit ms", "after end ms", "call to value ms")
-    for name, found in seen.items():
+    for name, moments in moments_by_name.items():
         parts = [
-            [submitted - called for called, submitted, _, _ in found],
-            [arrived - ended for _, _, ended, arrived in found],
-            [arrived - called for called, _, _, arrived in found],
+            [submitted - called for called, submitted, _, _ in moments],
+            [arrived - ended for _, _, ended, arrived in moments],
+            [arrived - called for called, _, _, arrived in moments],
         ]
         figures.row(name, *(f"{statistics.median(part) * 1000:.0f}" for part in parts))
 
@@ -190,31 +192,31 @@ def single(turns: Turns) -> None:
 # --- requests ---
 
 
-async def asked(turns: Turns, name: str) -> tuple[Counter[str], Counter[str]]:
+async def count_requests(turns: Turns, name: str) -> tuple[Counter[str], Counter[str]]:
     """Count the requests of a batch, from start to removal, to the API server and the GCS server.
 
-    Not what its pods ask.
+    Requests of its pods don't count.
     """
     place = turns.place
     with place.corner() as corner:
         async with recording(place, corner) as tape:
             if name == KINETIC:
-                _, found, _ = await ours.complete(place, tape.corner, COUNTED)
+                _, moments, _ = await ours.complete(place, tape.corner, COUNTED)
             else:
-                said = await asyncio.to_thread(turns.run, "complete", COUNTED, tape.corner)
-                found = said["seen"]
-        assert len(found) == COUNTED, f"{name} has {len(found)} values of {COUNTED}"
+                answer = await asyncio.to_thread(turns.run, "complete", COUNTED, tape.corner)
+                moments = answer["seen"]
+        assert len(moments) == COUNTED, f"{name} has {len(moments)} values of {COUNTED}"
         return place.requests(corner), tape.storage()
 
 
-def counting(turns: Turns) -> None:
-    """Requests by what was asked."""
+def measure_requests(turns: Turns) -> None:
+    """Print the requests of a batch by kind."""
     for name in (KINETIC, *((PEER,) if turns.peer else ())):
-        api, storage = asyncio.run(asked(turns, name))
-        for server, counted in (("API server", api), ("GCS", storage)):
-            shown = ", ".join(f"{what} {number}" for what, number in counted.most_common())
-            total = counted.total() / COUNTED
-            print(f"{name}, batch of {COUNTED}: {server} {total:.1f} a job ({shown})")
+        api, storage = asyncio.run(count_requests(turns, name))
+        for server, counts in (("API server", api), ("GCS", storage)):
+            summary = ", ".join(f"{request} {count}" for request, count in counts.most_common())
+            total = counts.total() / COUNTED
+            print(f"{name}, batch of {COUNTED}: {server} {total:.1f} a job ({summary})")
 
 
 @contextlib.contextmanager
@@ -234,28 +236,28 @@ def main() -> int:
     parser.add_argument("--peer", metavar="PYTHON", help=f"an interpreter that has {PEER}")
     parser.add_argument("--alone", action="store_true", help=f"without {PEER}")
     parser.add_argument("--node", action="store_true", help="containers on a real node; as root")
-    chosen: Any = parser.parse_args()
-    sizes = QUICK_SIZES if chosen.quick else SIZES
-    alone = chosen.alone or chosen.node or (chosen.quick and not chosen.peer)
-    python = None if alone else theirs.installed(chosen.peer)
+    options: Any = parser.parse_args()
+    sizes = QUICK_SIZES if options.quick else SIZES
+    alone = options.alone or options.node or (options.quick and not options.peer)
+    python = None if alone else theirs.installed(options.peer)
     try:
         with (
             setting.scratch() as scratch,
             project(scratch),
-            on_node(scratch) if chosen.node else opened(scratch, SLOTS) as place,
+            on_node(scratch) if options.node else opened(scratch, SLOTS) as place,
         ):
             peer = theirs.Peer(place, python, scratch) if python else None
-            turns = Turns(place, peer, chosen.rounds or (1 if chosen.quick else 3))
-            if not chosen.node:  # its containers reach no recorder
+            turns = Turns(place, peer, options.rounds or (1 if options.quick else 3))
+            if not options.node:  # its containers reach no recorder
                 for size in sizes:
-                    submitting(turns, size)
+                    measure_submission(turns, size)
                     print(flush=True)
-                counting(turns)
+                measure_requests(turns)
                 print(flush=True)
-            single(turns)
+            measure_single_jobs(turns)
             for size in sizes:
                 print(flush=True)
-                completing(turns, size)
+                measure_completion(turns, size)
     except Absent as absent:
         print(f"left out: {absent}")
         return 0

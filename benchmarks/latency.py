@@ -16,8 +16,8 @@ from benchmarks import contenders, figures, setting
 from kinetic import aio
 
 
-async def ask(client: aio.Client, number: int) -> tuple[float, float]:
-    """Seconds until the job was submitted, and from then to its value."""
+async def run_job(client: aio.Client, number: int) -> tuple[float, float]:
+    """Return the seconds to submit a job, and from then to its value."""
     import work
 
     started = time.perf_counter()
@@ -28,7 +28,7 @@ async def ask(client: aio.Client, number: int) -> tuple[float, float]:
 
 
 def fresh_python() -> None:
-    """An interpreter that does nothing."""
+    """Start an interpreter that does nothing."""
     subprocess.run([sys.executable, "-c", "pass"], check=True)
 
 
@@ -45,25 +45,28 @@ def main() -> None:
     ):
         client = aio.Client(backend="local")
         for number in range(5):
-            loop.run(ask(client, number))
+            loop.run(run_job(client, number))
             fresh_python()
         for number in range(effort.rounds):
             fresh.append(figures.seconds(fresh_python))
-            submitted, waited = loop.run(ask(client, number))
+            submitted, waited = loop.run(run_job(client, number))
             submitting.append(submitted)
             waiting.append(waited)
             bare.append(figures.seconds(lambda: server.run([3])))
         loop.run(client.aclose())
-    whole = [a + b for a, b in zip(submitting, waiting, strict=True)]
+    total = [
+        submit_seconds + wait_seconds
+        for submit_seconds, wait_seconds in zip(submitting, waiting, strict=True)
+    ]
     figures.head(f"{effort.rounds} pairs", "median ms", "min ms", "x fresh")
     for name, runs in {
         "python -c pass": fresh,
         "bare fork server": bare,
-        "kinetic": whole,
+        "kinetic": total,
         "  submit": submitting,
         "  then result": waiting,
     }.items():
-        figures.row(name, *figures.shown(runs, 1e3), f"{figures.ratio(runs, fresh):.2f}")
+        figures.row(name, *figures.median_and_min(runs, 1e3), f"{figures.ratio(runs, fresh):.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A platform that takes no time: a job has ended, with its outcome, when its launch returns.
 
-The rest of a batch's time is kinetic's. `bare` measures the platform alone, with the
+The rest of a batch's time is kinetic's. `run_bare` measures the platform alone, with the
 same jobs.
 """
 
@@ -21,15 +21,15 @@ from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from kinetic.testing import MemoryCluster, MemoryStore
 from kinetic.testing.platform import MemoryImages
 
-__all__ = ["Instant", "Recording", "bare", "platform"]
+__all__ = ["InstantCluster", "RecordingStore", "make_platform", "run_bare"]
 
 BODY = frames.pack([b"\x80\x05N."])  # None
 DIGEST = hashlib.sha256(BODY).hexdigest()
 OUTCOME = wire.Outcome(kind=wire.Kind.VALUE, executor="nobody", phase="execute", body=DIGEST)
 
 
-class Recording(MemoryStore):
-    """Says when all inputs of a batch are stored, how large they are, and when outcomes came."""
+class RecordingStore(MemoryStore):
+    """A store that says when all inputs of a batch are stored, and how large they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,52 +53,52 @@ class Recording(MemoryStore):
         return created
 
 
-class Instant(MemoryCluster):
-    """Ends each job as it is launched; with ``held`` set, only when `let_go` is called."""
+class InstantCluster(MemoryCluster):
+    """A cluster that ends each job at its launch; while ``holding``, only at `release_all`."""
 
-    def __init__(self, store: MemoryStore, *, held: bool = False) -> None:
-        super().__init__(store, _nothing)
-        self.held = held
+    def __init__(self, store: MemoryStore, *, holding: bool = False) -> None:
+        super().__init__(store, _run_nothing)
+        self.holding = holding
         self.committed: dict[int, float] | None = None
         self._objects = store
         self._waiting: deque[JobSpec] = deque()
-        self._taken = asyncio.Event()
-        self._news: deque[Observation] = deque()
-        self._awake = asyncio.Event()
+        self._launched_event = asyncio.Event()
+        self._observations: deque[Observation] = deque()
+        self._observed_event = asyncio.Event()
 
     async def launch(self, job: JobSpec) -> None:
         """See the port."""
         self.requests["launch"] += 1
-        if self.held:
+        if self.holding:
             self._waiting.append(job)
-            self._taken.set()
+            self._launched_event.set()
         else:
             await self._end(job)
 
-    async def launched(self, count: int) -> None:
+    async def wait_until_launched(self, count: int) -> None:
         """Wait until *count* jobs are held."""
         while len(self._waiting) < count:
-            self._taken.clear()
-            await self._taken.wait()
+            self._launched_event.clear()
+            await self._launched_event.wait()
 
     async def end_next(self) -> None:
         """End the job that was launched first."""
         await self._end(self._waiting.popleft())
 
-    async def let_go(self) -> None:
-        """End what was launched so far, and from now on everything at once."""
-        self.held = False
+    async def release_all(self) -> None:
+        """End all held jobs, and from now on each job at its launch."""
+        self.holding = False
         while self._waiting:
             await self.end_next()
 
     async def _end(self, job: JobSpec) -> None:
         order = job.order
-        place = (order.scope, order.index, order.attempt)
-        name = wire.attempt_key(*place, "outcome")
-        await self._objects.create(name, BODY, OUTCOME.signed(job.key, *place))
+        attempt_id = (order.scope, order.index, order.attempt)
+        name = wire.attempt_key(*attempt_id, "outcome")
+        await self._objects.create(name, BODY, OUTCOME.signed(job.key, *attempt_id))
         if self.committed is not None:
             self.committed[order.index] = time.perf_counter()
-        self._news.append(
+        self._observations.append(
             Observation(
                 name=job.name,
                 phase=Phase.ENDED,
@@ -107,15 +107,15 @@ class Instant(MemoryCluster):
                 exit_code=0,
             )
         )
-        self._awake.set()
+        self._observed_event.set()
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         """See the port; for one watcher."""
         while True:
-            await self._awake.wait()
-            self._awake.clear()
-            while self._news:
-                yield self._news.popleft()
+            await self._observed_event.wait()
+            self._observed_event.clear()
+            while self._observations:
+                yield self._observations.popleft()
 
     async def find(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
@@ -125,52 +125,52 @@ class Instant(MemoryCluster):
         return []
 
 
-async def _nothing(run: Any) -> None:
+async def _run_nothing(run: Any) -> None:
     raise AssertionError("nothing runs here")
 
 
-def platform(*, held: bool = False) -> tuple[Platform, Recording, Instant]:
-    """A new one."""
-    store = Recording()
-    cluster = Instant(store, held=held)
+def make_platform(*, holding: bool = False) -> tuple[Platform, RecordingStore, InstantCluster]:
+    """Return a new platform, with its store and its cluster."""
+    store = RecordingStore()
+    cluster = InstantCluster(store, holding=holding)
     return Platform(store=store, images=MemoryImages(), cluster=cluster), store, cluster
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Batch:
     scope: str
     key: bytes
 
 
-async def bare(items: int) -> MemoryStore:
-    """Launch *items* jobs, hear of their ends and read their outcomes: no engine at all."""
-    made, store, cluster = platform()
-    part = _Part(f"batches/grp-{'0' * 12}/", bytes(32))
+async def run_bare(items: int) -> MemoryStore:
+    """Launch *items* jobs, watch them end, and read their outcomes: no engine at all."""
+    platform, store, cluster = make_platform()
+    batch = _Batch(f"batches/grp-{'0' * 12}/", bytes(32))
     common: dict[str, Any] = {"image": Image(uri="", command=()), "environment": {}}
     labels = {f"kinetic.dev/{name}": "x" for name in ("submission", "client", "index", "attempt")}
     watch = cluster.watch({})
-    nothing = wire.Input(name="", start=0, stop=0, digest="")
+    no_input = wire.Input(name="", start=0, stop=0, digest="")
     for index in range(items):
         order = wire.Order(
             store="",
-            scope=part.scope,
+            scope=batch.scope,
             job_id="",
             index=index,
             attempt=1,
-            function=nothing,
-            arguments=nothing,
+            function=no_input,
+            arguments=no_input,
         )
         await cluster.launch(
             JobSpec(
                 name=f"{index}",
                 labels=labels,
                 order=order,
-                key=part.key,
+                key=batch.key,
                 resources=Resources(),
                 **common,
             )
         )
         await anext(watch)
-        await store.get(wire.attempt_key(part.scope, index, 1, "outcome"))
-    await made.aclose()
+        await store.get(wire.attempt_key(batch.scope, index, 1, "outcome"))
+    await platform.aclose()
     return store

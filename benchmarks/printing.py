@@ -24,8 +24,8 @@ LINES = 300_000
 
 
 @kinetic.run(backend="local", accelerator="cpu")
-def talk(count: int) -> int:
-    """The job."""
+def print_lines(count: int) -> int:
+    """Print *count* lines: the function of the job."""
     for number in range(count):
         print("line number", number)
     return count
@@ -37,58 +37,58 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kb-") as home:
         os.environ |= {"KINETIC_HOME": home, "KINETIC_LOCAL_IDLE_S": "5", "KINETIC_PROGRESS": "off"}
         os.environ["KINETIC_PACKAGE_ROOT"] = ""
-        talk(0)  # from now on everybody is warm
-        seen: dict[str, list[float]] = {}
+        print_lines(0)  # starts the supervisor
+        seconds_by_name: dict[str, list[float]] = {}
         for _ in range(effort.rounds):
-            take_turns(seen, Path(home, "printed"))
+            run_round(seconds_by_name, Path(home, "printed"))
     figures.head(f"{effort.rounds} rounds of {LINES:,}", "lines/s", "best/s", "x logs()")
-    for name, beside in (
+    for name, baseline in (
         ("running: logs(follow=True)", ""),
         ("running: plain call", "running: logs(follow=True)"),
         ("ended: logs()", ""),
         ("ended: printed", "ended: logs()"),
     ):
-        rates = sorted(LINES / one for one in seen[name])
-        ratio = figures.ratio(seen[beside or name], seen[name])
+        rates = sorted(LINES / seconds for seconds in seconds_by_name[name])
+        ratio = figures.ratio(seconds_by_name[baseline or name], seconds_by_name[name])
         figures.row(name, f"{rates[len(rates) // 2]:,.0f}", f"{rates[-1]:,.0f}", f"{ratio:.2f}")
 
 
-def take_turns(seen: dict[str, list[float]], file: Path) -> None:
-    """One round."""
+def run_round(seconds_by_name: dict[str, list[float]], file: Path) -> None:
+    """Measure each way once."""
 
-    def note(name: str, work: Callable[[], object]) -> None:
-        seen.setdefault(name, []).append(figures.seconds(work))
+    def measure(name: str, work: Callable[[], object]) -> None:
+        seconds_by_name.setdefault(name, []).append(figures.seconds(work))
 
-    note("running: logs(follow=True)", lambda: asyncio.run(follow()))
-    note("running: plain call", lambda: printed(file, lambda: talk(LINES)))
-    job = talk.run_async(LINES)
+    measure("running: logs(follow=True)", lambda: asyncio.run(follow_log()))
+    measure("running: plain call", lambda: run_into_file(file, lambda: print_lines(LINES)))
+    job = print_lines.run_async(LINES)
     job.result(cleanup=False)
-    note("ended: logs()", lambda: asyncio.run(read(job.job_id)))
-    note("ended: printed", lambda: printed(file, lambda: show(job.job_id)))
+    measure("ended: logs()", lambda: asyncio.run(read_log(job.job_id)))
+    measure("ended: printed", lambda: run_into_file(file, lambda: stream_result(job.job_id)))
     job.cleanup()
 
 
-def printed(file: Path, work: Callable[[], object]) -> None:
+def run_into_file(file: Path, work: Callable[[], object]) -> None:
     """Do *work* with *file* as standard output, and check that no line is missing."""
-    with file.open("w") as out, contextlib.redirect_stdout(out):
+    with file.open("w") as stdout, contextlib.redirect_stdout(stdout):
         work()
     assert file.read_bytes().count(b"\n") == LINES
 
 
-def show(job_id: str) -> Any:
-    """As a plain call does when its job is over."""
+def stream_result(job_id: str) -> Any:
+    """Print the log of an ended job as a plain call does."""
     return kinetic.attach(job_id).result(cleanup=False, stream_logs=True)
 
 
-async def follow() -> None:
-    """Read while it runs."""
-    job = await aio.submit(talk, LINES)
+async def follow_log() -> None:
+    """Read the log of a job while it runs."""
+    job = await aio.submit(print_lines, LINES)
     assert len([line async for line in job.logs(follow=True)]) == LINES
     await job.result()
 
 
-async def read(job_id: str) -> None:
-    """Read what there is."""
+async def read_log(job_id: str) -> None:
+    """Read the log of an ended job."""
     job = await aio.attach(job_id)
     assert len([line async for line in job.logs()]) == LINES
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "RUN", "rendered", "replaced"]
+__all__ = ["PAGE", "RUN", "render_tables", "replace_tables"]
 
 PAGE = Path(__file__).with_name("README.md")
 RUN = Path(__file__).with_name("recorded.jsonl")
@@ -21,23 +21,25 @@ BEGIN, END = "<!-- the recorded run: generated -->\n", "<!-- the end of the reco
 def main() -> None:
     """Write the page anew."""
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replaced(page, RUN.read_text(encoding="utf-8").splitlines()), encoding="utf-8")
+    PAGE.write_text(
+        replace_tables(page, RUN.read_text(encoding="utf-8").splitlines()), encoding="utf-8"
+    )
 
 
-def replaced(page: str, lines: Iterable[str]) -> str:
+def replace_tables(page: str, lines: Iterable[str]) -> str:
     """Return *page* with the tables of *lines* in the place of its own."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{rendered(lines)}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{render_tables(lines)}{END}{rest.partition(END)[2]}"
 
 
-def rendered(lines: Iterable[str]) -> str:
+def render_tables(lines: Iterable[str]) -> str:
     """Return the recorded lines as Markdown: a heading for each question, and its tables."""
     answers: dict[str, list[dict[str, Any]]] = {}
     answer: list[dict[str, Any]] = []
-    for one in map(json.loads, lines):
-        if "question" in one:
-            answers[one["question"]["name"]] = answer = []
-        answer.append(one)
+    for entry in map(json.loads, lines):
+        if "question" in entry:
+            answers[entry["question"]["name"]] = answer = []
+        answer.append(entry)
     return "".join(_answer(answer) for answer in answers.values())
 
 

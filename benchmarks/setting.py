@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Spent", "home", "project", "scratch", "spent", "supervisor"]
+__all__ = ["ResourceUse", "home", "project", "resource_use", "scratch", "supervisor"]
 
 MEMORY = Path("/dev/shm")
 WORK = '''"""What the jobs do."""
@@ -41,7 +41,7 @@ def scratch(*, disk: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def project(scratch: Path, files: int = 5) -> Iterator[None]:
-    """Stand in a project of *files*, with ``work.square`` to be imported by us and by children."""
+    """Enter a project of *files*; this process and its children can import ``work.square``."""
     root = scratch / "project"
     (root / "package").mkdir(parents=True)
     (root / "pyproject.toml").touch()
@@ -50,14 +50,14 @@ def project(scratch: Path, files: int = 5) -> Iterator[None]:
         (root / "package" / f"{name}.py").write_text(WORK * 20)
     for number in range(files - 5):
         (root / "package" / f"module{number}.py").write_text(WORK * 20)
-    before = Path.cwd()
+    previous_folder = Path.cwd()
     os.chdir(root)
     sys.path.insert(0, str(root))
     os.environ["PYTHONPATH"] = str(root)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)
         sys.path.remove(str(root))
         sys.modules.pop("work", None)  # the next project has its own; this one's folder is gone
 
@@ -84,41 +84,43 @@ def home(scratch: Path, slots: int) -> Iterator[Path]:
 
 
 def supervisor(home: Path) -> psutil.Process:
-    """The supervisor of *home*.
+    """Return the supervisor of *home*.
 
     Raises:
         LookupError: There is none.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "kinetic._supervisor" in words and str(home) in words:
+            command = process.cmdline()
+            if "kinetic._supervisor" in command and str(home) in command:
                 return process
     raise LookupError(f"no supervisor serves {home}")
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ResourceUse:
     """Processor seconds of a process; those, and the minor page faults, of its dead children."""
 
     own: float
     children: float
     faults: int
 
-    def since(self, before: Spent) -> Spent:
+    def since(self, before: ResourceUse) -> ResourceUse:
         """Return the difference to *before*."""
-        return Spent(
+        return ResourceUse(
             self.own - before.own,
             self.children - before.children,
             self.faults - before.faults,
         )
 
 
-def spent(process: psutil.Process) -> Spent:
-    """What *process* has used so far; no faults are known outside Linux."""
+def resource_use(process: psutil.Process) -> ResourceUse:
+    """Return what *process* has used so far; outside Linux, ``faults`` is 0."""
     times = process.cpu_times()
     faults = 0
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{process.pid}/stat").read_text()
         faults = int(stat.rpartition(")")[2].split()[8])
-    return Spent(times.user + times.system, times.children_user + times.children_system, faults)
+    return ResourceUse(
+        times.user + times.system, times.children_user + times.children_system, faults
+    )

@@ -18,7 +18,7 @@ CALLS = 300
 
 
 async def nothing() -> None:
-    """The coroutine."""
+    """Await nothing: the coroutine of each call."""
 
 
 def main() -> None:
@@ -27,29 +27,29 @@ def main() -> None:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    ways: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "asyncio.run": lambda: asyncio.run(nothing()),
         "run_coroutine_threadsafe": lambda: asyncio.run_coroutine_threadsafe(
             nothing(), loop
         ).result(),
         "kinetic's portal": lambda: PORTAL.call(nothing),
     }
-    seen: dict[str, list[float]] = {name: [] for name in ways}
+    seconds_by_name: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(effort.rounds):
-        for name, call in ways.items():
+        for name, call in calls.items():
             call()
-            seen[name].append(figures.seconds(lambda call=call: repeat(call)) / CALLS)
+            seconds_by_name[name].append(figures.seconds(lambda call=call: repeat(call)) / CALLS)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
     figures.head(f"{effort.rounds} rounds of {CALLS}", "median us", "min us", "x run")
-    for name, runs in seen.items():
-        ratio = figures.ratio(runs, seen["asyncio.run"])
-        figures.row(name, *figures.shown(runs, 1e6, 1), f"{ratio:.2f}")
+    for name, runs in seconds_by_name.items():
+        ratio = figures.ratio(runs, seconds_by_name["asyncio.run"])
+        figures.row(name, *figures.median_and_min(runs, 1e6, 1), f"{ratio:.2f}")
 
 
 def repeat(call: Callable[[], object]) -> None:
-    """Many calls, one after the other."""
+    """Make all calls, one after the other."""
     for _ in range(CALLS):
         call()
 

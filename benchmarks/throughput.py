@@ -1,7 +1,7 @@
 """How many isolated jobs with durable results run in a second, at 1 and at 2 slots?
 
 Jobs per second of a batch that squares numbers, from the call to the list of
-values; no file is synced to the disk. Everybody takes a turn in a round, in memory
+values; no file is synced to the disk. Each contender takes a turn in a round, in memory
 with a project of 5 files; then kinetic and the bare fork server do so in memory and
 on the disk of the default home, with 5 and with 100 files. Ratios are taken within a
 round. Run it as root and as an ordinary user: they mount in different ways. A
@@ -9,7 +9,7 @@ regression: less than 0.5 of the bare fork server in memory, or, on the disk, le
 than 0.7 of the rate of 5 files with 100.
 
 For kinetic and the bare fork server also: processor milliseconds per job of
-everybody involved, and the minor page faults of a job's process.
+all processes involved, and the minor page faults of a job's process.
 """
 
 from __future__ import annotations
@@ -23,114 +23,126 @@ from dataclasses import dataclass, field
 from benchmarks import figures, setting
 from benchmarks.contenders import BARE, CONTENDERS, FRESH, KINETIC, Contender
 
-JOBS, QUICK_JOBS, FEWEST = 1000, 120, 5
+JOBS, QUICK_JOBS, MIN_JOBS = 1000, 120, 5
 QUICK = (BARE, KINETIC, FRESH)
 LIMIT_S = 600.0
-"""For one round of one contender; who takes longer is left out from then on."""
+"""Maximum time of one round; a contender that takes longer leaves the comparison."""
 
 
 @dataclass(slots=True)
-class Seen:
+class Measurements:
     """Jobs per second, and milliseconds (or faults) per job by name, of each round."""
 
     rates: list[float] = field(default_factory=list)
     costs: dict[str, list[float]] = field(default_factory=dict)
 
-    def cost(self, name: str, value: float) -> None:
-        """Note one cost of one round."""
+    def add_cost(self, name: str, value: float) -> None:
+        """Add one cost of one round."""
         self.costs.setdefault(name, []).append(value)
 
 
-PLACES = [(disk, files) for disk in (False, True) for files in (5, 100)]
+HOMES = [(disk, files) for disk in (False, True) for files in (5, 100)]
 
 
-def measure(contender: Contender, slots: int, jobs: int, seen: Seen, *, disk: bool = False) -> None:
-    """One round of one contender."""
-    with setting.scratch(disk=disk) as scratch, contender.open(slots, scratch) as crew:
-        before = {name: setting.spent(process) for name, process in crew.processes.items()}
-        client = client_seconds()
+def measure(
+    contender: Contender, slots: int, jobs: int, measurements: Measurements, *, disk: bool = False
+) -> None:
+    """Run one round of one contender."""
+    with setting.scratch(disk=disk) as scratch, contender.open(slots, scratch) as session:
+        use_before = {
+            name: setting.resource_use(process) for name, process in session.processes.items()
+        }
+        client_before = client_seconds()
         started = time.perf_counter()
-        values = crew.run(range(jobs))
-        seen.rates.append(jobs / (time.perf_counter() - started))
-        assert values == [x * x for x in range(jobs)], f"{contender.name} computes wrongly"
-        if not crew.processes:
+        values = session.run(range(jobs))
+        measurements.rates.append(jobs / (time.perf_counter() - started))
+        assert values == [number * number for number in range(jobs)], (
+            f"{contender.name} computes wrongly"
+        )
+        if not session.processes:
             return
         per_job = 1000 / jobs
-        everybody = client_seconds() - client
-        seen.cost("client", everybody * per_job)
-        for name, process in crew.processes.items():
-            used = setting.spent(process).since(before[name])
-            seen.cost(name, used.own * per_job)
-            everybody += used.own
-        # The jobs are the children of whoever came last.
-        seen.cost("job", used.children * per_job)
-        seen.cost("all", (everybody + used.children) * per_job)
-        seen.cost("faults", used.faults / jobs)
+        total_cpu = client_seconds() - client_before
+        measurements.add_cost("client", total_cpu * per_job)
+        for name, process in session.processes.items():
+            use_during = setting.resource_use(process).since(use_before[name])
+            measurements.add_cost(name, use_during.own * per_job)
+            total_cpu += use_during.own
+        # The last process of the loop has the jobs as its children.
+        measurements.add_cost("job", use_during.children * per_job)
+        measurements.add_cost("all", (total_cpu + use_during.children) * per_job)
+        measurements.add_cost("faults", use_during.faults / jobs)
 
 
 def client_seconds() -> float:
-    """Processor time of this process, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    """Return the processor time of all threads of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
-def table(all_seen: dict[Contender, Seen]) -> None:
-    """Rates and ratios."""
-    rates = {contender.name: seen.rates for contender, seen in all_seen.items()}
+def table(measurements_by_contender: dict[Contender, Measurements]) -> None:
+    """Print rates and ratios."""
+    rates = {
+        contender.name: measurements.rates
+        for contender, measurements in measurements_by_contender.items()
+    }
     figures.head("", "median/s", "best/s", "x bare", "x fresh", "isolated", "durable")
-    for contender, seen in all_seen.items():
-        shared = len(seen.rates)
+    for contender, measurements in measurements_by_contender.items():
+        rounds = len(measurements.rates)
         ratios = [
-            f"{figures.ratio(seen.rates, rates[name][:shared]):.2f}" for name in (BARE, FRESH)
+            f"{figures.ratio(measurements.rates, rates[name][:rounds]):.2f}"
+            for name in (BARE, FRESH)
         ]
         figures.row(
             contender.name,
-            f"{statistics.median(seen.rates):.1f}",
-            f"{max(seen.rates):.1f}",
+            f"{statistics.median(measurements.rates):.1f}",
+            f"{max(measurements.rates):.1f}",
             *ratios,
             contender.isolated,
             contender.durable,
         )
 
 
-def breakdown(all_seen: dict[Contender, Seen]) -> None:
-    """Where the time goes, median per job."""
+def breakdown(measurements_by_contender: dict[Contender, Measurements]) -> None:
+    """Print the median cost of each process per job."""
     names = ["client", "supervisor", "parent", "server", "job", "all", "faults"]
     figures.head("cpu ms per job", *names)
-    for contender, seen in all_seen.items():
-        if seen.costs:
+    for contender, measurements in measurements_by_contender.items():
+        if measurements.costs:
             cells = [
-                f"{statistics.median(seen.costs[name]):.{0 if name == 'faults' else 2}f}"
-                if name in seen.costs
+                f"{statistics.median(measurements.costs[name]):.{0 if name == 'faults' else 2}f}"
+                if name in measurements.costs
                 else ""
                 for name in names
             ]
             figures.row(contender.name, *cells)
 
 
-def places(effort: figures.Effort) -> None:
+def compare_homes(effort: figures.Effort) -> None:
     """Print kinetic's rates where the home, and the size of the project, differ."""
     jobs = QUICK_JOBS if effort.quick else JOBS // 2
-    both = {one.name: one for one in CONTENDERS if one.name in (BARE, KINETIC)}
+    contenders = {
+        contender.name: contender for contender in CONTENDERS if contender.name in (BARE, KINETIC)
+    }
     rates: dict[tuple[str, bool, int], list[float]] = {}
     for _ in range(effort.rounds):
-        for disk, files in PLACES:
+        for disk, files in HOMES:
             with setting.scratch(disk=disk) as scratch, setting.project(scratch, files):
-                for name, contender in both.items():
-                    seen = Seen()
-                    measure(contender, 2, jobs, seen, disk=disk)
-                    rates.setdefault((name, disk, files), []).extend(seen.rates)
-    who = "root" if os.geteuid() == 0 else "an ordinary user"
-    figures.caption(f"2 slots, {effort.rounds} rounds of {jobs} jobs, as {who}")
+                for name, contender in contenders.items():
+                    measurements = Measurements()
+                    measure(contender, 2, jobs, measurements, disk=disk)
+                    rates.setdefault((name, disk, files), []).extend(measurements.rates)
+    user = "root" if os.geteuid() == 0 else "an ordinary user"
+    figures.caption(f"2 slots, {effort.rounds} rounds of {jobs} jobs, as {user}")
     figures.head("kinetic", "median/s", "best/s", "x bare", "x 5 files")
-    for disk, files in PLACES:
-        mine = rates[KINETIC, disk, files]
+    for disk, files in HOMES:
+        kinetic_rates = rates[KINETIC, disk, files]
         figures.row(
             f"{'disk' if disk else 'memory'}, {files} files",
-            f"{statistics.median(mine):.1f}",
-            f"{max(mine):.1f}",
-            f"{figures.ratio(mine, rates[BARE, disk, files]):.2f}",
-            f"{figures.ratio(mine, rates[KINETIC, disk, 5]):.2f}",
+            f"{statistics.median(kinetic_rates):.1f}",
+            f"{max(kinetic_rates):.1f}",
+            f"{figures.ratio(kinetic_rates, rates[BARE, disk, files]):.2f}",
+            f"{figures.ratio(kinetic_rates, rates[KINETIC, disk, 5]):.2f}",
         )
 
 
@@ -138,32 +150,36 @@ def main() -> None:
     """Print the tables."""
     effort = figures.effort(__doc__, full=5, quick=2)
     total = QUICK_JOBS if effort.quick else JOBS
-    chosen = [one for one in CONTENDERS if one.installed]
+    contenders = [contender for contender in CONTENDERS if contender.installed]
     if effort.quick:
-        chosen = [one for one in chosen if one.name in QUICK]
+        contenders = [contender for contender in contenders if contender.name in QUICK]
     with setting.scratch() as scratch, setting.project(scratch):
         for slots in (1, 2):
-            seen = {contender: Seen() for contender in chosen}
+            measurements_by_contender = {contender: Measurements() for contender in contenders}
             for number in range(effort.rounds):
-                for contender in chosen.copy():
+                for contender in contenders.copy():
                     if number >= contender.rounds:
                         continue
-                    jobs = max(FEWEST, int(total * contender.share))
+                    jobs = max(MIN_JOBS, int(total * contender.share))
                     try:
-                        with figures.limited(LIMIT_S):
-                            measure(contender, slots, jobs, seen[contender])
-                    except TimeoutError as late:
-                        print(f"{contender.name}, {jobs} jobs: {late}, so left out", flush=True)
-                        chosen.remove(contender)
+                        with figures.time_limit(LIMIT_S):
+                            measure(contender, slots, jobs, measurements_by_contender[contender])
+                    except TimeoutError as error:
+                        print(f"{contender.name}, {jobs} jobs: {error}, so left out", flush=True)
+                        contenders.remove(contender)
             figures.caption(
                 f"{slots} slots, {effort.rounds} rounds of {total} jobs, in {scratch.parent}"
             )
-            seen = {contender: one for contender, one in seen.items() if one.rates}
-            table(seen)
-            breakdown(seen)
+            measurements_by_contender = {
+                contender: measurements
+                for contender, measurements in measurements_by_contender.items()
+                if measurements.rates
+            }
+            table(measurements_by_contender)
+            breakdown(measurements_by_contender)
             print()
-    places(effort)
-    missing = [one.name for one in CONTENDERS if not one.installed]
+    compare_homes(effort)
+    missing = [contender.name for contender in CONTENDERS if not contender.installed]
     if missing:
         print(f"not installed, so left out: {', '.join(missing)}")
 

@@ -13,7 +13,7 @@ from tests import programs
 
 def test_the_page_has_the_tables_of_the_recorded_run() -> None:
     page = record.PAGE.read_text()
-    assert record.replaced(page, record.RUN.read_text().splitlines()) == page
+    assert record.replace_tables(page, record.RUN.read_text().splitlines()) == page
 
 
 def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
@@ -26,7 +26,7 @@ def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
         {"head": ["", "median s", "MB"]},
         {"row": ["kinetic, cold", "0.5"]},
     ]
-    assert record.rendered(map(json.dumps, lines)) == (
+    assert record.render_tables(map(json.dumps, lines)) == (
         "### `pack`\n\nVersion 2, a machine.\n\none file:\n\n"
         "|  | median s | MB |\n|---|---|---|\n| **kinetic, cold** | 0.5 |  |\n\n"
     )
@@ -36,6 +36,6 @@ def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
 def test_a_run_is_recorded(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     programs.python("-m", "benchmarks", "imports", "--quick", "--record", file)
-    text = record.rendered(file.read_text().splitlines())
+    text = record.render_tables(file.read_text().splitlines())
     assert text.startswith("### `imports`\n\nVersion ")
     assert "| import asyncio |" in text
