@@ -26,11 +26,11 @@ WEIGHTS = {"great": 2.0, "good": 1.0, "fine": 0.3, "slow": -0.8, "bad": -1.2, "b
 def predict(model: str, files: list[str]) -> int:
     """Load the model once, then write one line of JSON for each file."""
     weights = json.loads(Path(model).read_text())
-    with Path(os.environ["KINETIC_OUTPUT_PATH"], "predictions.jsonl").open("w") as lines:
+    with Path(os.environ["KINETIC_OUTPUT_PATH"], "predictions.jsonl").open("w") as output:
         for path in map(Path, files):
             words = re.findall(r"\w+", path.read_text().lower())
             score = 1 / (1 + math.exp(-sum(weights.get(word, 0.0) for word in words)))
-            print(json.dumps({"file": path.name, "positive": round(score, 3)}), file=lines)
+            print(json.dumps({"file": path.name, "positive": round(score, 3)}), file=output)
     return len(files)
 
 
@@ -51,8 +51,8 @@ def main() -> None:
         (model := Path(scratch, "model.json")).write_text(json.dumps(WEIGHTS))
         files = [kinetic.Data(str(path)) for path in sorted(reviews.iterdir())]
         inputs = [
-            {"model": kinetic.Data(str(model)), "files": files[first : first + FILES_PER_JOB]}
-            for first in range(0, len(files), FILES_PER_JOB)
+            {"model": kinetic.Data(str(model)), "files": files[start : start + FILES_PER_JOB]}
+            for start in range(0, len(files), FILES_PER_JOB)
         ]
         predictions = []
         with predict.run_async_map(inputs, name="inference", retries=2) as batch:
@@ -62,10 +62,10 @@ def main() -> None:
                 batch.job(index).fetch_outputs(folder)
                 lines = (folder / "predictions.jsonl").read_text().splitlines()
                 predictions += [json.loads(line) for line in lines]
-    predictions.sort(key=lambda one: one["positive"])
+    predictions.sort(key=lambda prediction: prediction["positive"])
     print(f"{len(predictions)} files in {len(inputs)} jobs")
-    print("worst:", *[one["file"] for one in predictions[:3]])
-    print("best: ", *[one["file"] for one in predictions[-3:]])
+    print("worst:", *[prediction["file"] for prediction in predictions[:3]])
+    print("best: ", *[prediction["file"] for prediction in predictions[-3:]])
 
 
 if __name__ == "__main__":

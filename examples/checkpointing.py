@@ -16,7 +16,7 @@ import kinetic
 STEPS = 1000
 
 
-def save(path: Path, state: dict[str, float]) -> None:
+def save_checkpoint(path: Path, state: dict[str, float]) -> None:
     """Replace the checkpoint in one step, so that no attempt ever reads half of one."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(state))
@@ -30,17 +30,17 @@ def train(rate: float) -> dict[str, float]:
     state: dict[str, float] = {"step": 0, "weight": 0.0}
     if path.exists():
         state = json.loads(path.read_text())
-    first = state["step"]
+    first_step = state["step"]
     attempt = int(os.environ["KINETIC_ATTEMPT"])
-    print(f"attempt {attempt} starts at step {first}")
+    print(f"attempt {attempt} starts at step {first_step}")
     while state["step"] < STEPS:
         state["weight"] -= rate * 2 * (state["weight"] - 3.0)
         state["step"] += 1
         if state["step"] % 100 == 0:
-            save(path, state)
+            save_checkpoint(path, state)
         if attempt == 1 and state["step"] == 650:
             os.kill(os.getpid(), signal.SIGKILL)  # the machine dies
-    return {"rate": rate, "weight": state["weight"], "resumed at": first, "attempts": attempt}
+    return {"rate": rate, "weight": state["weight"], "resumed at": first_step, "attempts": attempt}
 
 
 def main() -> None:

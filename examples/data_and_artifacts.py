@@ -17,12 +17,12 @@ from typing import Any
 import kinetic
 
 
-def record(folder: Path) -> None:
+def write_temperatures(folder: Path) -> None:
     """Write a year of temperatures for each of three stations."""
-    chance = random.Random(0)
-    for station, level in {"coast": 11.0, "hill": 7.5, "valley": 9.0}.items():
+    rng = random.Random(0)
+    for station, average in {"coast": 11.0, "hill": 7.5, "valley": 9.0}.items():
         with (folder / f"{station}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows((day, chance.gauss(level, 4)) for day in range(365))
+            csv.writer(file).writerows((day, rng.gauss(average, 4)) for day in range(365))
 
 
 @kinetic.run(backend="local", accelerator="cpu")
@@ -33,9 +33,9 @@ def summarize(folder: Any) -> dict[str, float]:
         with path.open(newline="") as file:
             means[path.stem] = round(mean(float(row[1]) for row in csv.reader(file)), 2)
     bars = "".join(
-        f'<rect y="{30 * place}" width="{20 * value}" height="24" fill="steelblue"/>'
-        f'<text x="6" y="{30 * place + 17}" fill="white">{name} {value} °C</text>'
-        for place, (name, value) in enumerate(means.items())
+        f'<rect y="{30 * index}" width="{20 * value}" height="24" fill="steelblue"/>'
+        f'<text x="6" y="{30 * index + 17}" fill="white">{name} {value} °C</text>'
+        for index, (name, value) in enumerate(means.items())
     )
     chart = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">{bars}</svg>'
     Path(os.environ["KINETIC_OUTPUT_PATH"], "chart.svg").write_text(chart, encoding="utf-8")
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data, results = Path(scratch, "stations"), Path(scratch, "results")
         data.mkdir()
-        record(data)
+        write_temperatures(data)
         job = summarize.run_async(kinetic.Data(str(data)))
         print(job.result())
         print("the job wrote", *job.outputs())

@@ -14,13 +14,13 @@ import kinetic
 
 
 @kinetic.run(backend="local", accelerator="cpu")
-def count_primes(below: int) -> int:
-    """Sieve the numbers below a limit. The job continues while nothing waits for it."""
-    sieve = bytearray([1]) * below
+def count_primes(limit: int) -> int:
+    """Sieve the numbers below *limit*. The job continues while nothing waits for it."""
+    sieve = bytearray([1]) * limit
     sieve[:2] = b"\0\0"
-    for n in range(2, int(below**0.5) + 1):
-        sieve[n * n :: n] = bytes(len(range(n * n, below, n)))
-    print(f"sieved {below:,} numbers")
+    for n in range(2, int(limit**0.5) + 1):
+        sieve[n * n :: n] = bytes(len(range(n * n, limit, n)))
+    print(f"sieved {limit:,} numbers")
     return sum(sieve)
 
 

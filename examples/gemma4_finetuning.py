@@ -24,7 +24,7 @@ QUESTIONS = [f"What color is {thing}?" for thing in COLORS]
 ANSWERS = [f" It is {color}." for color in COLORS.values()]
 
 
-def stand_in() -> Any:
+def build_stand_in() -> Any:
     """Build a tiny Gemma 4 with random weights, and a vocabulary of the questions."""
     import sentencepiece
     from keras_hub import models
@@ -51,7 +51,7 @@ def finetune(preset: str, epochs: int) -> dict[str, Any]:
     from keras_hub.models import Gemma4CausalLM
 
     if preset == STAND_IN:
-        model = stand_in()
+        model = build_stand_in()
     else:
         model = Gemma4CausalLM.from_preset(preset, dtype="bfloat16")
     model.preprocessor.sequence_length = 64

@@ -20,11 +20,11 @@ ROWS = 512  # of each process
 WEIGHTS = np.array([2.0, -1.0, 0.5])
 
 
-def part_of(rank: int) -> tuple[Any, Any]:
+def draw_data(rank: int) -> tuple[Any, Any]:
     """Draw the data of one process: inputs, and noisy outputs of a linear function."""
-    chance = np.random.default_rng(rank)
-    inputs = chance.normal(size=(ROWS, len(WEIGHTS)))
-    return inputs, inputs @ WEIGHTS + chance.normal(0, 0.1, ROWS)
+    rng = np.random.default_rng(rank)
+    inputs = rng.normal(size=(ROWS, len(WEIGHTS)))
+    return inputs, inputs @ WEIGHTS + rng.normal(0, 0.1, ROWS)
 
 
 @kinetic.run(backend="local", accelerator="cpu")
@@ -36,8 +36,11 @@ def train(rank: int, processes: int, coordinator: str, steps: int) -> dict[str, 
 
     jax.distributed.initialize(coordinator, processes, rank)
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    split, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
-    inputs, outputs = (jax.make_array_from_process_local_data(split, own) for own in part_of(rank))
+    sharded, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
+    inputs, outputs = (
+        jax.make_array_from_process_local_data(sharded, local_rows)
+        for local_rows in draw_data(rank)
+    )
 
     def loss(weights: Any, inputs: Any, outputs: Any) -> Any:
         return jnp.mean((inputs @ weights - outputs) ** 2)
@@ -47,18 +50,18 @@ def train(rank: int, processes: int, coordinator: str, steps: int) -> dict[str, 
         value, gradient = jax.value_and_grad(loss)(weights, inputs, outputs)
         return weights - 0.1 * gradient, value
 
-    weights, value = jax.device_put(np.zeros(len(WEIGHTS)), same), 0.0
-    for number in range(steps):
+    weights, value = jax.device_put(np.zeros(len(WEIGHTS)), replicated), 0.0
+    for iteration in range(steps):
         weights, value = step(weights, inputs, outputs)
-        if number % 20 == 0:
-            print(f"process {rank}, step {number}: loss {value:.4f}")
+        if iteration % 20 == 0:
+            print(f"process {rank}, step {iteration}: loss {value:.4f}")
     jax.distributed.shutdown()
     return {"devices": jax.device_count(), "loss": float(value), "weights": np.asarray(weights)}
 
 
 def main(processes: int = 2, steps: int = 60) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        coordinator = f"127.0.0.1:{server.getsockname()[1]}"
     calls = [(rank, processes, coordinator, steps) for rank in range(processes)]
     with train.run_async_map(calls, fail_fast=True, cancel_running_on_fail=True) as batch:
         results = batch.results()

@@ -19,22 +19,22 @@ import kinetic
 ACCELERATOR = "cpu"  # or "gpu-l4", "tpu-v6e-1"
 
 
-def shapes(count: int, seed: int) -> tuple[Any, Any]:
+def draw_images(count: int, seed: int) -> tuple[Any, Any]:
     """Draw noisy images of squares (class 0), crosses (1), and stripes (2)."""
-    chance = np.random.default_rng(seed)
-    images = chance.normal(0, 0.3, (count, 28, 28, 1)).astype("float32")
-    labels = chance.integers(0, 3, count)
+    rng = np.random.default_rng(seed)
+    images = rng.normal(0, 0.3, (count, 28, 28, 1)).astype("float32")
+    labels = rng.integers(0, 3, count)
     for image, label, (row, column) in zip(
-        images, labels, chance.integers(2, 14, (count, 2)), strict=True
+        images, labels, rng.integers(2, 14, (count, 2)), strict=True
     ):
-        part = image[row : row + 12, column : column + 12]
+        patch = image[row : row + 12, column : column + 12]
         match label:
             case 0:
-                part[[0, -1], :], part[:, [0, -1]] = 1, 1
+                patch[[0, -1], :], patch[:, [0, -1]] = 1, 1
             case 1:
-                part[5:7, :], part[:, 5:7] = 1, 1
+                patch[5:7, :], patch[:, 5:7] = 1, 1
             case _:
-                part[::3, :] = 1
+                patch[::3, :] = 1
     return images, labels
 
 
@@ -55,12 +55,12 @@ def train(epochs: int, samples: int) -> dict[str, object]:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"])
-    images, labels = shapes(samples, seed=1)
+    images, labels = draw_images(samples, seed=1)
     model.build(images.shape)
     backup = keras.callbacks.BackupAndRestore(output / "backup")
     model.fit(images, labels, epochs=epochs, callbacks=[backup], verbose=2)
     model.save(output / "model.keras")
-    _, accuracy = model.evaluate(*shapes(1000, seed=2), verbose=0)
+    _, accuracy = model.evaluate(*draw_images(1000, seed=2), verbose=0)
     return {"backend": keras.backend.backend(), "accuracy": round(float(accuracy), 3)}
 
 

@@ -21,7 +21,7 @@ STAND_IN = "stand-in"
 TEXTS = [f"{a} plus {b} is {a + b}." for a in range(5) for b in range(5)]
 
 
-def load(name: str) -> tuple[Any, Any]:
+def load_model(name: str) -> tuple[Any, Any]:
     """Return model and tokenizer; the stand-in reads bytes, and has random weights."""
     import transformers
 
@@ -42,7 +42,7 @@ def finetune(name: str, rate: float, epochs: int) -> dict[str, float]:
 
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, tokenizer = load(name)
+    model, tokenizer = load_model(name)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(model, lora).to(device)

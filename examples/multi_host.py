@@ -29,21 +29,21 @@ def train(rounds: int) -> dict[str, Any]:
 
     devices = jax.device_count()
     models = 2 if devices % 2 == 0 else 1
-    grid = np.reshape(jax.devices(), (devices // models, models))
-    mesh = Mesh(grid, ("data", "model"))
+    device_grid = np.reshape(jax.devices(), (devices // models, models))
+    mesh = Mesh(device_grid, ("data", "model"))
 
-    def shared(values: Any, *axes: str | None) -> Any:
+    def shard(values: Any, *axes: str | None) -> Any:
         """Give each device its part of an array that every host has computed."""
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
-        return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
-    chance = np.random.default_rng(0)
-    inputs = chance.normal(size=(64 * devices, 16)).astype("float32")
-    rows = shared(inputs, "data", None)
-    targets = shared(np.sin(inputs.sum(1, keepdims=True)), "data", None)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(64 * devices, 16)).astype("float32")
+    rows = shard(inputs, "data", None)
+    targets = shard(np.sin(inputs.sum(1, keepdims=True)), "data", None)
     layers = [
-        shared(chance.normal(0, 0.3, (16, WIDTH)).astype("float32"), None, "model"),
-        shared(chance.normal(0, 0.03, (WIDTH, 1)).astype("float32"), "model", None),
+        shard(rng.normal(0, 0.3, (16, WIDTH)).astype("float32"), None, "model"),
+        shard(rng.normal(0, 0.03, (WIDTH, 1)).astype("float32"), "model", None),
     ]
 
     @jax.jit
@@ -51,17 +51,19 @@ def train(rounds: int) -> dict[str, Any]:
         return jnp.mean((jnp.tanh(rows @ layers[0]) @ layers[1] - targets) ** 2)
 
     @jax.jit
-    def steps(layers: Any, rows: Any, targets: Any) -> Any:
+    def take_steps(layers: Any, rows: Any, targets: Any) -> Any:
         """Take 20 steps in one call, which keeps the devices busy."""
 
         def step(_: Any, layers: Any) -> Any:
-            slopes = jax.grad(loss)(layers, rows, targets)
-            return jax.tree.map(lambda weights, slope: weights - 0.05 * slope, layers, slopes)
+            gradients = jax.grad(loss)(layers, rows, targets)
+            return jax.tree.map(
+                lambda weights, gradient: weights - 0.05 * gradient, layers, gradients
+            )
 
         return jax.lax.fori_loop(0, 20, step, layers)
 
     for number in range(rounds):
-        layers = steps(layers, rows, targets)
+        layers = take_steps(layers, rows, targets)
         print(f"host {jax.process_index()}, round {number}: loss {loss(layers, rows, targets):.3f}")
     value = float(loss(layers, rows, targets))
     return {"hosts": jax.process_count(), "mesh": dict(mesh.shape), "loss": value}

@@ -41,9 +41,9 @@ def descend(rate: float, momentum: float, state: State) -> tuple[float, State]:
     return (1 - x) ** 2 + 100 * (y - x * x) ** 2, (x, y, dx, dy)
 
 
-async def work(client: Client, study: optuna.Study, turns: Iterator[int]) -> None:
-    """Ask for a trial, run its rungs, and tell its score, as long as there are turns left."""
-    for _ in turns:
+async def run_trials(client: Client, study: optuna.Study, remaining: Iterator[int]) -> None:
+    """Ask for a trial, run its rungs, and tell its score, as long as *remaining* has items."""
+    for _ in remaining:
         trial, state, height = study.ask(SPACE), START, 0.0
         for rung in range(RUNGS):
             height, state = await client.run(descend, **trial.params, state=state)
@@ -66,12 +66,12 @@ async def main(trials: int) -> None:
     for trial in study.get_trials(states=[TrialState.RUNNING]):  # interrupted by Ctrl-C
         study.tell(trial.number, state=TrialState.FAIL)
         study.enqueue_trial(trial.params)
-    ended = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
-    turns = iter(range(trials - ended))  # all workers take from the same iterator
+    finished = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
+    remaining = iter(range(trials - finished))  # all workers take from the same iterator
     async with Client(backend="local") as client, asyncio.TaskGroup() as group:
         for _ in range(4):
-            group.create_task(work(client, study, turns))
-    print(f"{trials} trials, {ended} of them in an earlier run")
+            group.create_task(run_trials(client, study, remaining))
+    print(f"{trials} trials, {finished} of them in an earlier run")
     print(f"height {study.best_value:.2g} with {study.best_params}")
 
 

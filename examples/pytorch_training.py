@@ -29,15 +29,15 @@ def train(rate: float, epochs: int) -> dict[str, float | str]:
     model = nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
 
-    checkpoint, first = Path(os.environ["KINETIC_OUTPUT_PATH"], "checkpoint.pt"), 0
+    checkpoint, first_epoch = Path(os.environ["KINETIC_OUTPUT_PATH"], "checkpoint.pt"), 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        first = saved["epoch"] + 1
+        first_epoch = saved["epoch"] + 1
 
     loss = torch.tensor(float("nan"))
-    for epoch in range(first, epochs):
+    for epoch in range(first_epoch, epochs):
         for rows in torch.randperm(len(inputs), device=device).split(256):
             loss = nn.functional.mse_loss(model(inputs[rows]), targets[rows])
             optimizer.zero_grad()

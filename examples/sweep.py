@@ -17,61 +17,61 @@ from itertools import product
 import kinetic
 
 
-def moons(count: int, seed: int) -> list[tuple[float, float, int]]:
+def draw_moons(count: int, seed: int) -> list[tuple[float, float, int]]:
     """Draw points (x, y, class) from two interleaved half circles, one for each class."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     points = []
     for index in range(count):
-        label, angle = index % 2, chance.uniform(0, math.pi)
+        label, angle = index % 2, rng.uniform(0, math.pi)
         x, y = math.cos(angle), math.sin(angle)
         x, y = (1 - x, 0.5 - y) if label else (x, y)
-        points.append((x + chance.gauss(0, 0.15), y + chance.gauss(0, 0.15), label))
+        points.append((x + rng.gauss(0, 0.15), y + rng.gauss(0, 0.15), label))
     return points
 
 
 @kinetic.run(backend="local", accelerator="cpu")
 def accuracy(rate: float, width: int) -> float:
     """Train one hidden layer of *width* units at learning rate *rate*, and test it."""
-    chance = random.Random(0)
-    hidden = [[chance.gauss(0, 1) for _ in range(3)] for _ in range(width)]
-    output = [chance.gauss(0, 1) for _ in range(width + 1)]
+    rng = random.Random(0)
+    hidden = [[rng.gauss(0, 1) for _ in range(3)] for _ in range(width)]
+    output = [rng.gauss(0, 1) for _ in range(width + 1)]
 
     def forward(x: float, y: float) -> tuple[list[float], float]:
         units = [*(math.tanh(a * x + b * y + c) for a, b, c in hidden), 1.0]
         return units, 1 / (1 + math.exp(-sum(map(math.prod, zip(output, units, strict=True)))))
 
     for _ in range(60):
-        for x, y, label in moons(200, seed=1):
+        for x, y, label in draw_moons(200, seed=1):
             units, predicted = forward(x, y)
             error = rate * (predicted - label)
             for weights, unit, weight in zip(hidden, units, output, strict=False):
-                slope = error * weight * (1 - unit * unit)
-                weights[:] = weights[0] - slope * x, weights[1] - slope * y, weights[2] - slope
+                delta = error * weight * (1 - unit * unit)
+                weights[:] = weights[0] - delta * x, weights[1] - delta * y, weights[2] - delta
             output = [weight - error * unit for weight, unit in zip(output, units, strict=True)]
-    test = moons(1000, seed=2)
+    test = draw_moons(1000, seed=2)
     return sum((forward(x, y)[1] > 0.5) == bool(label) for x, y, label in test) / len(test)
 
 
-def grid() -> list[dict[str, float]]:
+def grid_trials() -> list[dict[str, float]]:
     """Combine every rate with every width."""
     pairs = product((0.003, 0.03, 0.3), (2, 4, 8, 16))
     return [{"rate": rate, "width": width} for rate, width in pairs]
 
 
-def draws(count: int) -> list[dict[str, float]]:
+def random_trials(count: int) -> list[dict[str, float]]:
     """Draw rates evenly on a logarithmic scale, and widths from 2 to 16."""
-    chance = random.Random(0)
-    pairs = [(10 ** chance.uniform(-2.5, -0.5), chance.randint(2, 16)) for _ in range(count)]
+    rng = random.Random(0)
+    pairs = [(10 ** rng.uniform(-2.5, -0.5), rng.randint(2, 16)) for _ in range(count)]
     return [{"rate": round(rate, 4), "width": width} for rate, width in pairs]
 
 
 def main() -> None:
-    trials = draws(int(sys.argv[2])) if sys.argv[1:2] == ["random"] else grid()
+    trials = random_trials(int(sys.argv[2])) if sys.argv[1:2] == ["random"] else grid_trials()
     best, best_trial = 0.0, trials[0]
     with accuracy.run_async_map(trials, name="moons") as batch:
         for _, trial, outcome in batch.outcomes():
-            if (value := outcome.unwrap()) > best:
-                best, best_trial = value, trial
+            if (score := outcome.unwrap()) > best:
+                best, best_trial = score, trial
                 print(f"accuracy {best:.3f} with {best_trial}")
     print(f"best of {len(trials)}: accuracy {best:.3f} with {best_trial}")
 

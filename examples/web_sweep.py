@@ -24,11 +24,11 @@ from kinetic.aio import BatchHandle, Client
 @kinetic.run(backend="local", accelerator="cpu")
 def distance(angle: float) -> float:
     """Throw a ball at 40 m/s and *angle* degrees; return how many metres it flies in air."""
-    x, y, u, v = 0.0, 1.5, 40 * cos(radians(angle)), 40 * sin(radians(angle))
+    x, y, vx, vy = 0.0, 1.5, 40 * cos(radians(angle)), 40 * sin(radians(angle))
     while y > 0:
-        drag = 0.0053 * hypot(u, v)
-        u, v = u - 0.002 * drag * u, v - 0.002 * (drag * v + 9.81)
-        x, y = x + 0.002 * u, y + 0.002 * v
+        drag = 0.0053 * hypot(vx, vy)
+        vx, vy = vx - 0.002 * drag * vx, vy - 0.002 * (drag * vy + 9.81)
+        x, y = x + 0.002 * vx, y + 0.002 * vy
     return x
 
 
@@ -44,7 +44,7 @@ batches: dict[str, Batch] = {}
 app = FastAPI(lifespan=lifespan)
 
 
-def find(batch_id: str) -> Batch:
+def find_batch(batch_id: str) -> Batch:
     if batch_id not in batches:
         raise HTTPException(404, f"there is no sweep {batch_id}")
     return batches[batch_id]
@@ -64,14 +64,14 @@ async def start(throws: int = 200) -> dict[str, str]:
 
 
 @app.get("/sweeps/{batch_id}", response_class=EventSourceResponse)
-async def watch(batch: Annotated[Batch, Depends(find)]) -> AsyncIterator[dict[str, object]]:
+async def watch(batch: Annotated[Batch, Depends(find_batch)]) -> AsyncIterator[dict[str, object]]:
     async for _, angle, outcome in batch.outcomes():  # each reader gets every outcome
         yield {"angle": angle, "metres": outcome.unwrap() if outcome.ok else None}
     yield {"counts": await batch.status_counts()}
 
 
 @app.delete("/sweeps/{batch_id}", status_code=204)
-async def cancel(batch: Annotated[Batch, Depends(find)]) -> None:
+async def cancel(batch: Annotated[Batch, Depends(find_batch)]) -> None:
     await batch.cancel()
 
 
