@@ -1,7 +1,7 @@
-"""What every test gets: a home of its own, a clean environment, and no process left behind.
+"""Fixtures of all tests: a private home, a clean environment, and a check that processes end.
 
-Everything kinetic starts on this machine carries the path of its home in the
-environment it was started with, so the processes of a test are found by it.
+Each process that kinetic starts on this machine has the path of its home in its environment. So
+the home identifies the processes of a test.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ __all__ = [
 
 pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.verdicts")
 
-FIRST_S = 180.0
-"""How many seconds a test on a control plane may take: the first one starts it."""
+CONTROL_PLANE_TEST_S = 180.0
+"""Maximum seconds of a test on a control plane; the first one starts it."""
 
 EXIT_DEADLINE = 30.0
-"""How many seconds the processes of a test may take to go once their supervisor was told to."""
+"""Maximum seconds until the processes of a test end, after their supervisor has a signal."""
 
 MAX_BLOCK = 0.050
-"""How many seconds the event loop may be held, in tests that ask for `loop_guard`."""
+"""Maximum seconds for which a test with `loop_guard` may block the event loop."""
 
-# Images of Python often set it. Then each of the hundreds of processes that the tests start would
-# compile kinetic anew, which was a third of the time of tests on clusters.
+# Images of Python often set this. Then each process that the tests start compiles kinetic again,
+# which was a third of the time of tests on clusters.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Otherwise Python 3.11 makes up a loop for the main thread when the asyncio plugin asks for "the"
-# loop; nobody closes it, and the warning fails whichever test the garbage collector runs in.
+# Otherwise Python 3.11 creates a loop for the main thread when the asyncio plugin asks for the
+# current one. Nothing closes that loop, and its warning fails some later test.
 asyncio.set_event_loop(None)
 
-# How long an example takes says more of the machine than of what is tested.
+# The time of one example depends more on the machine than on the tested code.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -78,26 +78,26 @@ settings.load_profile("any machine")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are cores: a third of the time is waiting."""
+    """Return 1.5 workers per core: tests wait a third of their time."""
     return max(1, round(1.5 * (os.cpu_count() or 1)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fixtures of a test decide when it is run, and beside which others.
+    """Choose the tier and the worker of a test by its fixtures.
 
-    What needs the control plane is of the full tier unless it is marked for another, and one
-    process has all of it, since to start a control plane takes seconds. Behaviours that share
-    their jobs (`crew`) stay together by module.
+    A test that needs the control plane is of the full tier, unless it has a mark of another. One
+    worker runs all of these, because a control plane takes seconds to start. Tests that share
+    their jobs (`crew`) run on one worker for each module.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        elsewhere = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
+        has_other_tier = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
             item.add_marker(pytest.mark.xdist_group("control plane"))
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(FIRST_S))
-            if not elsewhere:
+                item.add_marker(pytest.mark.timeout(CONTROL_PLANE_TEST_S))
+            if not has_other_tier:
                 item.add_marker(pytest.mark.full)
         elif "crew" in fixtures:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
@@ -105,16 +105,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def verbosity() -> Iterator[None]:
-    """What a test says about absl's logger ends with the test."""
+    """Restore the level of absl's logger after each test."""
     logger = logging.getLogger("absl")
-    before = logger.level
+    level = logger.level
     yield
-    logger.setLevel(before)
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A private ``KINETIC_HOME``; fails the test when a process of it does not end."""
+    """Make a private ``KINETIC_HOME``; fail the test if one of its processes doesn't end."""
     with private_home(monkeypatch) as path:
         yield path
 
@@ -123,18 +123,18 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def small_project(
     home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """The folder of the test is the project: else each job would pack and unpack all there is."""
+    """Make the folder of the test the project, so that each job packs only that folder."""
     assert os.environ["KINETIC_HOME"] == str(home)
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(request.path.parent))
-    monkeypatch.chdir(request.path.parent)  # where builtins are taken to be from
+    monkeypatch.chdir(request.path.parent)  # the module search path of builtins
     return request.path.parent
 
 
 @contextlib.contextmanager
 def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A ``KINETIC_HOME`` in a clean environment; on leaving, an error if a process does not end.
+    """Make a ``KINETIC_HOME`` in a clean environment; at the end, check that its processes end.
 
-    It lies directly under /tmp: a path of a Unix socket has 104 bytes at most.
+    The home is directly under /tmp, because the path of a Unix socket has at most 104 bytes.
     """
     for name in [*os.environ]:
         if name.startswith("KINETIC_"):
@@ -143,7 +143,7 @@ def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
     monkeypatch.setenv("KINETIC_HOME", str(path))
-    monkeypatch.setenv("KINETIC_LOCAL_IDLE_S", "60")  # should the tests be killed
+    monkeypatch.setenv("KINETIC_LOCAL_IDLE_S", "60")  # in case the tests are killed
     try:
         yield path
         survivors = end_processes(path) if any(path.iterdir()) else []
@@ -153,12 +153,12 @@ def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
-    """The processes that were started under *home*, oldest first."""
+    """Return the processes whose home is *home*, oldest first."""
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
-        # Gone meanwhile, a zombie, or somebody else's.
+        # The process may have ended, be a zombie, or belong to another user.
         with contextlib.suppress(psutil.Error, OSError):
             if any(str(home) in value for value in process.environ().values()):
                 found.append(process)
@@ -166,22 +166,22 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 
 def end_processes(home: Path, deadline: float = EXIT_DEADLINE) -> list[str]:
-    """Ask the processes under *home* to end; kill and describe those that don't.
+    """Ask the processes of *home* to end; kill and describe those that don't.
 
     Only the outermost of the new processes are asked, because each must end what it has started.
     """
     known: set[int] = set()
-    until = time.monotonic() + deadline
-    while (left := processes_of(home)) and time.monotonic() < until:
-        pids = {process.pid for process in left}
-        for process in left:
+    give_up_at = time.monotonic() + deadline
+    while (survivors := processes_of(home)) and time.monotonic() < give_up_at:
+        pids = {process.pid for process in survivors}
+        for process in survivors:
             with contextlib.suppress(psutil.Error):
                 if process.pid not in known and process.ppid() not in pids:
                     process.send_signal(signal.SIGTERM)
         known |= pids
-        psutil.wait_procs(left, timeout=0.05)
-    described = [_describe(process) for process in left]
-    for process in left:
+        psutil.wait_procs(survivors, timeout=0.05)
+    described = [_describe(process) for process in survivors]
+    for process in survivors:
         with contextlib.suppress(psutil.Error):
             process.kill()
     return described
@@ -189,25 +189,25 @@ def end_processes(home: Path, deadline: float = EXIT_DEADLINE) -> list[str]:
 
 def _describe(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
-        words = " ".join(process.cmdline())
-        return f"  {process.pid} (parent {process.ppid()}, {process.status()}): {words}"
+        command = " ".join(process.cmdline())
+        return f"  {process.pid} (parent {process.ppid()}, {process.status()}): {command}"
     return f"  {process.pid} (ended meanwhile)"
 
 
 @pytest.fixture
 def loop_guard() -> type[LoopGuard]:
-    """``with loop_guard():`` fails the test when its event loop is held for more than 50 ms.
+    """Return a class: ``with loop_guard():`` fails the test if the loop is blocked for 50 ms.
 
-    ``loop_guard(limit_s)`` allows more.
+    ``loop_guard(limit_s)`` sets another limit.
     """
     return LoopGuard
 
 
 class LoopGuard:
-    """A heartbeat in the running loop that is timed, and a thread that looks where it hangs.
+    """Time a heartbeat in the running loop; a thread records the stack that delays it.
 
-    Time in which the machine kept the process waiting does not count, see `withheld`. What all
-    tests before have left is kept from the garbage collector, which might take 100 ms for it.
+    Time in which the process waits for a processor doesn't count, see `withheld_seconds`. The
+    garbage collector ignores the objects of earlier tests, which might take it 100 ms.
     """
 
     PERIOD = 0.010
@@ -226,8 +226,8 @@ class LoopGuard:
         gc.freeze()
         self._beat = time.monotonic()
         self._watcher = threading.Thread(target=self._watch, name="loop guard", daemon=True)
-        self._watcher.start()  # which may take as long as the machine likes
-        self._waits, self._beat = waits(), time.monotonic()
+        self._watcher.start()  # which can take long on a busy machine
+        self._waits, self._beat = measure_waits(), time.monotonic()
         self._timer = self._loop.call_later(self.PERIOD, self._on_beat)
         return self
 
@@ -247,14 +247,14 @@ class LoopGuard:
 
     def _note(self) -> None:
         now, before = time.monotonic(), self._waits
-        self._waits = waits()
-        kept = withheld(before, self._waits)
-        held = now - self._beat - self.PERIOD - kept
+        self._waits = measure_waits()
+        withheld_s = withheld_seconds(before, self._waits)
+        held = now - self._beat - self.PERIOD - withheld_s
         if held > self.worst:
             self.worst = held
             if self._sampled is not None and self._sampled[0] == self._beat:
                 self.culprit = self._sampled[1]
-        self._beat = time.monotonic()  # to look takes its time, while others have the interpreter
+        self._beat = time.monotonic()  # the measurement itself takes time
 
     def _watch(self) -> None:
         while not self._stopped.wait(self.PERIOD):
@@ -266,8 +266,8 @@ class LoopGuard:
                 self._sampled = (beat, "".join(traceback.format_stack(frame)[-5:]))
 
 
-def waits() -> dict[str, float]:
-    """Seconds that each thread here has waited for a processor, and the host has taken so far."""
+def measure_waits() -> dict[str, float]:
+    """Return how long each thread here waited for a processor, and the steal time of the host."""
     found = {"": 0.0}
     for task in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -278,13 +278,13 @@ def waits() -> dict[str, float]:
     return found
 
 
-def withheld(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Seconds between two `waits` in which the machine may have kept this thread from its work.
+def withheld_seconds(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return for how long the machine may have delayed this thread, between two `measure_waits`.
 
-    What it waited for a processor itself, what the host took, and what one other thread waited,
-    which may have held the interpreter: that comes on top, one after the other. Who was not there
-    before has begun meanwhile.
+    This is the sum of its own wait for a processor, the steal time of the host, and the longest
+    wait of another thread, which may hold the interpreter. A thread that is new has waited 0 s
+    before.
     """
-    took = {who: late - before.get(who, 0.0) for who, late in after.items()}
-    own = took.pop(str(threading.get_native_id()), 0.0)
-    return own + took.pop("host", 0.0) + max(took.values(), default=0.0)
+    waited_by = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    own = waited_by.pop(str(threading.get_native_id()), 0.0)
+    return own + waited_by.pop("host", 0.0) + max(waited_by.values(), default=0.0)

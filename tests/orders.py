@@ -1,4 +1,4 @@
-"""Orders for stand-ins of the runner, which do what their test says."""
+"""Orders for stand-ins of the runner, and the facts that tell a stand-in what to do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NOTHING = wire.Input(name="", start=0, stop=0, digest="")
 
 def order_of(facts: dict[str, Any], **fields: Any) -> wire.Order:
     """Return an order that tells a stand-in these *facts*; see `facts_of`."""
-    usual: dict[str, Any] = {"job_id": "job-a", "index": 0, "attempt": 1}
+    defaults: dict[str, Any] = {"job_id": "job-a", "index": 0, "attempt": 1}
     return wire.Order(
         store="gs://kn-nowhere",
         scope="jobs/job-a/",
         function=NOTHING,
         arguments=NOTHING,
         client={"facts": json.dumps(facts)},
-        **usual | fields,
+        **defaults | fields,
     )
 
 

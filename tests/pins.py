@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BUILD = ("editables", "hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers")
+BUILD_PACKAGES = ("editables", "hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers")
 """hatchling, what it imports, and what it asks for in an editable build."""
 
 
@@ -21,15 +21,17 @@ def constraints() -> list[str]:
 
 def build_requires() -> list[str]:
     """Return ``[build-system] requires`` as constraints.txt wants it."""
-    return [line for line in constraints() if line.partition("==")[0] in BUILD]
+    return [line for line in constraints() if line.partition("==")[0] in BUILD_PACKAGES]
 
 
 def main() -> None:
     """Write the versions of the build tools to pyproject.toml."""
-    page = ROOT / "pyproject.toml"
+    pyproject = ROOT / "pyproject.toml"
     names = "".join(f'    "{line}",\n' for line in build_requires())
-    page.write_text(
-        re.sub(r"(?s)(\[build-system\]\nrequires = )\[.*?\]", rf"\1[\n{names}]", page.read_text())
+    pyproject.write_text(
+        re.sub(
+            r"(?s)(\[build-system\]\nrequires = )\[.*?\]", rf"\1[\n{names}]", pyproject.read_text()
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Programs that a test runs to their end."""
+"""Run programs to their end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def run(
     stdin: str = "",
     timeout: float = 110,
 ) -> CompletedProcess[str]:
-    """Run a program and keep what it says; where kinetic is imported from, unless *cwd* says so."""
-    words = [str(word) for word in command]
+    """Run a program and capture its output. By default *cwd* is the folder that has kinetic."""
+    arguments = [str(word) for word in command]
     return subprocess.run(
-        words,
+        arguments,
         cwd=cwd,
         env=env,
         input=stdin,
@@ -32,13 +32,13 @@ def run(
     )
 
 
-def output(*command: str | Path, **how: object) -> str:
-    """What a program prints, which must end well."""
-    done = run(*command, **how)  # type: ignore[arg-type]
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def output(*command: str | Path, **options: object) -> str:
+    """Run a program that must succeed, and return what it prints."""
+    completed = run(*command, **options)  # type: ignore[arg-type]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
-def python(*words: str | Path, **how: object) -> str:
-    """The same of this interpreter: ``python("-c", code)``."""
-    return output(sys.executable, *words, **how)
+def python(*arguments: str | Path, **options: object) -> str:
+    """Run this interpreter, such as ``python("-c", code)``, and return what it prints."""
+    return output(sys.executable, *arguments, **options)

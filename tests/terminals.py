@@ -1,4 +1,4 @@
-"""A terminal for tests: a real pty, and what a person would see on it."""
+"""A terminal for tests: a real pty, and the screen that a person would see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 
 DEADLINE_S = 60.0
 DRAWN = re.compile(rb"(?<=\n)|(?<=\x1b\[J)")
-"""Where something is drawn; one read may have that, and that it is taken away again."""
+"""The positions after a screen update; one read may have several updates."""
 
 
 class Terminal:
@@ -38,17 +38,17 @@ class Terminal:
         self._marks = 0
 
     def open(self) -> TextIO:
-        """A stream that writes to it."""
+        """Return a stream that writes to the terminal."""
         return open(os.dup(self.line), "w", encoding="utf-8")
 
     def read(self, seconds: float = 0.0) -> bool:
-        """Take what there is, and wait up to *seconds* for something; False: there is nothing."""
+        """Read what was written, waiting up to *seconds*; return False if nothing was."""
         ready, _, _ = select.select([self._controller], [], [], seconds)
         if not ready:
             return False
         try:
             sent = os.read(self._controller, 65536)
-        except OSError:  # nobody has it open any more
+        except OSError:  # no process has it open any more
             return False
         self.raw += sent
         for part in filter(None, DRAWN.split(sent)):
@@ -58,48 +58,48 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen, without what is empty at its end."""
+        """The lines of the screen and of its history, without empty ones at the end."""
         above = [_text(row, self.screen.columns) for row in self.screen.history.top]
         lines = above + [line.rstrip() for line in self.screen.display]
         while lines and not lines[-1]:
             lines.pop()
         return lines
 
-    def until(self, what: Callable[[], object]) -> None:
-        """Read until *what* is true."""
+    def until(self, condition: Callable[[], object]) -> None:
+        """Read until *condition* is true."""
         deadline = time.monotonic() + DEADLINE_S
-        while not what():
+        while not condition():
             assert time.monotonic() < deadline, f"it never came to that; seen: {self.lines}"
             self.read(0.05)
 
-    def shows(self, words: bytes) -> None:
-        """Read until *words* were sent to it."""
-        self.until(lambda: words in self.raw)
+    def shows(self, text: bytes) -> None:
+        """Read until the terminal has received *text*."""
+        self.until(lambda: text in self.raw)
 
-    def start(self, *words: str | Path, **options: Any) -> subprocess.Popen[bytes]:
-        """Start this interpreter on it; what is typed is for that process, Ctrl-C included."""
-        command = [sys.executable, *map(str, words)]
-        lines = {"stdin": self.line, "stdout": self.line, "stderr": self.line}
-        process = subprocess.Popen(command, **lines, preexec_fn=_own_terminal, **options)
+    def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+        """Start this interpreter on the terminal; that process gets typed keys and Ctrl-C."""
+        command = [sys.executable, *map(str, arguments)]
+        streams = {"stdin": self.line, "stdout": self.line, "stderr": self.line}
+        process = subprocess.Popen(command, **streams, preexec_fn=_take_terminal, **options)
         os.close(self.line)
         return process
 
     def all(self) -> None:
-        """Read all that was written so far, which a pty may take its time to pass on."""
+        """Read all that was written so far; a pty can pass it on late."""
         self._marks += 1
         title = f"mark {self._marks}"
         os.write(self.line, f"\x1b]2;{title}\x07".encode())
         self.until(lambda: self.screen.title == title)
 
     def rest(self) -> None:
-        """Read all that is there, once nobody writes to it any more."""
+        """Read the rest, after the last process that has the terminal open."""
         began = time.monotonic()
         while self.read(DEADLINE_S):
             pass
         assert time.monotonic() - began < DEADLINE_S, "somebody still has the terminal"
 
     def type(self, keys: bytes) -> None:
-        """As a person would."""
+        """Type *keys* as a person would."""
         os.write(self._controller, keys)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ def _text(row: dict[int, pyte.screens.Char], columns: int) -> str:
     return "".join(row[column].data for column in range(columns)).rstrip()
 
 
-def _own_terminal() -> None:
+def _take_terminal() -> None:
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -119,13 +119,13 @@ def _own_terminal() -> None:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Makes terminals."""
-    made: list[Terminal] = []
+    """Return a function that makes terminals."""
+    terminals: list[Terminal] = []
 
     def make(columns: int = 80, rows: int = 24) -> Terminal:
-        made.append(Terminal(columns, rows))
-        return made[-1]
+        terminals.append(Terminal(columns, rows))
+        return terminals[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for terminal in terminals:
+        terminal.close()
