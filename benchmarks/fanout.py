@@ -6,7 +6,7 @@
    than 12 times as much for 100,000 items as for 10,000.
 2. From the moment an outcome exists to the moment ``async for`` has it.
 3. The local platform: a batch, and the same jobs launched without the engine.
-4. A batch of 1,000 items that do nothing, side by side with what else there is.
+4. A batch of 1,000 items that do nothing, beside the other installed tools.
 """
 
 from __future__ import annotations

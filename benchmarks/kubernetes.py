@@ -1,18 +1,19 @@
 """How fast are jobs submitted to a Kubernetes cluster, and how soon is their outcome here?
 
-A real control plane on loopback (`tests.cluster`) whose pods are processes of this machine, or with
-``--node`` containers, and a GCS server that keeps its objects in memory. In each round everybody
-takes a turn in a namespace and a bucket that are new: kinetic; a bare loop over aiohttp; and
+The control plane on loopback is real (`tests.cluster`). Its pods are processes of this machine, or
+containers with ``--node``. A GCS server keeps its objects in memory. In each round each contender
+takes a turn in a new namespace and a new bucket: kinetic; a bare loop over aiohttp; and
 keras-kinetic, the public package, in a separate virtualenv.
 
 1. Submitting a batch while the scheduler stands still: from the call to the answer for the last of
-   its Jobs, as the API server's audit log has it. The bare loop sends the very bytes that kinetic
-   sent, 32 requests at a time. A regression: less than 0.5 of the bare loop.
-2. A batch with room for a few pods at a time: how long after a function returned its value is
-   here, until all are, and until nothing is left. The bare loop starts processes that only tell
-   the time, and watches their pods: nobody can know sooner.
+   its Jobs, as the API server's audit log has it. The bare loop sends the same bytes as kinetic,
+   32 requests at a time. A regression: less than 0.5 of the bare loop.
+2. A batch with room for a few pods at a time: the delay between the end of a function and the
+   arrival of its value, the time until all values are here, and the time until all is removed. The
+   bare loop starts processes that only tell the time, and watches their pods. No client can know
+   sooner.
 3. One job after the other, warm.
-4. Requests of a batch of 20 that runs, a job, by what was asked.
+4. Requests per job of a running batch of 20, by kind.
 """
 
 from __future__ import annotations

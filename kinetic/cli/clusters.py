@@ -59,7 +59,7 @@ def _site(
 ) -> Site:
     """Return the site of these options.
 
-    GOOGLE_CLOUD_PROJECT alone doesn't count, because these commands change what costs money.
+    GOOGLE_CLOUD_PROJECT alone selects no project: these commands change resources that cost money.
     """
     from kinetic import configuration
     from kinetic.aio.infra import Site
@@ -455,7 +455,7 @@ async def _confirm_and_apply(
 
 
 def _command_with(option: str, value: str) -> str:
-    """Return this command with *option*, which replaces one that was given."""
+    """Return the current command line with *option* set to *value*."""
     context = click.get_current_context()
     arguments: list[str] = []
     for parameter in context.command.params:
@@ -479,7 +479,7 @@ def _is_from_command_line(context: click.Context, parameter: click.Parameter) ->
 
 
 def _ask_name(name: str, *, yes: bool) -> None:
-    """Ask for the cluster's name, because what is removed can't be restored."""
+    """Ask for the cluster's name, because a removal can't be undone."""
     if output.will_ask(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
         output.note("nothing was removed")
         raise click.exceptions.Exit(1)

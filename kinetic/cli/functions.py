@@ -76,7 +76,7 @@ def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
     """Read ``NAME=VALUE`` pairs as keyword arguments.
 
     Raises:
-        click.BadParameter: One isn't NAME=VALUE, or repeats a name.
+        click.BadParameter: A pair isn't NAME=VALUE, or repeats a name.
     """
     arguments: dict[str, Any] = {}
     for pair in pairs:
@@ -160,7 +160,7 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
     """Check that the function takes *arguments*.
 
     Raises:
-        click.UsageError: It takes no argument of a name, or lacks one.
+        click.UsageError: It has no parameter of a name, or a required argument is missing.
     """
     function = _undecorated(function)
     signature = inspect.signature(function)

@@ -46,7 +46,7 @@ def jobs() -> None:
 async def read_rows(
     handles: Sequence[Handle], read_row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
 ) -> list[dict[str, Any]]:
-    """Return ``row(handle)`` for each handle, in order; at most *at_once* calls run at a time."""
+    """Return ``read_row(handle)`` for each handle, in order, at most *at_once* at a time."""
     from kinetic._tasks import bounded
 
     rows: dict[int, dict[str, Any]] = {}

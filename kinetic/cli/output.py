@@ -34,7 +34,7 @@ def note(text: str) -> None:
 
 def age(created_at: str) -> str:
     """Return how long ago *created_at* (ISO 8601) was."""
-    from datetime import UTC, datetime  # `kinetic --help` needs none
+    from datetime import UTC, datetime  # `kinetic --help` does not need it
 
     try:
         created = datetime.fromisoformat(created_at)
@@ -55,7 +55,7 @@ def items(count: int) -> str:
 
 def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Print one JSON object; its ``schema`` names the form and the form's version."""
-    import json  # `kinetic --help` prints none
+    import json  # `kinetic --help` does not need it
 
     document = {"schema": f"kinetic.{schema}/1", **content}
     click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
@@ -172,7 +172,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def _sanitize(text: str) -> str:
-    """Remove what would change the color or the order of the text around it."""
+    """Remove characters that change the color or the direction of the text around them."""
     return _BIDI_CONTROLS.sub("", unstyled(text))
 
 

@@ -83,7 +83,7 @@ def screen(view: View, width: int, height: int) -> list[Text]:
 
 
 async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
-    """Show *batch* until it ends or the user leaves, and return the progress by then."""
+    """Show *batch* until it ends or the user leaves, and return its last progress."""
     async with aclosing(_views(batch)) as views:
         if as_json or not sys.stdout.isatty():
             return await _line_by_line(views, as_json=as_json)

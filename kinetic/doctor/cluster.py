@@ -68,7 +68,7 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
     Raises:
         ConfigurationError: The cluster doesn't exist, or can't be reached from here.
         AuthError: There are no credentials, or they are refused.
-        Unavailable: A server that must be asked doesn't answer.
+        Unavailable: A required server doesn't answer.
     """
     api = Api(await open_access(target, environ, NO_RETRIES), LIMITS)
     try:

@@ -154,7 +154,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that programs can still allocate; None if the system doesn't tell."""
+    """Return the bytes that programs can still allocate; None if the system doesn't report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

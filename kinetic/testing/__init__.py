@@ -1,6 +1,6 @@
 """In-memory adapters for tests; they pass the same contract suite as the real ones.
 
-May import the ports, the values and the runner; nothing of the engine or of another adapter.
+They import the ports, the values, and the runner, but no part of the engine or of an adapter.
 """
 
 from __future__ import annotations

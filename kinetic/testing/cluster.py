@@ -108,8 +108,8 @@ class MemoryCluster:
     """`kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by verb.
 
     Jobs are coroutines, not processes: they share this interpreter, ``os.environ``, and the
-    working directory. They live as long as the loop; `aclose` doesn't end them. A job that is
-    deleted or out of time has its task cancelled, and again when its grace is over.
+    working directory. They live as long as the loop; `aclose` doesn't end them. A deletion or a
+    timeout cancels the job's task, and cancels it again when the grace is over.
 
     Args:
         store: Where jobs find their objects.

@@ -25,8 +25,8 @@ class MemoryImages:
 def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Platform:
     """Make a platform without processes and files, for tests of code that uses kinetic.
 
-    A client on it runs functions in the test's own event loop. Several clients may share it, also
-    one after the other: one attaches to what another has submitted.
+    A client on it runs functions in the test's own event loop. Several clients may share it, at
+    the same time or in turn: a client can attach to the jobs of another.
 
     Args:
         work: The coroutine of every job. Default: `carry_out`, which runs the job's function.
