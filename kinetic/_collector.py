@@ -14,7 +14,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Collection as AnyOf
+from collections.abc import Collection as AbstractCollection
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -39,7 +39,7 @@ SHARED = ("code", "functions", "requirements", "data")
 FOOTER_BYTES = 64 * 1024
 """How many bytes at the end of an inputs object to read, for the names in its footer."""
 
-_NAMED = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
+_REFERENCE = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
 _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
 
@@ -82,8 +82,8 @@ class Unit:
 U = TypeVar("U", bound=Unit)
 
 
-def chosen(
-    units: Iterable[U], needed: AnyOf[str], limits: Limits, kept_s: float, now: float
+def choose_units(
+    units: Iterable[U], needed: AbstractCollection[str], limits: Limits, kept_s: float, now: float
 ) -> list[U]:
     """Choose the units to remove: the old ones, then the least recently used ones over the limit.
 
@@ -91,28 +91,30 @@ def chosen(
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
-    chosen_units: list[U] = []
+    units_to_remove: list[U] = []
     for unit in oldest:
-        unused = now - unit.used
-        if unused < kept_s or unit.name in needed:
+        idle_s = now - unit.used
+        if idle_s < kept_s or unit.name in needed:
             continue
-        if unused >= limits.age_s or total > limits.size:
-            chosen_units.append(unit)
+        if idle_s >= limits.age_s or total > limits.size:
+            units_to_remove.append(unit)
             total -= unit.size
-    return chosen_units
+    return units_to_remove
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
     """Return the local platform's store, unless a profile or a client names another."""
-    named = environ.get("KINETIC_STORE") or ""
-    return Path(named).expanduser() if named and "://" not in named else home / "store"
+    configured = environ.get("KINETIC_STORE") or ""
+    return (
+        Path(configured).expanduser() if configured and "://" not in configured else home / "store"
+    )
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Listed(Protocol):
+class ListedObject(Protocol):
     """An object in a listing; see `kinetic.aio.ports.ObjectInfo`."""
 
     @property
@@ -128,7 +130,7 @@ class Listed(Protocol):
 class Objects(Protocol):
     """The parts of a store that a collection reads and removes."""
 
-    def list(self, prefix: str) -> Sequence[Listed]:
+    def list(self, prefix: str) -> Sequence[ListedObject]:
         """List the objects whose name begins with *prefix*."""
         ...
 
@@ -136,7 +138,7 @@ class Objects(Protocol):
         """Read an object from byte *start*; ``KeyError`` if there is none."""
         ...
 
-    def collect(self, objects: Sequence[Listed]) -> bool:
+    def collect(self, objects: Sequence[ListedObject]) -> bool:
         """Delete objects that belong together, unless they were renewed since they were listed."""
         ...
 
@@ -144,7 +146,7 @@ class Objects(Protocol):
         """Delete objects."""
         ...
 
-    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Call *work*, which uses this store, with each of *items*; concurrently if that helps."""
         ...
 
@@ -156,7 +158,7 @@ class Directory:
         self.objects = DirectoryObjects(root)
         self.list, self.delete = self.objects.list, self.objects.delete
 
-    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """See the protocol."""
         return map(work, items)
 
@@ -164,9 +166,9 @@ class Directory:
         """See the protocol."""
         return self.objects.get(name, start)[0]
 
-    def collect(self, objects: Sequence[Listed]) -> bool:
+    def collect(self, objects: Sequence[ListedObject]) -> bool:
         """See the protocol."""
-        return self.objects.collect({one.name: one.used for one in objects})
+        return self.objects.collect({member.name: member.used for member in objects})
 
 
 def directory_of(store: str) -> Directory | None:
@@ -188,14 +190,14 @@ def collect(
     of batches whose process died. Leaves files that can't be removed.
     """
     freed: defaultdict[str, Freed] = defaultdict(Freed)
-    gone: list[Iterable[Unit]] = [_from_cache(home / "cache", limits)]
+    removed: list[Iterable[Unit]] = [_collect_cache(home / "cache", limits)]
     if store is not None:
-        gone.append(_from_store(_Store(store), store_limits))
+        removed.append(_collect_store(_Store(store), store_limits))
     if builds is not None:
-        gone.append(_Store(builds).collected("builds", ("contexts",), (), store_limits))
-    for unit in chain.from_iterable(gone):
-        before = freed[unit.kind]
-        freed[unit.kind] = Freed(before.files + unit.files, before.size + unit.size)
+        removed.append(_Store(builds).remove_unneeded("builds", ("contexts",), (), store_limits))
+    for unit in chain.from_iterable(removed):
+        previous = freed[unit.kind]
+        freed[unit.kind] = Freed(previous.files + unit.files, previous.size + unit.size)
     if isinstance(store, Directory):
         _drop_empty_outputs(store.objects.root)
         store.objects.sweep(DAY_S)
@@ -205,7 +207,7 @@ def collect(
 # --- the store ------------------------------------------------------------------------------
 
 
-def _from_store(store: _Store, limits: Limits) -> Iterator[Unit]:
+def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
     """Remove shared content that nothing refers to, and the remains of batches.
 
     Stops at an error of the file system: an unreadable manifest may refer to any content.
@@ -214,17 +216,17 @@ def _from_store(store: _Store, limits: Limits) -> Iterator[Unit]:
         # List the content before the manifests. A submission that stores a manifest later has
         # renewed the content that it uses.
         units = store.units(SHARED)
-        kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, time.time())}
+        kinds = {unit.kind for unit in choose_units(units, (), limits, STORE_KEPT_S, time.time())}
         batches = store.objects.list("batches/")
-        yield from store.left_of(batches)
+        yield from store.remove_remains(batches)
         if kinds:
-            needed = store.needed(batches, data="data" in kinds)
-            yield from store.collected("store", SHARED, needed, limits, units)
+            needed = store.needed_names(batches, data="data" in kinds)
+            yield from store.remove_unneeded("store", SHARED, needed, limits, units)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit(Unit):
-    members: tuple[Listed, ...]
+    members: tuple[ListedObject, ...]
 
 
 class _Store:
@@ -236,106 +238,119 @@ class _Store:
         return [unit for kind in kinds for unit in self._units_of(kind)]
 
     def _units_of(self, kind: str) -> Iterator[_Unit]:
-        members: defaultdict[str, list[Listed]] = defaultdict(list)
-        for one in self.objects.list(f"{kind}/"):
-            name = "/".join(one.name.split("/")[:2]) if kind == "data" else one.name
-            members[name].append(one)
-        for name, found in members.items():
-            manifests = f"{name}/manifest"
-            found.sort(key=lambda one: not one.name.startswith(manifests))
-            size, used = sum(one.size for one in found), max(one.used or 0.0 for one in found)
-            yield _Unit(kind, name, len(found), size, used, tuple(found))
+        members: defaultdict[str, list[ListedObject]] = defaultdict(list)
+        for listed in self.objects.list(f"{kind}/"):
+            name = "/".join(listed.name.split("/")[:2]) if kind == "data" else listed.name
+            members[name].append(listed)
+        for name, objects in members.items():
+            manifest_prefix = f"{name}/manifest"
+            objects.sort(key=lambda listed: not listed.name.startswith(manifest_prefix))
+            size, used = (
+                sum(listed.size for listed in objects),
+                max(listed.used or 0.0 for listed in objects),
+            )
+            yield _Unit(kind, name, len(objects), size, used, tuple(objects))
 
-    def collected(
+    def remove_unneeded(
         self,
         folder: str,
         kinds: Iterable[str],
-        needed: AnyOf[str],
+        needed: AbstractCollection[str],
         limits: Limits,
         units: list[_Unit] | None = None,
     ) -> Iterator[Unit]:
         """Delete units by *limits*, except those *needed*; yield the deleted ones."""
         units = self.units(kinds) if units is None else units
-        chosen_units = chosen(units, needed, limits, STORE_KEPT_S, time.time())
-        for unit, went in zip(
-            chosen_units, self.objects.each(self._went, chosen_units), strict=True
+        units_to_remove = choose_units(units, needed, limits, STORE_KEPT_S, time.time())
+        for unit, removed in zip(
+            units_to_remove, self.objects.map(self._remove, units_to_remove), strict=True
         ):
-            if went:
+            if removed:
                 yield replace(unit, kind=f"{folder}/{unit.kind}")
 
-    def _went(self, unit: _Unit) -> bool:
+    def _remove(self, unit: _Unit) -> bool:
         with contextlib.suppress(OSError):
             return self.objects.collect(unit.members)
         return False
 
-    def left_of(self, batches: Sequence[Listed]) -> Iterator[Unit]:
+    def remove_remains(self, batches: Sequence[ListedObject]) -> Iterator[Unit]:
         """Delete the remains of batches whose process died; yield what was deleted.
 
         Remains are the items' objects of a batch with collected results, and objects that arrived
         after a cleanup. Then the batch has neither a manifest nor an entry in ``groups/``.
         """
-        by_id: defaultdict[str, list[Listed]] = defaultdict(list)
-        for one in batches:
-            by_id[one.name.split("/")[1]].append(one)
-        entries = {one.name.rpartition("/")[2] for one in self.objects.list("groups/")}
-        for identity, found in by_id.items():
-            names = {one.name.split("/", 2)[2] for one in found}
+        by_id: defaultdict[str, list[ListedObject]] = defaultdict(list)
+        for listed in batches:
+            by_id[listed.name.split("/")[1]].append(listed)
+        entries = {listed.name.rpartition("/")[2] for listed in self.objects.list("groups/")}
+        for identity, objects in by_id.items():
+            names = {listed.name.split("/", 2)[2] for listed in objects}
             if "manifest" not in names and identity not in entries:
-                left = found
+                remains = objects
             else:
-                left = items_of(found) if "collected" in names else []
-            if left and max(one.used or 0.0 for one in found) < time.time() - DAY_S:
-                self.objects.delete([one.name for one in left])
-                yield Unit("store/batches", identity, len(left), sum(one.size for one in left), 0)
+                remains = items_of(objects) if "collected" in names else []
+            if remains and max(listed.used or 0.0 for listed in objects) < time.time() - DAY_S:
+                self.objects.delete([listed.name for listed in remains])
+                yield Unit(
+                    "store/batches",
+                    identity,
+                    len(remains),
+                    sum(listed.size for listed in remains),
+                    0,
+                )
 
-    def needed(self, batches: Sequence[Listed], *, data: bool) -> set[str]:
+    def needed_names(self, batches: Sequence[ListedObject], *, data: bool) -> set[str]:
         """Return the names of shared contents that a batch, or an unfinished job, still refers to.
 
         A batch refers to them until its results are collected or it is cleaned up.
 
         Includes the `Data` that inputs refer to only if *data* is true.
         """
-        parts = {one.name: one.name.split("/") for one in batches}
-        ended = {part[1] for part in parts.values() if part[2:] == ["collected"]}
+        parts = {listed.name: listed.name.split("/") for listed in batches}
+        ended = {path_parts[1] for path_parts in parts.values() if path_parts[2:] == ["collected"]}
         referring = ("manifest", "inputs") if data else ("manifest",)
-        referrers = [one for one in batches if parts[one.name][2] in referring]
-        for one in self.objects.list("jobs/"):
-            parts[one.name] = one.name.split("/")
-            if one.name.endswith(".outcome"):
-                outcome = _outcome_of(one)
+        referrers = [listed for listed in batches if parts[listed.name][2] in referring]
+        for listed in self.objects.list("jobs/"):
+            parts[listed.name] = listed.name.split("/")
+            if listed.name.endswith(".outcome"):
+                outcome = _outcome_of(listed)
                 if outcome is not None and outcome.reason not in INFRASTRUCTURE:
-                    ended.add(parts[one.name][1])  # else another attempt may follow
-            elif one.name.endswith("/handle.json"):
-                referrers.append(one)
-        unfinished = [one for one in referrers if parts[one.name][1] not in ended]
-        return {name for names in self.objects.each(self._named_in, unfinished) for name in names}
+                    ended.add(parts[listed.name][1])  # else another attempt may follow
+            elif listed.name.endswith("/handle.json"):
+                referrers.append(listed)
+        unfinished = [listed for listed in referrers if parts[listed.name][1] not in ended]
+        return {
+            name for names in self.objects.map(self._referenced_names, unfinished) for name in names
+        }
 
-    def _named_in(self, one: Listed) -> set[str]:
+    def _referenced_names(self, listed: ListedObject) -> set[str]:
         """Return the names of the contents that a manifest, or the footer of inputs, refers to."""
         try:
-            start = max(0, one.size - FOOTER_BYTES) if "/inputs/" in one.name else 0
-            content = self.objects.content(one.name, start)
+            start = max(0, listed.size - FOOTER_BYTES) if "/inputs/" in listed.name else 0
+            content = self.objects.content(listed.name, start)
             if start:
-                content = self._whole_footer(one, content)
+                content = self._whole_footer(listed, content)
         except KeyError:  # cleaned up meanwhile
             return set()
-        return {match[1].decode() for match in _NAMED.finditer(content)}
+        return {match[1].decode() for match in _REFERENCE.finditer(content)}
 
-    def _whole_footer(self, one: Listed, end: bytes) -> bytes:
+    def _whole_footer(self, listed: ListedObject, tail: bytes) -> bytes:
         try:
-            length = frames.footer_length(end)
+            length = frames.footer_length(tail)
         except ValueError:
-            length = one.size  # damaged: read all of it, to keep all that it names
-        return end if length <= len(end) else self.objects.content(one.name, one.size - length)
+            length = listed.size  # damaged: read all of it, to keep all that it names
+        return (
+            tail if length <= len(tail) else self.objects.content(listed.name, listed.size - length)
+        )
 
 
-OF_ITEMS = ("inputs/", "logs/", "attempts/", "values/")
+ITEM_FOLDERS = ("inputs/", "logs/", "attempts/", "values/")
 """The objects of a batch that belong to its items, in the order of their removal.
 
 Inputs go first, so that a process that starts late finds none and ends.
 """
 
-ITEMS = TypeVar("ITEMS", bound=Listed)
+ITEMS = TypeVar("ITEMS", bound=ListedObject)
 
 
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
@@ -346,22 +361,24 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
     """
     found: list[ITEMS] = []
     objects = [*batch]
-    for part in OF_ITEMS:
-        mine = (one for one in objects if one.name.split("/", 2)[2].startswith(part))
-        found += [one for one in mine if not _is_closed(one)]
+    for folder in ITEM_FOLDERS:
+        in_folder = (
+            listed for listed in objects if listed.name.split("/", 2)[2].startswith(folder)
+        )
+        found += [listed for listed in in_folder if not _is_closed(listed)]
     return found
 
 
-def _is_closed(one: Listed) -> bool:
-    """Return whether *one* is an outcome that another process may have written for the attempt."""
-    outcome = _outcome_of(one)
+def _is_closed(listed: ListedObject) -> bool:
+    """Return whether another process may have written this outcome for the attempt."""
+    outcome = _outcome_of(listed)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 
 
-def _outcome_of(one: Listed) -> wire.Outcome | None:
+def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
     """Read the unverified header of an outcome; None if it isn't one."""
     try:
-        return wire.Outcome.parse(one.metadata["header"])
+        return wire.Outcome.parse(listed.metadata["header"])
     except frames.MALFORMED:
         return None
 
@@ -372,7 +389,7 @@ def _drop_empty_outputs(store: Path) -> None:
         for entry in entries:
             name = entry.name
             used_by = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
-            if not _SUBMISSION.fullmatch(name) or any(one.exists() for one in used_by):
+            if not _SUBMISSION.fullmatch(name) or any(path.exists() for path in used_by):
                 continue
             if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
                 continue
@@ -384,10 +401,10 @@ def _drop_empty_outputs(store: Path) -> None:
 # --- the caches -----------------------------------------------------------------------------
 
 
-def _from_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
+def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
     now = time.time()
     units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
-    for unit in chosen(units, (), limits, CACHE_KEPT_S, now):
+    for unit in choose_units(units, (), limits, CACHE_KEPT_S, now):
         if workspace.discard_tree(unit.name, now - CACHE_KEPT_S):
             yield unit
 

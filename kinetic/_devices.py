@@ -14,9 +14,9 @@ _TPUS = ("accel[0-9]*", "vfio/[0-9]*")
 
 def cpus_here(environ: Mapping[str, str]) -> int:
     """Return ``KINETIC_LOCAL_SLOTS``, or the number of processors that this process may use."""
-    asked = environ.get("KINETIC_LOCAL_SLOTS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    configured = environ.get("KINETIC_LOCAL_SLOTS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return int(configured)
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -32,7 +32,10 @@ def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
     if visible is not None:
         ids = [part.strip() for part in visible.split(",")]
         # CUDA itself ends the list at the first id that names no device.
-        end = next((i for i, one in enumerate(ids) if one in ("", "-1", "NoDevFiles")), len(ids))
+        end = next(
+            (index for index, device in enumerate(ids) if device in ("", "-1", "NoDevFiles")),
+            len(ids),
+        )
         return tuple(dict.fromkeys(ids[:end]))
     try:
         return tuple(str(number) for number in range(len(os.listdir(_GPUS))))

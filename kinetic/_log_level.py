@@ -10,32 +10,32 @@ from absl import logging as absl_logging
 
 from kinetic import configuration
 
-OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().upper()
 """The value of KINETIC_LOG_LEVEL when this module was loaded; WARNING without it."""
 
 
-class _OnlyOurs(logging.Filter):
+class _KineticFilter(logging.Filter):
     """Filter kinetic's lines of absl's logger by *level*; other libraries share the logger."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()
         self._logger = logger
         self._level = level
-        self._before = logger.level
-        self._lowered = min(level, logger.getEffectiveLevel())
-        logger.setLevel(self._lowered)
+        self._original_level = logger.level
+        self._logger_level = min(level, logger.getEffectiveLevel())
+        logger.setLevel(self._logger_level)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.pathname.startswith(OURS):
+        if record.pathname.startswith(PACKAGE_FOLDER):
             return record.levelno >= self._level
-        if self._logger.level != self._lowered:
+        if self._logger.level != self._logger_level:
             return True  # the program has changed the level for all since then
-        return record.levelno >= (self._before or logging.getLogger().level)
+        return record.levelno >= (self._original_level or logging.getLogger().level)
 
 
-def obey(environ: Mapping[str, str] = os.environ) -> None:
+def apply_log_level(environ: Mapping[str, str] = os.environ) -> None:
     """Apply KINETIC_LOG_LEVEL once in each process; if it isn't set, change nothing.
 
     If the program configures no logging, absl writes to standard error.
@@ -45,6 +45,8 @@ def obey(environ: Mapping[str, str] = os.environ) -> None:
     """
     level = configuration.log_level(environ)
     logger = absl_logging.get_absl_logger()
-    if level is None or any(isinstance(one, _OnlyOurs) for one in logger.filters):
+    if level is None or any(
+        isinstance(log_filter, _KineticFilter) for log_filter in logger.filters
+    ):
         return
-    logger.addFilter(_OnlyOurs(logger, level))
+    logger.addFilter(_KineticFilter(logger, level))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST_NAME = 80
+MAX_COMPARED = 80
 """Maximum length of a word to compare: the cost grows with the square of the length."""
 
 
@@ -20,11 +20,11 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 
     """
     import difflib  # only an error needs this module
 
-    if len(word) > LONGEST_NAME:
+    if len(word) > MAX_COMPARED:
         return []
-    by_case = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_case, n=limit, cutoff=cutoff)
-    return [by_case[name] for name in found]
+    by_lower_case = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=limit, cutoff=cutoff)
+    return [by_lower_case[name] for name in matches]
 
 
 def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
@@ -53,7 +53,7 @@ _COMMAND = re.compile(
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 
 
-def shown(text: str) -> str:
+def remove_control_sequences(text: str) -> str:
     """Return *text* for a terminal: colors stay, all other control sequences go.
 
     A line that carriage returns overwrite, as progress bars do, keeps its last state. Newlines and
@@ -66,25 +66,25 @@ def shown(text: str) -> str:
 
 def unstyled(text: str) -> str:
     """Return *text* without control sequences and colors."""
-    return _STYLE.sub("", shown(text))
+    return _STYLE.sub("", remove_control_sequences(text))
 
 
-LONGEST = 200
+MAX_LINE = 200
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration, with two units at most."""
-    whole = round(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    whole_seconds = round(max(0.0, seconds))
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+    if whole_seconds < 48 * 3600:
+        return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"
+    return f"{whole_seconds // 86400} d {whole_seconds % 86400 // 3600} h"
 
 
-def amount(size: float) -> str:
+def format_size(size: float) -> str:
     """Format a number of bytes."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
@@ -100,8 +100,8 @@ def described(error: BaseException) -> str:
 
 def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
     """Format a handle on one line: its ID, then the other known *facts*."""
-    identity, *rest = [(name, one_line(repr(one), 60)) for name, one in facts.items() if one]
-    return f"{kind}({', '.join([identity[1], *(f'{name}={one}' for name, one in rest)])})"
+    identity, *rest = [(name, one_line(repr(value), 60)) for name, value in facts.items() if value]
+    return f"{kind}({', '.join([identity[1], *(f'{name}={text}' for name, text in rest)])})"
 
 
 def handle_bundle(
@@ -117,24 +117,26 @@ def handle_bundle(
     import html  # only a notebook needs these
     import urllib.parse
 
-    rows = [(name, html.escape(one_line(str(one)))) for name, one in facts.items() if one]
+    rows = [(name, html.escape(one_line(str(value)))) for name, value in facts.items() if value]
     if file is not None:
-        near = _from_here(file)
-        target = urllib.parse.quote(near) if near else file.as_uri()
-        words = html.escape(one_line(near or str(file)))
-        rows.append(("report", f'<a href="{target}">{words}</a>'))
+        relative = _relative_path(file)
+        target = urllib.parse.quote(relative) if relative else file.as_uri()
+        link_text = html.escape(one_line(relative or str(file)))
+        rows.append(("report", f'<a href="{target}">{link_text}</a>'))
     body = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th><td>{cell}</td></tr>' for name, cell in rows
     )
     table = f"<table><caption>{html.escape(kind)}</caption>{body}</table>"
     if counts:
-        heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in counts)
-        cells = "".join(f"<td>{count:,}</td>" for count in counts.values())
-        table += f"<table><caption>Items</caption><tr>{heads}</tr><tr>{cells}</tr></table>"
+        header_cells = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in counts)
+        count_cells = "".join(f"<td>{count:,}</td>" for count in counts.values())
+        table += (
+            f"<table><caption>Items</caption><tr>{header_cells}</tr><tr>{count_cells}</tr></table>"
+        )
     return {"text/plain": handle_repr(kind, facts), "text/html": table}
 
 
-def _from_here(file: Path) -> str:
+def _relative_path(file: Path) -> str:
     """Return the path from the current directory; empty if it is elsewhere."""
     try:
         return file.relative_to(file.cwd()).as_posix()
@@ -142,19 +144,21 @@ def _from_here(file: Path) -> str:
         return ""
 
 
-def both_ends(text: str, longest: int) -> str:
+def shorten_middle(text: str, limit: int) -> str:
     """Format as `one_line`, but cut the middle of a long text: the end often has the reason."""
-    words = one_line(text, 1 << 16)
-    head = longest // 3
-    if len(words) <= longest:
-        return words
-    return f"{words[:head].rstrip()} … {words[head + 3 - longest :].lstrip()}"
+    line = one_line(text, 1 << 16)
+    head = limit // 3
+    if len(line) <= limit:
+        return line
+    return f"{line[:head].rstrip()} … {line[head + 3 - limit :].lstrip()}"
 
 
-def one_line(text: str, longest: int = LONGEST) -> str:
-    """Return *text* on one line without control sequences, *longest* characters at most."""
-    text = text[: 8 * longest]
+def one_line(text: str, limit: int = MAX_LINE) -> str:
+    """Return *text* on one line without control sequences, *limit* characters at most."""
+    text = text[: 8 * limit]
     if not text.isprintable():
-        text = "".join(one if one.isprintable() else " " for one in unstyled(text))
-    words = " ".join(text.split())
-    return words if len(words) <= longest else f"{words[: longest - 1].rstrip()}…"
+        text = "".join(
+            character if character.isprintable() else " " for character in unstyled(text)
+        )
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"

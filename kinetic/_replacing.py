@@ -10,13 +10,13 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a name beside *path*; the file that the block writes there replaces *path* at the end.
+    """Yield a temporary path; the file that the block writes there replaces *path* at the end.
 
     A reader of *path* finds the old file or the new one. If the block fails, the old one stays.
     """
-    beside = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
     try:
-        yield beside
-        os.replace(beside, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

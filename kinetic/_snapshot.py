@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
 from kinetic.errors import DataError
 
-BIG = 1 << 20
+LARGE_FILE_BYTES = 1 << 20
 """Minimum size in bytes of a file that a separate thread hashes, and whose hash is kept."""
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 HASHING_THREADS = 4
-KEPT = 4096
+MAX_CACHED_HASHES = 4096
 SETTLED_NS = 2_000_000_000
 
 Stamp = tuple[int, int, int, int, int]
@@ -60,12 +60,12 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
         Abandoned: *stop* was set.
     """
     if os.path.isdir(path) != is_dir:
-        raise changed(path, path)
+        raise changed_error(path, path)
     links: list[str] = []
     empty: list[str] = []
-    alone = [(os.path.basename(path), path)]
-    found = list(_walk(path, links, empty, stop)) if is_dir else alone
-    entries = _hashed(found, path, stop)
+    single_file = [(os.path.basename(path), path)]
+    files = list(_walk(path, links, empty, stop)) if is_dir else single_file
+    entries = _hash_files(files, path, stop)
     manifest = Manifest(
         is_dir=is_dir, entries=tuple(entry for entry, _ in entries), empty=tuple(empty)
     )
@@ -76,7 +76,7 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
         manifest=manifest,
         name=manifest.name(digest),
         size=manifest.size,
-        files=tuple(file for _, file in found),
+        files=tuple(file for _, file in files),
         stamps=tuple(stamp for _, stamp in entries),
         links=tuple(links),
     )
@@ -92,15 +92,15 @@ def read(file: str, entry: Entry, root: str) -> bytes:
         with open(file, "rb") as content:
             body = content.read(entry.size + 1)
     except OSError as exc:
-        raise _unreadable(file, root, exc) from exc
+        raise _unreadable_error(file, root, exc) from exc
     digest = file_hash(entry.path)
     digest.update(body)
     if digest.hexdigest() != entry.digest:
-        raise changed(file, root)
+        raise changed_error(file, root)
     return body
 
 
-def unchanged(file: str, stamp: Stamp) -> bool:
+def is_unchanged(file: str, stamp: Stamp) -> bool:
     """Return whether *file* is unchanged since it had *stamp*."""
     try:
         return _stamp(os.stat(file)) == stamp
@@ -114,10 +114,10 @@ def sha256(file: str, path: str, stop: threading.Event) -> str:
         return _digest(content.fileno(), path, stop).hex()
 
 
-def changed(file: str, root: str) -> DataError:
+def changed_error(file: str, root: str) -> DataError:
     """Make the error about a changed file."""
-    words = f"{file} changed since it was hashed; make a new Data({root!r}) when it is at rest"
-    return DataError(words, path=root)
+    message = f"{file} changed since it was hashed; make a new Data({root!r}) when it is at rest"
+    return DataError(message, path=root)
 
 
 def _walk(
@@ -126,13 +126,13 @@ def _walk(
     """Yield the relative and absolute path of each file: a folder's, then its subfolders'."""
     pending = [""]
     while pending:
-        _check(stop)
+        _check_stop(stop)
         prefix = pending.pop()
         files: list[str] = []
         folders: list[str] = []
-        place = os.path.join(root, prefix) if prefix else root
+        folder = os.path.join(root, prefix) if prefix else root
         try:
-            with os.scandir(place) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     if not _is_dir(entry):
                         files.append(entry.name)
@@ -141,11 +141,11 @@ def _walk(
                     else:
                         folders.append(entry.name)
         except OSError as exc:
-            raise _unreadable(place, root, exc) from exc
+            raise _unreadable_error(folder, root, exc) from exc
         if prefix and not files and not folders:
             empty.append(prefix.rstrip("/"))
         for name in sorted(files):
-            yield prefix + name, os.path.join(place, name)
+            yield prefix + name, os.path.join(folder, name)
         pending += [f"{prefix}{name}/" for name in sorted(folders, reverse=True)]
 
 
@@ -156,63 +156,65 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _hashed(
-    found: list[tuple[str, str]], root: str, stop: threading.Event
+def _hash_files(
+    files: list[tuple[str, str]], root: str, stop: threading.Event
 ) -> list[tuple[Entry, Stamp]]:
-    def one(item: tuple[str, str]) -> tuple[Entry, Stamp]:
-        return _entry(*item, root, stop)
+    def hash_file(path_and_file: tuple[str, str]) -> tuple[Entry, Stamp]:
+        return _hash_entry(*path_and_file, root, stop)
 
     entries: list[tuple[Entry, Stamp] | None] = []
-    big: list[int] = []
-    for number, (path, file) in enumerate(found):
-        _check(stop)
+    large: list[int] = []
+    for number, (path, file) in enumerate(files):
+        _check_stop(stop)
         try:
-            heavy = os.stat(file).st_size >= BIG
+            is_large = os.stat(file).st_size >= LARGE_FILE_BYTES
         except OSError as exc:
-            raise _unreadable(file, root, exc) from exc
-        entries.append(None if heavy else one((path, file)))
-        if heavy:
-            big.append(number)
-    if big:
-        with ThreadPoolExecutor(min(HASHING_THREADS, len(big), os.cpu_count() or 1)) as pool:
-            for number, entry in zip(big, pool.map(one, [found[i] for i in big]), strict=True):
+            raise _unreadable_error(file, root, exc) from exc
+        entries.append(None if is_large else hash_file((path, file)))
+        if is_large:
+            large.append(number)
+    if large:
+        with ThreadPoolExecutor(min(HASHING_THREADS, len(large), os.cpu_count() or 1)) as pool:
+            for number, entry in zip(
+                large, pool.map(hash_file, [files[i] for i in large]), strict=True
+            ):
                 entries[number] = entry
     return [entry for entry in entries if entry is not None]
 
 
-def _entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
+def _hash_entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
-        raise _unreadable(file, root, exc) from exc
+        raise _unreadable_error(file, root, exc) from exc
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            words = f"{file} is neither a file nor a directory; Data cannot carry it, remove it"
-            raise DataError(words, path=root)
+            message = f"{file} is neither a file nor a directory; Data cannot carry it, remove it"
+            raise DataError(message, path=root)
         stamp = _stamp(status)
         digest = _hashes.get((file, path, stamp))
         if digest is None:
             digest = _digest(fd, path, stop)
             after = os.fstat(fd)
             if _stamp(after) != stamp:
-                raise changed(file, root)
-            if status.st_size >= BIG:
-                _keep(file, path, stamp, digest)
+                raise changed_error(file, root)
+            if status.st_size >= LARGE_FILE_BYTES:
+                _cache_hash(file, path, stamp, digest)
         executable = bool(status.st_mode & stat.S_IXUSR)
         return Entry(path, status.st_size, executable, digest.hex()), stamp
     except OSError as exc:
-        raise _unreadable(file, root, exc) from exc
+        raise _unreadable_error(file, root, exc) from exc
     finally:
         os.close(fd)
 
 
 def _digest(fd: int, path: str, stop: threading.Event) -> bytes:
     digest = file_hash(path)
-    while chunk := os.read(fd, CHUNK):
+    while chunk := os.read(fd, CHUNK_BYTES):
         digest.update(chunk)
-        _check(stop)
+        _check_stop(stop)
     return bytes(digest.digest())
 
 
@@ -226,24 +228,24 @@ def _stamp(status: os.stat_result) -> Stamp:
     )
 
 
-def _keep(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
+def _cache_hash(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
     # A file that was just written can change again within the resolution of its times.
     if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS:
         return
-    if len(_hashes) >= KEPT:
-        for oldest in list(_hashes)[: KEPT // 2]:
+    if len(_hashes) >= MAX_CACHED_HASHES:
+        for oldest in list(_hashes)[: MAX_CACHED_HASHES // 2]:
             _hashes.pop(oldest, None)
     _hashes[file, path, stamp] = digest
 
 
-def _check(stop: threading.Event) -> None:
+def _check_stop(stop: threading.Event) -> None:
     if stop.is_set():
         raise Abandoned
 
 
-def _unreadable(file: str, root: str, exc: OSError) -> DataError:
+def _unreadable_error(file: str, root: str, exc: OSError) -> DataError:
     if isinstance(exc, FileNotFoundError) and os.path.islink(file):
-        words = f"{file} is a link to nothing; remove it, or Data({root!r}) cannot be carried"
+        message = f"{file} is a link to nothing; remove it, or Data({root!r}) cannot be carried"
     else:
-        words = f"{file} cannot be read: {exc.strerror or exc}; Data({root!r}) cannot be carried"
-    return DataError(words, path=root)
+        message = f"{file} cannot be read: {exc.strerror or exc}; Data({root!r}) cannot be carried"
+    return DataError(message, path=root)

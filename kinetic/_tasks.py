@@ -38,18 +38,18 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     A thread can't be stopped, so the caller must not remove what the thread uses before its end.
     """
     call = functools.partial(work, *args, **kwargs)
-    running = asyncio.ensure_future(anyio.to_thread.run_sync(call))
+    future = asyncio.ensure_future(anyio.to_thread.run_sync(call))
     try:
-        return await asyncio.shield(running)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await release(_ended(running), what="waiting for a worker thread", grace=60.0)
+        await release(_wait_until_done(future), what="waiting for a worker thread", grace=60.0)
         raise
 
 
-async def _ended(running: asyncio.Future[Any]) -> None:
-    await asyncio.wait({running})
-    if not running.cancelled():
-        running.exception()  # mark it as read: the caller raises its cancellation
+async def _wait_until_done(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait({future})
+    if not future.cancelled():
+        future.exception()  # mark it as read: the caller raises its cancellation
 
 
 async def shared(task: asyncio.Task[T], owner: str) -> T:
@@ -61,12 +61,12 @@ async def shared(task: asyncio.Task[T], owner: str) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if task.cancelled() and not asked_to_end():
+        if task.cancelled() and not is_being_cancelled():
             raise ClientClosed(f"{owner} was closed meanwhile; open another") from None
         raise
 
 
-def asked_to_end() -> bool:
+def is_being_cancelled() -> bool:
     """Return whether the running task itself was cancelled, not only the one it awaited."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
@@ -74,7 +74,7 @@ def asked_to_end() -> bool:
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     """Await all of *work*; after a failure or cancellation, end the others before raising it."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -88,13 +88,13 @@ async def bounded(
     work: Callable[[T], Coroutine[Any, Any, object]], items: Iterable[T], *, at_once: int
 ) -> None:
     """Do *work* for each of *items*, some *at_once*; the first failure ends the others."""
-    left = iter(items)
+    remaining = iter(items)
 
-    async def some() -> None:
-        for item in left:
+    async def run_items() -> None:
+        for item in remaining:
             await work(item)
 
-    await all_or_none(*(some() for _ in range(at_once)))
+    await all_or_none(*(run_items() for _ in range(at_once)))
 
 
 async def release(
@@ -113,16 +113,16 @@ async def release(
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {what}")
-    deadline, reached = loop.time() + grace, progress() if progress is not None else None
+    deadline, last_progress = loop.time() + grace, progress() if progress is not None else None
     cancelled: asyncio.CancelledError | None = None
     while not (task.done() or (interrupted and cancelled is not None)):
-        if (left := deadline - loop.time()) <= 0:
-            if progress is None or progress() == reached:
+        if (time_left := deadline - loop.time()) <= 0:
+            if progress is None or progress() == last_progress:
                 break
-            deadline, reached = loop.time() + grace, progress()
+            deadline, last_progress = loop.time() + grace, progress()
             continue
         try:
-            await asyncio.wait({task}, timeout=left)
+            await asyncio.wait({task}, timeout=time_left)
         except asyncio.CancelledError as exc:
             cancelled = exc
     if not task.done():

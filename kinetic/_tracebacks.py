@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REMOTE_TRACEBACK = "Remote traceback of "
 """The beginning of the note with the traceback that an exception had in its job."""
 
-_OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
+_OWN_PACKAGES = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "importlib")
 
 
 def own_frames() -> int:
@@ -32,7 +32,7 @@ def own_frames() -> int:
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return *trace* from the first frame outside kinetic and the libraries that run it."""
     while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in _OURS:
+        if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in _OWN_PACKAGES:
             return trace
         trace = trace.tb_next
     return None
@@ -67,16 +67,16 @@ class _OwnFramesLeftOut:
         """Decorate a function, or a coroutine function, with this block."""
 
         @functools.wraps(function)
-        def entered(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
         @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async def await_call(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return await function(*args, **kwargs)
 
-        return cast("F", awaited if inspect.iscoroutinefunction(function) else entered)
+        return cast("F", await_call if inspect.iscoroutinefunction(function) else call)
 
     def __enter__(self) -> None:
         pass
@@ -89,14 +89,14 @@ class _OwnFramesLeftOut:
     ) -> None:
         if error is None:
             return
-        if _shows_the_line_alone(error):
+        if _hides_own_frames(error):
             # Re-raising would add this frame again; setting the traceback doesn't.
             BaseException.__setattr__(error, "__traceback__", without_own_frames(trace))
         if isinstance(error, KeyboardInterrupt):
-            error.__context__ = _first_of_the_user(error.__context__)
+            error.__context__ = _first_from_user_code(error.__context__)
         if not (line := hint(error)):
             return
-        if _first_of_the_user(error.__cause__ or error.__context__) is None:
+        if _first_from_user_code(error.__cause__ or error.__context__) is None:
             cause = error.__cause__ or error.__context__
             error.__cause__ = None  # a traceback then shows neither the cause nor the context
             error.__context__ = cause
@@ -104,7 +104,7 @@ class _OwnFramesLeftOut:
             error.add_note(line)
 
 
-def _first_of_the_user(error: BaseException | None) -> BaseException | None:
+def _first_from_user_code(error: BaseException | None) -> BaseException | None:
     """Return the first exception in the chain of *error* that passed through the user's code."""
     while error is not None and not _passed_through_user_code(error.__traceback__):
         error = error.__cause__ or error.__context__
@@ -123,14 +123,14 @@ def _passed_through_user_code(trace: TracebackType | None) -> bool:
     return False
 
 
-def _shows_the_line_alone(error: BaseException) -> bool:
+def _hides_own_frames(error: BaseException) -> bool:
     from asyncio import CancelledError  # only errors need this module
 
     if hint(error) or isinstance(error, (KeyboardInterrupt, CancelledError)):
         return True
     if hasattr(error, "__kinetic_of_the_caller__"):
         return True
-    return any(str(one).startswith(REMOTE_TRACEBACK) for one in getattr(error, "__notes__", ()))
+    return any(str(note).startswith(REMOTE_TRACEBACK) for note in getattr(error, "__notes__", ()))
 
 
 own_frames_left_out = _OwnFramesLeftOut()

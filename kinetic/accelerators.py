@@ -106,14 +106,14 @@ class Tpu:
 
     def sized(self, chips: int) -> Slice | None:
         """The slice that a number alone means."""
-        return next((one for one in self.slices if one.chips == chips), None)
+        return next((candidate for candidate in self.slices if candidate.chips == chips), None)
 
     def shaped(self, topology: str) -> list[Slice]:
         """Every layout of a topology, the preferred one first."""
-        listed = [one for one in self.slices if one.topology == topology]
+        listed = [candidate for candidate in self.slices if candidate.topology == topology]
         if not listed and self._is_custom(topology):
-            full = self.slices[-1]
-            listed = [Slice(topology=topology, machine=full.machine, label=full.label)]
+            largest = self.slices[-1]
+            listed = [Slice(topology=topology, machine=largest.machine, label=largest.label)]
         return listed
 
     def _is_custom(self, topology: str) -> bool:
@@ -127,14 +127,14 @@ class Tpu:
         )
 
 
-def _gpu_model(name: str, label: str, machines: str, *aliases: str, arch: str = "amd64") -> Gpu:
+def _make_gpu(name: str, label: str, machines: str, *aliases: str, arch: str = "amd64") -> Gpu:
     """Make a model from *machines* such as ``1:g2-standard-4 2:g2-standard-24``."""
-    pairs = (one.split(":") for one in machines.split())
+    pairs = (pair.split(":") for pair in machines.split())
     types = {int(count): machine for count, machine in pairs}
     return Gpu(name=name, label=label, machines=types, aliases=aliases, arch=arch)
 
 
-def _slices(label: str, machine: str, topologies: str) -> tuple[Slice, ...]:
+def _make_slices(label: str, machine: str, topologies: str) -> tuple[Slice, ...]:
     return tuple(
         Slice(topology=topology, machine=machine, label=label) for topology in topologies.split()
     )
@@ -145,46 +145,46 @@ _N1_SMALL = "1:n1-standard-4 2:n1-standard-8 4:n1-standard-16"
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu_model(
+        _make_gpu(
             "l4", "nvidia-l4", "1:g2-standard-4 2:g2-standard-24 4:g2-standard-48 8:g2-standard-96"
         ),
-        _gpu_model("t4", "nvidia-tesla-t4", _N1_SMALL),
-        _gpu_model(
+        _make_gpu("t4", "nvidia-tesla-t4", _N1_SMALL),
+        _make_gpu(
             "a100",
             "nvidia-tesla-a100",
             "1:a2-highgpu-1g 2:a2-highgpu-2g 4:a2-highgpu-4g 8:a2-highgpu-8g 16:a2-megagpu-16g",
             "a100-40gb",
         ),
         # Google documents no type with 16. The public package accepts it, so a pool may exist.
-        _gpu_model(
+        _make_gpu(
             "a100-80gb",
             "nvidia-a100-80gb",
             " ".join(f"{count}:a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)),
         ),
-        _gpu_model(
+        _make_gpu(
             "h100",
             "nvidia-h100-80gb",
             "1:a3-highgpu-1g 2:a3-highgpu-2g 4:a3-highgpu-4g 8:a3-highgpu-8g",
             "h100-80gb",
         ),
-        _gpu_model("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
-        _gpu_model("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
-        _gpu_model("b200", "nvidia-b200", "8:a4-highgpu-8g"),
+        _make_gpu("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
+        _make_gpu("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
+        _make_gpu("b200", "nvidia-b200", "8:a4-highgpu-8g"),
         # Grace hosts: Arm machines, which GKE taints as such.
-        _gpu_model("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
-        _gpu_model("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
-        _gpu_model(
+        _make_gpu("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
+        _make_gpu("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
+        _make_gpu(
             "rtx-pro-6000",
             "nvidia-rtx-pro-6000",
             "1:g4-standard-48 2:g4-standard-96 4:g4-standard-192 8:g4-standard-384",
         ),
-        _gpu_model(
+        _make_gpu(
             "v100",
             "nvidia-tesla-v100",
             "1:n1-standard-8 2:n1-standard-16 4:n1-standard-32 8:n1-standard-64",
         ),
-        _gpu_model("p100", "nvidia-tesla-p100", _N1_SMALL),
-        _gpu_model("p4", "nvidia-tesla-p4", _N1_SMALL),
+        _make_gpu("p100", "nvidia-tesla-p100", _N1_SMALL),
+        _make_gpu("p4", "nvidia-tesla-p4", _N1_SMALL),
     )
 }
 
@@ -194,8 +194,8 @@ TPUS: Mapping[str, Tpu] = {
         Tpu(
             name="tpu7x",
             default=4,
-            slices=_slices("tpu7x", "tpu7x-standard-1t", "1x1x1")
-            + _slices(
+            slices=_make_slices("tpu7x", "tpu7x-standard-1t", "1x1x1")
+            + _make_slices(
                 "tpu7x",
                 "tpu7x-standard-4t",
                 "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16",
@@ -208,16 +208,16 @@ TPUS: Mapping[str, Tpu] = {
             name="v6e",
             default=8,
             # Eight chips come on one machine or on two: see kinetic.accelerators.
-            slices=_slices("tpu-v6e-slice", "ct6e-standard-1t", "1x1")
-            + _slices("tpu-v6e-slice", "ct6e-standard-8t", "2x4")
-            + _slices("tpu-v6e-slice", "ct6e-standard-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
+            slices=_make_slices("tpu-v6e-slice", "ct6e-standard-1t", "1x1")
+            + _make_slices("tpu-v6e-slice", "ct6e-standard-8t", "2x4")
+            + _make_slices("tpu-v6e-slice", "ct6e-standard-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
             aliases=("v6e-slice", "trillium"),
             cores={},
         ),
         Tpu(
             name="v5p",
             default=8,
-            slices=_slices(
+            slices=_make_slices(
                 "tpu-v5p-slice",
                 "ct5p-hightpu-4t",
                 "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24",
@@ -229,16 +229,18 @@ TPUS: Mapping[str, Tpu] = {
         Tpu(
             name="v5litepod",
             default=4,
-            slices=_slices("tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1")
-            + _slices("tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4")
-            + _slices("tpu-v5-lite-podslice", "ct5lp-hightpu-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
+            slices=_make_slices("tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1")
+            + _make_slices("tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4")
+            + _make_slices(
+                "tpu-v5-lite-podslice", "ct5lp-hightpu-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+            ),
             aliases=("v5e", "v5-lite-podslice"),
             cores={},
         ),
         Tpu(
             name="v4",
             default=4,
-            slices=_slices(
+            slices=_make_slices(
                 "tpu-v4-podslice",
                 "ct4p-hightpu-4t",
                 "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16",
@@ -251,8 +253,8 @@ TPUS: Mapping[str, Tpu] = {
             name="v3",
             default=4,
             # A single host is a device and has another label than a slice of a pod.
-            slices=_slices("tpu-v3-device", "ct3-hightpu-4t", "2x2")
-            + _slices(
+            slices=_make_slices("tpu-v3-device", "ct3-hightpu-4t", "2x2")
+            + _make_slices(
                 "tpu-v3-slice",
                 "ct3p-hightpu-4t",
                 "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
@@ -326,11 +328,11 @@ class Accelerator:
 
     def _slice_name(self) -> str:
         family = TPUS[self.name]
-        usual = family.sized(self.count)
+        default = family.sized(self.count)
         stem = self.name if self.name.startswith("tpu") else f"tpu-{self.name}"
-        size = str(self.count) if usual and usual.topology == self.topology else self.topology
-        spread = "" if self.hosts == self.layouts[0].hosts else f":hosts={self.hosts}"
-        return f"{stem}-{size}{spread}"
+        size = str(self.count) if default and default.topology == self.topology else self.topology
+        hosts_option = "" if self.hosts == self.layouts[0].hosts else f":hosts={self.hosts}"
+        return f"{stem}-{size}{hosts_option}"
 
     @property
     def chips_per_host(self) -> int:
@@ -381,7 +383,9 @@ class Accelerator:
         if self.kind != "tpu":
             return (self,)
         family = TPUS[self.name]
-        return tuple(_of_slice(family, one, spot=self.spot) for one in family.shaped(self.topology))
+        return tuple(
+            _from_slice(family, layout, spot=self.spot) for layout in family.shaped(self.topology)
+        )
 
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
         """Return the first layout that has a pool.
@@ -391,7 +395,7 @@ class Accelerator:
         """
         if self != self.layouts[0]:
             return self
-        existing = (one for one in self.layouts if (one.machine, one.topology) in pools)
+        existing = (layout for layout in self.layouts if (layout.machine, layout.topology) in pools)
         return next(existing, self)
 
 
@@ -409,13 +413,13 @@ def parse(text: str, *, spot: bool = False) -> Accelerator:
     Raises:
         ConfigurationError: There is no such accelerator; the message has the nearest names.
     """
-    body, hosts, named_spot = _options(_text(text))
-    kind, rest = _kind(body)
-    found = _cpu(rest) if kind == "cpu" else _gpu(kind, rest) or _tpu(kind, rest)
+    body, hosts, named_spot = _split_options(_require_text(text))
+    kind, rest = _split_kind(body)
+    found = _parse_cpu(rest) if kind == "cpu" else _parse_gpu(kind, rest) or _parse_tpu(kind, rest)
     if found is None:
-        _unknown(text, body, f":hosts={hosts}" * bool(hosts) + ":spot" * named_spot)
+        _raise_unknown(text, body, f":hosts={hosts}" * bool(hosts) + ":spot" * named_spot)
     if hosts is not None:
-        found = _spread(found, hosts)
+        found = _on_hosts(found, hosts)
     return replace(found, spot=spot or named_spot)
 
 
@@ -423,16 +427,20 @@ def catalogue() -> tuple[Accelerator, ...]:
     """Return every accelerator of the table, with each layout of a TPU slice."""
     return (
         CPU,
-        *(_of_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
-        *(_of_slice(tpu, one) for tpu in TPUS.values() for one in _by_size(tpu)),
+        *(_from_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
+        *(
+            _from_slice(tpu, tpu_slice)
+            for tpu in TPUS.values()
+            for tpu_slice in _slices_by_size(tpu)
+        ),
     )
 
 
-def _by_size(tpu: Tpu) -> list[Slice]:
-    return sorted(tpu.slices, key=lambda one: (one.chips, one.hosts))
+def _slices_by_size(tpu: Tpu) -> list[Slice]:
+    return sorted(tpu.slices, key=lambda tpu_slice: (tpu_slice.chips, tpu_slice.hosts))
 
 
-def _text(value: object) -> str:
+def _require_text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise ConfigurationError(
@@ -440,7 +448,7 @@ def _text(value: object) -> str:
     )
 
 
-def _options(text: str) -> tuple[str, int | None, bool]:
+def _split_options(text: str) -> tuple[str, int | None, bool]:
     """Split a name into its body, its number of hosts, and whether it is spot."""
     body, hosts, spot = text.strip().lower(), None, False
     while True:
@@ -455,78 +463,82 @@ def _options(text: str) -> tuple[str, int | None, bool]:
         body = head
 
 
-def _kind(body: str) -> tuple[str, str]:
+def _split_kind(body: str) -> tuple[str, str]:
     prefixed = PREFIXED.fullmatch(body)
     return (prefixed[1], prefixed[2] or "") if prefixed else ("", body)
 
 
-def _cpu(rest: str) -> Accelerator | None:
+def _parse_cpu(rest: str) -> Accelerator | None:
     if rest and not COUNT.fullmatch(rest):
         return None
     return Accelerator(kind="cpu", name="cpu", count=int(rest or 0))
 
 
-def _gpu(kind: str, rest: str) -> Accelerator | None:
+def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
     if kind == "tpu":
         return None
     if COUNT.fullmatch(rest):
         name = BARE_GPUS.get(int(rest))
-        return _of_gpu(GPUS[name], int(rest)) if name else None
+        return _from_gpu(GPUS[name], int(rest)) if name else None
     if gpu := GPU_NAMES.get(rest if rest or kind != "gpu" else "l4"):
-        return _of_gpu(gpu, min(gpu.machines))
+        return _from_gpu(gpu, min(gpu.machines))
     counted = GPU_AND_COUNT.fullmatch(rest)
     if counted is None or (gpu := GPU_NAMES.get(counted[1])) is None:
         return None
     if (count := int(counted[2])) not in gpu.machines:
-        several = _listed(f"gpu-{gpu.name}x{one}" for one in sorted(gpu.machines))
+        choices = _join_with_or(f"gpu-{gpu.name}x{number}" for number in sorted(gpu.machines))
         raise ConfigurationError(
-            f"no machine has {count} GPUs of the model {gpu.name}; there are {several}"
+            f"no machine has {count} GPUs of the model {gpu.name}; there are {choices}"
         )
-    return _of_gpu(gpu, count)
+    return _from_gpu(gpu, count)
 
 
-def _tpu(kind: str, rest: str) -> Accelerator | None:
+def _parse_tpu(kind: str, rest: str) -> Accelerator | None:
     if kind == "gpu":
         return None
     if COUNT.fullmatch(rest):
         name = BARE_TPUS.get(int(rest))
-        return _sized(TPUS[name], rest) if name else None
+        return _of_size(TPUS[name], rest) if name else None
     if tpu := TPU_NAMES.get(rest if rest or kind != "tpu" else "v5litepod"):
-        return _sized(tpu, str(tpu.default))
+        return _of_size(tpu, str(tpu.default))
     sized = TPU_AND_SIZE.fullmatch(rest)
     if sized is None or (tpu := TPU_NAMES.get(sized[1])) is None:
         return None
-    return _sized(tpu, sized[2])
+    return _of_size(tpu, sized[2])
 
 
-def _sized(tpu: Tpu, size: str) -> Accelerator:
+def _of_size(tpu: Tpu, size: str) -> Accelerator:
     """Return the slice whose number of chips, or whose shape, is *size*."""
     if "x" in size:
         found = next(iter(tpu.shaped(size)), None)
     else:
         found = tpu.sized(tpu.cores.get(int(size), int(size)))
     if found is None:
-        chips = _listed(str(one) for one in sorted({one.chips for one in tpu.slices}))
-        shapes = _listed(dict.fromkeys(one.topology for one in _by_size(tpu)))
+        chips = _join_with_or(
+            str(number) for number in sorted({candidate.chips for candidate in tpu.slices})
+        )
+        shapes = _join_with_or(
+            dict.fromkeys(candidate.topology for candidate in _slices_by_size(tpu))
+        )
         raise ConfigurationError(
             f"TPU {tpu.name} has no slice {size}; sizes: {chips} chips; shapes: {shapes}"
         )
-    return _of_slice(tpu, found)
+    return _from_slice(tpu, found)
 
 
-def _spread(accelerator: Accelerator, hosts: int) -> Accelerator:
+def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
     if accelerator.kind == "cpu" and 0 < hosts <= MOST_HOSTS:
         return replace(accelerator, hosts=hosts)
-    for one in accelerator.layouts:
-        if one.hosts == hosts:
-            return one
-    possible = _listed(str(one.hosts) for one in accelerator.layouts)
+    for layout in accelerator.layouts:
+        if layout.hosts == hosts:
+            return layout
+    possible = _join_with_or(str(layout.hosts) for layout in accelerator.layouts)
     raise ConfigurationError(
         f"{accelerator} can't have {hosts} hosts; its number of hosts is {possible}"
     )
 
 
-def _of_gpu(gpu: Gpu, count: int) -> Accelerator:
+def _from_gpu(gpu: Gpu, count: int) -> Accelerator:
     return Accelerator(
         kind="gpu",
         name=gpu.name,
@@ -537,27 +549,27 @@ def _of_gpu(gpu: Gpu, count: int) -> Accelerator:
     )
 
 
-def _of_slice(tpu: Tpu, one: Slice, *, spot: bool = False) -> Accelerator:
+def _from_slice(tpu: Tpu, tpu_slice: Slice, *, spot: bool = False) -> Accelerator:
     return Accelerator(
         kind="tpu",
         name=tpu.name,
-        count=one.chips,
-        hosts=one.hosts,
-        topology=one.topology,
-        machine=one.machine,
-        label=one.label,
+        count=tpu_slice.chips,
+        hosts=tpu_slice.hosts,
+        topology=tpu_slice.topology,
+        machine=tpu_slice.machine,
+        label=tpu_slice.label,
         spot=spot,
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_with_or(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _unknown(text: str, body: str, options: str) -> NoReturn:
-    names = {str(one) for one in catalogue()}
-    known = names | {one.partition("-")[2] or one for one in names} | {*GPU_NAMES} | {*TPU_NAMES}
+def _raise_unknown(text: str, body: str, options: str) -> NoReturn:
+    names = {str(accelerator) for accelerator in catalogue()}
+    known = names | {name.partition("-")[2] or name for name in names} | {*GPU_NAMES} | {*TPU_NAMES}
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     otherwise = (
         "names are like 'tpu-v6e-8', 'gpu-a100x4' and 'cpu'; the GPUs are "
@@ -566,7 +578,9 @@ def _unknown(text: str, body: str, options: str) -> NoReturn:
     if body in _ANY_GPU:
         hint = "for a GPU write its model, such as 'gpu-l4', 'gpu-a100' or 'gpu-h100'"
     else:
-        hint = suggest(body + options, sorted(one + options for one in known), otherwise=otherwise)
+        hint = suggest(
+            body + options, sorted(name + options for name in known), otherwise=otherwise
+        )
     raise ConfigurationError(f"there is no accelerator {shown!r}; {hint}")
 
 
@@ -583,7 +597,7 @@ def markdown() -> str:
         machines = ", ".join(f"{count}: `{name}`" for count, name in gpu.machines.items())
         note = "" if gpu.arch == "amd64" else f" ({gpu.arch})"
         lines.append(
-            f"| `gpu-{gpu.name}`{note} | {_quoted(gpu.aliases)} | {machines} | `{gpu.label}` |"
+            f"| `gpu-{gpu.name}`{note} | {_quote_names(gpu.aliases)} | {machines} | `{gpu.label}` |"
         )
     lines += [
         "",
@@ -591,18 +605,18 @@ def markdown() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| `{one}` | {one.count} | {one.topology} | {one.hosts} "
-        f"| `{one.machine}` | `{one.label}` |"
-        for one in catalogue()
-        if one.kind == "tpu"
+        f"| `{accelerator}` | {accelerator.count} | {accelerator.topology} | {accelerator.hosts} "
+        f"| `{accelerator.machine}` | `{accelerator.label}` |"
+        for accelerator in catalogue()
+        if accelerator.kind == "tpu"
     ]
     lines += ["", "| TPU | other names | without a number |", "| --- | --- | --- |"]
     lines += [
-        f"| `{tpu.name}` | {_quoted(tpu.aliases)} | `{_sized(tpu, str(tpu.default))}` |"
+        f"| `{tpu.name}` | {_quote_names(tpu.aliases)} | `{_of_size(tpu, str(tpu.default))}` |"
         for tpu in TPUS.values()
     ]
     return "\n".join(lines) + "\n"
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

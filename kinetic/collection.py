@@ -28,9 +28,9 @@ class Collection:
     @property
     def files(self) -> int:
         """The number of all removed files."""
-        return sum(one.files for one in self.freed.values())
+        return sum(freed.files for freed in self.freed.values())
 
     @property
     def size(self) -> int:
         """Their size in bytes."""
-        return sum(one.size for one in self.freed.values())
+        return sum(freed.size for freed in self.freed.values())

@@ -62,13 +62,13 @@ def map(
     """
     from kinetic import jobs
 
-    return jobs.run_async_map(_submitted(submit_fn), inputs, **options)
+    return jobs.run_async_map(_find_function(submit_fn), inputs, **options)
 
 
-def _submitted(submit_fn: Any) -> Callable[..., Any]:
+def _find_function(submit_fn: Any) -> Callable[..., Any]:
     """Return the decorated function that *submit_fn* submits."""
     if isinstance(submit_fn, functools.partial):
-        function = _submitted(submit_fn.func)
+        function = _find_function(submit_fn.func)
         return functools.partial(function, *submit_fn.args, **submit_fn.keywords)
     if isinstance(submit_fn, RemoteFunction):
         return cast("RemoteFunction[..., Any]", submit_fn)

@@ -197,20 +197,20 @@ def resolve(
             "output_dir": output_dir,
         },
         environ=environ,
-        profile=_profiles(environ).active(environ),
+        profile=_load_profiles(environ).active(environ),
     )
-    chosen, why = _backend(settings, accelerator)
+    chosen_backend, why = _choose_backend(settings, accelerator)
     named_project = settings.value("project") or environ.get("GOOGLE_CLOUD_PROJECT") or None
     kube_context = settings.value("kube_context")
-    if chosen != "local" and not (named_project or kube_context):
-        here = '; backend="local" runs on this machine without one' if backend is None else ""
+    if chosen_backend != "local" and not (named_project or kube_context):
+        hint = '; backend="local" runs on this machine without one' if backend is None else ""
         raise ConfigurationError(
-            f"No GCP project configured for the backend {chosen!r} ({why}): pass project= "
+            f"No GCP project configured for the backend {chosen_backend!r} ({why}): pass project= "
             "(--project of a command), set KINETIC_PROJECT or use a profile; for a cluster "
-            f"elsewhere, name a context of your kubeconfig in KINETIC_KUBE_CONTEXT{here}"
+            f"elsewhere, name a context of your kubeconfig in KINETIC_KUBE_CONTEXT{hint}"
         )
     return Target(
-        backend=chosen,
+        backend=chosen_backend,
         why=why,
         project=named_project,
         zone=checked_zone(*settings.find("zone")),
@@ -220,7 +220,7 @@ def resolve(
         base_image_repo=settings.value("base_image_repo"),
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
-        run_as_user=_user_id(*settings.find("run_as_user")),
+        run_as_user=_parse_user_id(*settings.find("run_as_user")),
         store_claim=settings.value("store_claim"),
     )
 
@@ -243,7 +243,7 @@ def checked_zone(zone: str | None, origin: str) -> str:
     return zone
 
 
-def _user_id(text: str | None, origin: str) -> int | None:
+def _parse_user_id(text: str | None, origin: str) -> int | None:
     """Read a user ID, which Kubernetes takes up to 2**31 - 1."""
     if text is None:
         return None
@@ -268,52 +268,52 @@ def sources(
         ProfileError: The profiles can't be read, or the profile doesn't exist.
     """
     settings = _Settings(
-        arguments=arguments, environ=environ, profile=_profiles(environ).active(environ)
+        arguments=arguments, environ=environ, profile=_load_profiles(environ).active(environ)
     )
     found = {name: settings.find(name) for name in SHOWN}
     shown = {name: (value, origin or "default") for name, (value, origin) in found.items()}
     shown |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
-    if found["project"][0] is None and (shared := environ.get("GOOGLE_CLOUD_PROJECT")):
-        shown["project"] = shared, "GOOGLE_CLOUD_PROJECT"
-    return {**shown, "backend": _backend(settings, None)}
+    if found["project"][0] is None and (project := environ.get("GOOGLE_CLOUD_PROJECT")):
+        shown["project"] = project, "GOOGLE_CLOUD_PROJECT"
+    return {**shown, "backend": _choose_backend(settings, None)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Number:
+class _NumberRule:
     """The rule of a numeric variable."""
 
     kind: type[int | float]
     least: int
 
 
-_NUMBERS: Mapping[str, _Number] = MappingProxyType(
+_NUMBER_RULES: Mapping[str, _NumberRule] = MappingProxyType(
     {
-        "KINETIC_LOCAL_SLOTS": _Number(int, 1),
-        "KINETIC_LOCAL_IDLE_S": _Number(float, 0),
-        "KINETIC_JOB_TTL_S": _Number(int, 0),
-        "KINETIC_CACHE_AGE_S": _Number(float, 0),
-        "KINETIC_CACHE_SIZE_MB": _Number(float, 0),
-        "KINETIC_DEBUG_PORT": _Number(int, 0),
-        "KINETIC_DEBUG_WAIT_S": _Number(float, 0),
-        "KINETIC_SUBMIT_PATIENCE": _Number(float, 0),
-        "KINETIC_CONTEXT_SIZE_WARN_MB": _Number(float, 0),
-        "KINETIC_PAYLOAD_SIZE_WARN_MB": _Number(float, 0),
+        "KINETIC_LOCAL_SLOTS": _NumberRule(int, 1),
+        "KINETIC_LOCAL_IDLE_S": _NumberRule(float, 0),
+        "KINETIC_JOB_TTL_S": _NumberRule(int, 0),
+        "KINETIC_CACHE_AGE_S": _NumberRule(float, 0),
+        "KINETIC_CACHE_SIZE_MB": _NumberRule(float, 0),
+        "KINETIC_DEBUG_PORT": _NumberRule(int, 0),
+        "KINETIC_DEBUG_WAIT_S": _NumberRule(float, 0),
+        "KINETIC_SUBMIT_PATIENCE": _NumberRule(float, 0),
+        "KINETIC_CONTEXT_SIZE_WARN_MB": _NumberRule(float, 0),
+        "KINETIC_PAYLOAD_SIZE_WARN_MB": _NumberRule(float, 0),
     }
 )
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
     """Refuse wrong values of all variables now: other processes read some of them much later."""
-    for name, rule in _NUMBERS.items():
+    for name, rule in _NUMBER_RULES.items():
         text = environ.get(name) or str(rule.least)
         try:
-            right = rule.kind(text) >= rule.least  # false for nan
+            is_valid = rule.kind(text) >= rule.least  # false for nan
         except ValueError:
-            right = False
-        if not right:
-            what = "a whole number" if rule.kind is int else "a number"
+            is_valid = False
+        if not is_valid:
+            kind = "a whole number" if rule.kind is int else "a number"
             raise ConfigurationError(
-                f"{name} must be {what} of at least {rule.least}, not {text!r}"
+                f"{name} must be {kind} of at least {rule.least}, not {text!r}"
             )
 
 
@@ -328,12 +328,12 @@ def number(name: str, default: T, environ: Mapping[str, str] = os.environ) -> T:
     return type(default)(text) if text else default
 
 
-def _backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
+def _choose_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
     name, origin = settings.find("backend")
     if name is None:
         name, why = _implied_backend(settings, accelerator)
     else:
-        name, why = _known_backend(name, origin), f"chosen by {origin}"
+        name, why = _check_backend(name, origin), f"chosen by {origin}"
     if name == "gke" and accelerator is not None and accelerator.multi_host:
         return "pathways", f"{why}; {accelerator} has {accelerator.hosts} hosts"
     return name, why
@@ -345,20 +345,24 @@ def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tu
         value, origin = settings.find(setting)
         if value:
             return "gke", f"{setting} {value!r} comes from {origin}"
-    shared = settings.environ.get("GOOGLE_CLOUD_PROJECT")
+    project = settings.environ.get("GOOGLE_CLOUD_PROJECT")
     cluster, origin = settings.find("cluster")
-    if shared and origin:
+    if project and origin:
         return "gke", f"cluster {cluster!r} comes from {origin}, its project from the environment"
-    if shared and accelerator is not None and not _is_here(accelerator, settings.environ):
-        return "gke", f"this machine has no {accelerator}; GOOGLE_CLOUD_PROJECT is {shared!r}"
-    if shared:
+    if (
+        project
+        and accelerator is not None
+        and not _is_on_this_machine(accelerator, settings.environ)
+    ):
+        return "gke", f"this machine has no {accelerator}; GOOGLE_CLOUD_PROJECT is {project!r}"
+    if project:
         return "local", "GOOGLE_CLOUD_PROJECT alone chooses no cloud; KINETIC_PROJECT does"
     if origin:
         return "local", f"cluster {cluster!r} comes from {origin}, but no project is configured"
     return "local", "no project is configured"
 
 
-def _is_here(accelerator: Accelerator, environ: Mapping[str, str]) -> bool:
+def _is_on_this_machine(accelerator: Accelerator, environ: Mapping[str, str]) -> bool:
     """Return whether this machine has the accelerator's devices."""
     match accelerator.kind:
         case "cpu":
@@ -369,7 +373,7 @@ def _is_here(accelerator: Accelerator, environ: Mapping[str, str]) -> bool:
             return tpus_here()
 
 
-def _known_backend(name: str, origin: str) -> str:
+def _check_backend(name: str, origin: str) -> str:
     known = name.strip().lower()
     if known not in BACKENDS:
         hint = suggest(known, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
@@ -386,8 +390,8 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
         ConfigurationError: KINETIC_HOME isn't set and the user has no home directory, or the path
             isn't UTF-8.
     """
-    named = environ.get("KINETIC_HOME")
-    path = _absolute(named, environ) if named else _user_home(environ) / ".kinetic"
+    configured = environ.get("KINETIC_HOME")
+    path = _expand_path(configured, environ) if configured else _user_home(environ) / ".kinetic"
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -400,24 +404,24 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 def profiles_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of profiles: KINETIC_PROFILES_FILE, else ``profiles.json`` in `home`."""
-    named = environ.get("KINETIC_PROFILES_FILE")
-    return _absolute(named, environ) if named else home(environ) / "profiles.json"
+    configured = environ.get("KINETIC_PROFILES_FILE")
+    return _expand_path(configured, environ) if configured else home(environ) / "profiles.json"
 
 
-def _profiles(environ: Mapping[str, str]) -> profiles.Profiles:
-    named = bool(environ.get("KINETIC_PROFILES_FILE"))
-    return profiles.load(profiles_file(environ), required=named)
+def _load_profiles(environ: Mapping[str, str]) -> profiles.Profiles:
+    is_configured = bool(environ.get("KINETIC_PROFILES_FILE"))
+    return profiles.load(profiles_file(environ), required=is_configured)
 
 
-def _absolute(named: str, environ: Mapping[str, str]) -> Path:
-    if named == "~" or named.startswith("~/"):
-        return _user_home(environ) / named[2:]
-    return Path(named).absolute()
+def _expand_path(path: str, environ: Mapping[str, str]) -> Path:
+    if path == "~" or path.startswith("~/"):
+        return _user_home(environ) / path[2:]
+    return Path(path).absolute()
 
 
 def _user_home(environ: Mapping[str, str]) -> Path:
-    if named := environ.get("HOME"):
-        return Path(named).absolute()
+    if configured := environ.get("HOME"):
+        return Path(configured).absolute()
     try:
         return Path.home()
     except RuntimeError as error:
@@ -447,11 +451,11 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     Raises:
         ConfigurationError: The variable isn't DEBUG, INFO, WARNING, ERROR, or FATAL.
     """
-    named = environ.get("KINETIC_LOG_LEVEL")
-    if not named:
+    name = environ.get("KINETIC_LOG_LEVEL")
+    if not name:
         return None
-    level = LOG_LEVELS.get(named.strip().upper())
+    level = LOG_LEVELS.get(name.strip().upper())
     if level is None:
-        hint = suggest(named, LOG_LEVELS, otherwise=f"there are {', '.join(LOG_LEVELS)}")
-        raise ConfigurationError(f"KINETIC_LOG_LEVEL has no level {named!r}; {hint}")
+        hint = suggest(name, LOG_LEVELS, otherwise=f"there are {', '.join(LOG_LEVELS)}")
+        raise ConfigurationError(f"KINETIC_LOG_LEVEL has no level {name!r}; {hint}")
     return level

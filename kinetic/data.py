@@ -57,21 +57,21 @@ class Data:
     _snapshot: Snapshot | None
 
     def __init__(self, path: str, fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
-        given = os.fspath(path) if hasattr(path, "__fspath__") else path
-        if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        location = os.fspath(path) if hasattr(path, "__fspath__") else path
+        if not isinstance(location, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the path of Data must be text or a pathlib.Path, not {path!r:.80}")
         for name, flag in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
             if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"{name} of Data must be True or False, not {flag!r:.80}")
-        if not given:
+        if not location:
             raise DataError("Data needs a path: it was given an empty one")
-        is_dir = _of_uri(given, fuse) if _SCHEME.match(given) else None
+        is_dir = _is_directory_uri(location, fuse) if _SCHEME.match(location) else None
         if is_dir is None:
-            given = os.path.abspath(os.path.expanduser(given))
-            if not os.path.exists(given):
-                raise FileNotFoundError(f"Data: there is nothing at {given} (given as {path!r})")
-            is_dir = os.path.isdir(given)
-        self.__setstate__((given, bool(fuse), bool(hf_trust_remote_code), is_dir))
+            location = os.path.abspath(os.path.expanduser(location))
+            if not os.path.exists(location):
+                raise FileNotFoundError(f"Data: there is nothing at {location} (given as {path!r})")
+            is_dir = os.path.isdir(location)
+        self.__setstate__((location, bool(fuse), bool(hf_trust_remote_code), is_dir))
 
     @property
     def path(self) -> str:
@@ -116,8 +116,8 @@ class Data:
             ValueError: The path isn't local, or something in it can't be read.
         """
         if self.is_gcs or self.is_hf:
-            words = f"{self._path} is not local: only a local Data has a content hash"
-            raise DataError(words, path=self._path)
+            message = f"{self._path} is not local: only a local Data has a content hash"
+            raise DataError(message, path=self._path)
         return self.__kinetic_snapshot__().digest
 
     def __kinetic_snapshot__(self, stop: threading.Event | None = None) -> Snapshot:
@@ -152,7 +152,7 @@ class Data:
         return object.__new__, (type(self),), self.__getstate__()
 
 
-def _of_uri(uri: str, fuse: bool) -> bool:
+def _is_directory_uri(uri: str, fuse: bool) -> bool:
     """Return whether a URI names a directory.
 
     Raises:
@@ -160,18 +160,18 @@ def _of_uri(uri: str, fuse: bool) -> bool:
     """
     scheme, _, rest = uri.partition("://")
     if scheme == "gs":
-        return _of_gcs(uri, rest)
+        return _is_directory_of_bucket(uri, rest)
     if scheme == "hf":
         if fuse:
-            words = f"{uri} cannot be mounted: fuse=True works for local paths and gs:// only"
-            raise DataError(words, path=uri)
+            message = f"{uri} cannot be mounted: fuse=True works for local paths and gs:// only"
+            raise DataError(message, path=uri)
         _check_hf(uri, rest)
         return True
-    words = f"{uri}: Data takes a local path, gs://bucket/… or hf://owner/name"
-    raise DataError(words, path=uri)
+    message = f"{uri}: Data takes a local path, gs://bucket/… or hf://owner/name"
+    raise DataError(message, path=uri)
 
 
-def _of_gcs(uri: str, rest: str) -> bool:
+def _is_directory_of_bucket(uri: str, rest: str) -> bool:
     bucket, slash, name = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise DataError(f"{uri}: {bucket!r} isn't the name of a bucket", path=uri)
@@ -189,17 +189,17 @@ def _of_gcs(uri: str, rest: str) -> bool:
 def _check_hf(uri: str, rest: str) -> None:
     repository, _, query = rest.partition("?")
     if not _REPOSITORY.fullmatch(repository.rstrip("/")):
-        words = f"{uri}: {repository!r} isn't a dataset; write hf://name or hf://owner/name"
-        raise DataError(words, path=uri)
+        message = f"{uri}: {repository!r} isn't a dataset; write hf://name or hf://owner/name"
+        raise DataError(message, path=uri)
     try:
         options = urllib.parse.parse_qs(query, strict_parsing=bool(query), keep_blank_values=True)
     except ValueError as exc:
-        words = f"{uri}: {query!r} is not of the form split=…&config_name=…&revision=…"
-        raise DataError(words, path=uri) from exc
+        message = f"{uri}: {query!r} is not of the form split=…&config_name=…&revision=…"
+        raise DataError(message, path=uri) from exc
     for option, values in options.items():
         if option not in _HF_OPTIONS:
-            words = f"{uri}: unknown option {option!r}; there are {', '.join(_HF_OPTIONS)}"
-            raise DataError(words, path=uri)
+            message = f"{uri}: unknown option {option!r}; there are {', '.join(_HF_OPTIONS)}"
+            raise DataError(message, path=uri)
         if len(values) != 1 or not values[0]:
             raise DataError(f"{uri}: {option} needs exactly one value", path=uri)
 

@@ -9,7 +9,7 @@ from absl import logging
 
 __all__ = ["base_environment", "capture", "storage_environment"]
 
-_OF_THIS_PROCESS = {
+_PROCESS_VARIABLES = {
     *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"),
     *("TMPDIR", "TEMP", "TMP", "SSH_AUTH_SOCK", "KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"),
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
@@ -17,7 +17,7 @@ _OF_THIS_PROCESS = {
 }
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
-_BASE = {
+_BASE_VARIABLES = {
     *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
@@ -25,7 +25,7 @@ _BASE = {
 }
 
 
-_STORAGE = (
+_STORAGE_VARIABLES = (
     *("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"),
     *("STORAGE_EMULATOR_HOST", "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"),
 )
@@ -48,7 +48,7 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
         captured |= {
             name: value
             for name, value in environ.items()
-            if name.startswith(pattern[:-1]) and name not in _OF_THIS_PROCESS
+            if name.startswith(pattern[:-1]) and name not in _PROCESS_VARIABLES
         }
     if secrets := sorted(name for name in captured if _SECRET.search(name)):
         logging.warning(
@@ -59,7 +59,7 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
 
 def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of *environ* by which a local job reaches Cloud Storage."""
-    return {name: environ[name] for name in _STORAGE if name in environ}
+    return {name: environ[name] for name in _STORAGE_VARIABLES if name in environ}
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -71,5 +71,7 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     captured, so that a job doesn't depend on the terminal it was started from.
     """
     return {
-        name: value for name, value in environ.items() if name in _BASE or name.startswith("LC_")
+        name: value
+        for name, value in environ.items()
+        if name in _BASE_VARIABLES or name.startswith("LC_")
     }

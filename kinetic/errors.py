@@ -380,11 +380,11 @@ class BatchError(Exception):
         if cancelled:
             message += f", {cancelled} were cancelled" + (f" ({cause})" if cause else "")
         if first_failure:
-            again = "retry_failed() runs them again"
+            next_step = "retry_failed() runs them again"
             if not self.failures:
-                again = "run corrected inputs in another batch"
+                next_step = "run corrected inputs in another batch"
             message += (
-                f"; the first is {first_failure.rstrip('.')}. outcomes() yields each, {again}"
+                f"; the first is {first_failure.rstrip('.')}. outcomes() yields each, {next_step}"
             )
         super().__init__(message)
 

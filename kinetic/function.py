@@ -46,20 +46,20 @@ IN_A_JOB = "KINETIC_JOB_ID"
 
 if TYPE_CHECKING:
 
-    class _Look(Generic[R_co]):
+    class _FunctionAttributes(Generic[R_co]):
         __name__: str
         __qualname__: str
         __wrapped__: Callable[..., R_co]
 
 else:
 
-    class _Look(Generic[R_co]):
+    class _FunctionAttributes(Generic[R_co]):
         """A base class without annotations, which would count as those of the function."""
 
         __slots__ = ()
 
 
-class RemoteFunction(_Look[R_co], Generic[P, R_co]):
+class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     """A function with the settings of its jobs; `run` creates it.
 
     A call runs the function in a job and returns the function's value. Inside a job, a call is an
@@ -75,7 +75,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         self._receiver: tuple[Any, ...] = ()
         self._root: RemoteFunction[..., R_co] | None = None
         self._is_async = _is_async(function)
-        _look_like(self, function)
+        _copy_metadata(self, function)
         if self._is_async and sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(self)
 
@@ -84,7 +84,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         def __getattr__(self, name: str) -> Any:
             # Python 3.14 computes annotations on access, so there is nothing to copy.
             if name == "__annotations__":
-                return _innermost(self._plain).__annotations__
+                return _unwrap_partials(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @own_frames_left_out
@@ -109,8 +109,8 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
         function: Callable[..., Any] = self._root or self
         submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
-        answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
-        return answer
+        value: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
+        return value
 
     @overload
     def run_async(
@@ -347,15 +347,15 @@ def run(*args: Any, **settings: Any) -> Any:
         losses = train.run_async_map([0.1, 0.2, 0.3]).results()
     """
     refuse_unknown(settings, Options, "kinetic.run has no setting")
-    given = inspect.signature(Options).bind(*args, **settings).arguments
-    if _may_be_decorated(given.get("accelerator")):
-        return _decorated_bare(given.pop("accelerator"), given)
-    options = Options(**given)
+    arguments = inspect.signature(Options).bind(*args, **settings).arguments
+    if _may_be_decorated(arguments.get("accelerator")):
+        return _decorate_without_settings(arguments.pop("accelerator"), arguments)
+    options = Options(**arguments)
     _warn_of_preemption(options)
 
     @own_frames_left_out
     def decorate(function: Callable[P, R], /) -> RemoteFunction[P, R]:
-        return RemoteFunction(_checked(function), options)
+        return RemoteFunction(_require_runnable(function), options)
 
     return decorate
 
@@ -364,11 +364,11 @@ def _may_be_decorated(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")  # classmethod, property
 
 
-def _decorated_bare(function: Any, rest: dict[str, Any]) -> RemoteFunction[..., Any]:
-    plain = _checked(function)
-    if Options(**rest) != Options():
-        words = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
-        raise of_the_caller(TypeError(words))
+def _decorate_without_settings(function: Any, settings: dict[str, Any]) -> RemoteFunction[..., Any]:
+    plain = _require_runnable(function)
+    if Options(**settings) != Options():
+        message = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
+        raise of_the_caller(TypeError(message))
     return RemoteFunction(plain, Options())
 
 
@@ -381,18 +381,18 @@ def _warn_of_preemption(settings: Options) -> None:
         )
 
 
-def _checked(function: Callable[P, R]) -> Callable[P, R]:
+def _require_runnable(function: Callable[P, R]) -> Callable[P, R]:
     """Return *function* if it can run in a job.
 
     Raises:
         TypeError: The function can't run in a job; the message says what to do instead.
     """
-    if reason := _refusal(function):
+    if reason := _reason_for_refusal(function):
         raise of_the_caller(TypeError(reason))
     return function
 
 
-def _refusal(function: object) -> str:
+def _reason_for_refusal(function: object) -> str:
     name = getattr(function, "__name__", repr(function))
     kind = type(function).__name__
     if kind in ("classmethod", "staticmethod"):
@@ -410,20 +410,22 @@ def _refusal(function: object) -> str:
     return ""
 
 
-def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
+def _copy_metadata(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
     """Do what functools.update_wrapper does, also for callables without a name."""
-    inner = _innermost(function)
+    inner = _unwrap_partials(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
         wrapper.__module__ = type(inner).__module__
     functools.update_wrapper(wrapper, inner, updated=())
     if isinstance(inner, types.FunctionType):
-        own = dir(RemoteFunction)
-        wrapper.__dict__.update({k: v for k, v in vars(inner).items() if k not in own})
+        own_names = dir(RemoteFunction)
+        wrapper.__dict__.update(
+            {name: value for name, value in vars(inner).items() if name not in own_names}
+        )
     wrapper.__wrapped__ = function
 
 
-def _innermost(function: Any) -> Any:
+def _unwrap_partials(function: Any) -> Any:
     """Return the function inside partials."""
     while isinstance(function, functools.partial):
         function = function.func

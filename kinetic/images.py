@@ -64,10 +64,10 @@ def write_base(
 
 
 def _write(files: Mapping[str, bytes], folder: str | Path) -> None:
-    for name, body in files.items():
+    for name, content in files.items():
         file = Path(folder, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(body)
+        file.write_bytes(content)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -50,10 +50,14 @@ class JobRecord:
 
         A context without ``created_at`` gets the time of this call.
         """
-        given = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
-        names = [one.name for one in fields(JobRecord) if one.name not in given]
-        known = {name: getattr(ctx, name) for name in names if hasattr(ctx, name)}
-        return cls.from_dict({"created_at": utc_now()} | known | given)
+        arguments = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
+        names = [
+            record_field.name
+            for record_field in fields(JobRecord)
+            if record_field.name not in arguments
+        ]
+        values = {name: getattr(ctx, name) for name in names if hasattr(ctx, name)}
+        return cls.from_dict({"created_at": utc_now()} | values | arguments)
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
@@ -62,10 +66,17 @@ class JobRecord:
         Raises:
             TypeError: A required field is missing.
         """
-        known = {one.name for one in fields(JobRecord)}
+        known = {record_field.name for record_field in fields(JobRecord)}
         return cls(**{name: value for name, value in d.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-safe dict; optional ones that are None are left out."""
-        values = {one.name: getattr(self, one.name) for one in fields(JobRecord)}
-        return {k: v for k, v in values.items() if not (k in _OPTIONAL and v is None)}
+        values = {
+            record_field.name: getattr(self, record_field.name)
+            for record_field in fields(JobRecord)
+        }
+        return {
+            name: value
+            for name, value in values.items()
+            if not (name in _OPTIONAL and value is None)
+        }

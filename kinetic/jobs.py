@@ -69,7 +69,7 @@ C = TypeVar("C", bound=type)
 M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
 
 
-def _shows_the_users_line(cls: C) -> C:
+def _hide_own_frames(cls: C) -> C:
     """Leave kinetic's frames out of the errors that public methods of *cls* raise."""
     for name, member in tuple(vars(cls).items()):
         if inspect.isfunction(member) and (not name.startswith("_") or name == "__exit__"):
@@ -77,7 +77,7 @@ def _shows_the_users_line(cls: C) -> C:
     return cls
 
 
-@_shows_the_users_line
+@_hide_own_frames
 @dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
@@ -107,8 +107,8 @@ class JobHandle(JobRecord, Generic[T]):
     """
 
     def __post_init__(self) -> None:
-        self._home: LoopThread | None = None
-        self._twin: aio.JobHandle[T] | None = None
+        self._loop_thread: LoopThread | None = None
+        self._async_handle: aio.JobHandle[T] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -117,39 +117,42 @@ class JobHandle(JobRecord, Generic[T]):
         return hash(self.job_id)
 
     def __repr__(self) -> str:
-        return handle_repr("JobHandle", self._shown.facts())
+        return handle_repr("JobHandle", self._display_handle.facts())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return _bundle(self._shown, self._home)
+        return _bundle(self._display_handle, self._loop_thread)
 
     @property
-    def _shown(self) -> aio.JobHandle[T]:
-        # Showing a handle sends no request, so an async handle (twin) of any loop can do it.
-        return self._twin or aio.JobHandle[T].from_dict(self.to_dict())
+    def _display_handle(self) -> aio.JobHandle[T]:
+        # Showing a handle sends no request, so an async handle of any loop can do it.
+        return self._async_handle or aio.JobHandle[T].from_dict(self.to_dict())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_dict, (self.to_dict(),)
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._awaited().__await__()
+        return self._await_result().__await__()
 
-    async def _awaited(self) -> T:
+    async def _await_result(self) -> T:
         with own_frames_left_out:
             return await PORTAL.acall(self._aio.result)
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
-        # An async handle (twin) of a closed loop, or of the parent of a fork, can't be awaited.
-        home = PORTAL.home()
-        if self._twin is None or self._home is not home:
-            self._home, self._twin = home, aio.JobHandle.from_dict(self.to_dict())
-        return self._twin
+        # An async handle of a closed loop, or of the parent of a fork, can't be awaited.
+        loop_thread = PORTAL.ensure_loop_thread()
+        if self._async_handle is None or self._loop_thread is not loop_thread:
+            self._loop_thread, self._async_handle = (
+                loop_thread,
+                aio.JobHandle.from_dict(self.to_dict()),
+            )
+        return self._async_handle
 
     @staticmethod
     def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
         """Return the sync handle of *job*, a handle of the sync API's event loop; internal."""
         handle = JobHandle[S].from_dict(job.to_dict())
-        handle._home, handle._twin = PORTAL.current, job
+        handle._loop_thread, handle._async_handle = PORTAL.current, job
         return handle
 
     def status(self) -> JobStatus:
@@ -248,24 +251,24 @@ class JobHandle(JobRecord, Generic[T]):
             job = train.run_async(0.1)
             loss = job.result(timeout=3600, stream_logs=True)
         """
-        crossing = PORTAL.crossing()
+        portal_call = PORTAL.new_call()
         try:
-            return crossing.call(
+            return portal_call.call(
                 self._aio.result,
                 timeout=timeout,
                 cleanup=cleanup,
                 cleanup_timeout=cleanup_timeout,
                 cleanup_poll_interval=cleanup_poll_interval,
                 stream_logs=stream_logs,
-                on_status_change=crossing.here(on_status_change),
+                on_status_change=portal_call.in_calling_thread(on_status_change),
             )
         except KeyboardInterrupt:
-            if self._twin is None or not self._twin.log_owed:
-                words = (
+            if self._async_handle is None or not self._async_handle.log_owed:
+                message = (
                     "interrupted: %s goes on. To wait for it: kinetic jobs result %s. "
                     "To end it: kinetic jobs cancel %s"
                 )
-                logging.warning(words, self.job_id, self.job_id, self.job_id)
+                logging.warning(message, self.job_id, self.job_id, self.job_id)
             raise
 
     def logs(self, follow: bool = False, *, attempt: int | None = None) -> str | None:
@@ -281,8 +284,8 @@ class JobHandle(JobRecord, Generic[T]):
             NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         if not follow:
-            return PORTAL.call(_text_of, self._aio, attempt)
-        return PORTAL.call(_print, self._aio, attempt)
+            return PORTAL.call(_read_log, self._aio, attempt)
+        return PORTAL.call(_print_log, self._aio, attempt)
 
     def tail(self, n: int = 100) -> str:
         """Return the last lines of the job's output so far.
@@ -350,14 +353,14 @@ class JobHandle(JobRecord, Generic[T]):
     @property
     def output_dir(self) -> str:
         """What the job sees as ``KINETIC_OUTPUT_DIR``; empty when there is no such job."""
-        return self._aio.output_dir or PORTAL.call(_output_dir_of, self._aio)
+        return self._aio.output_dir or PORTAL.call(_read_output_dir, self._aio)
 
     def outputs(self) -> list[str]:
         """List the files in the output directory, relative to it and sorted."""
         return PORTAL.call(self._aio.outputs)
 
 
-@_shows_the_users_line
+@_hide_own_frames
 class BatchHandle(Generic[T, X]):
     """A batch: many jobs of one function.
 
@@ -388,21 +391,21 @@ class BatchHandle(Generic[T, X]):
         self.name = batch.name
         self.tags = batch.tags
         self.created_at = batch.created_at
-        self._home = PORTAL.current
-        self._twin = batch
-        self._faces: weakref.WeakValueDictionary[int, JobHandle[T]]
-        self._faces = weakref.WeakValueDictionary()  # a batch can have infinitely many items
-        self._owned = 0
+        self._loop_thread = PORTAL.current
+        self._async_handle = batch
+        self._sync_handles: weakref.WeakValueDictionary[int, JobHandle[T]]
+        self._sync_handles = weakref.WeakValueDictionary()  # a batch can have infinitely many items
+        self._open_blocks = 0
         """How many ``with`` blocks of this batch are open."""
 
     def __repr__(self) -> str:
-        return handle_repr("BatchHandle", self._twin.facts())
+        return handle_repr("BatchHandle", self._async_handle.facts())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return _bundle(self._twin, self._home)
+        return _bundle(self._async_handle, self._loop_thread)
 
     def __enter__(self) -> Self:
-        self._owned += 1
+        self._open_blocks += 1
         return self
 
     def __exit__(
@@ -411,13 +414,13 @@ class BatchHandle(Generic[T, X]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._owned = max(0, self._owned - 1)
-        if self._home is not PORTAL.current:  # a forked child: the parent owns the batch
+        self._open_blocks = max(0, self._open_blocks - 1)
+        if self._loop_thread is not PORTAL.current:  # a forked child: the parent owns the batch
             return
         try:
-            PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
+            PORTAL.new_call(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
-            _REPORTED.add(self.group_id)
+            _REPORTED_BATCHES.add(self.group_id)
             logging.warning(
                 "interrupted again: some jobs of batch %s may still run. "
                 "To end them: kinetic batches cancel %s",
@@ -426,37 +429,37 @@ class BatchHandle(Generic[T, X]):
             )
             raise
 
-    def _goes_on(self) -> None:
-        if not self._owned:
-            _say_that_it_goes_on(self._twin)
+    def _log_interruption(self) -> None:
+        if not self._open_blocks:
+            _log_that_batch_continues(self._async_handle)
 
     @contextlib.contextmanager
-    def _waiting(self) -> Generator[None, None, None]:
+    def _logging_interruption(self) -> Generator[None, None, None]:
         try:
             yield
         except KeyboardInterrupt:
-            self._goes_on()
+            self._log_interruption()
             raise
 
     @property
     def _aio(self) -> aio.BatchHandle[T, X]:
-        # Replace a twin whose loop is closed, or belongs to the parent of this fork.
-        if self._home is not PORTAL.home():
-            self._twin = PORTAL.call(aio.attach_batch, self.group_id)
-            self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
-        return self._twin
+        # Replace an async handle whose loop is closed, or belongs to the parent of this fork.
+        if self._loop_thread is not PORTAL.ensure_loop_thread():
+            self._async_handle = PORTAL.call(aio.attach_batch, self.group_id)
+            self._loop_thread, self._sync_handles = PORTAL.current, weakref.WeakValueDictionary()
+        return self._async_handle
 
-    def _face(self, job: aio.JobHandle[T]) -> JobHandle[T]:
+    def _sync_handle(self, job: aio.JobHandle[T]) -> JobHandle[T]:
         index = job.group_index or 0
-        face = self._faces.get(index)
-        if face is None:
-            face = self._faces[index] = JobHandle.facing(job)
-        return face
+        handle = self._sync_handles.get(index)
+        if handle is None:
+            handle = self._sync_handles[index] = JobHandle.facing(job)
+        return handle
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
         """The handles by index; None where no job was submitted, or not yet."""
-        return [None if job is None else self._face(job) for job in self._aio.jobs]
+        return [None if job is None else self._sync_handle(job) for job in self._aio.jobs]
 
     def job(self, index: int) -> JobHandle[T]:
         """Return the handle of one item.
@@ -467,7 +470,7 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch has no such item.
         """
-        return self._face(PORTAL.call(self._aio.job, index))
+        return self._sync_handle(PORTAL.call(self._aio.job, index))
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return index and status of every submitted or refused item, read from the store now.
@@ -514,7 +517,7 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
         """
-        with self._waiting():
+        with self._logging_interruption():
             PORTAL.call(self._aio.wait, timeout=timeout)
 
     def as_completed(
@@ -538,10 +541,10 @@ class BatchHandle(Generic[T, X]):
             for job in batch.as_completed():
                 print(job.group_index, job.result())
         """
-        completed = functools.partial(
+        iterate_jobs = functools.partial(
             self._aio.as_completed, poll_interval=poll_interval, timeout=timeout
         )
-        return PORTAL.iterate(completed, self._face, self._goes_on)
+        return PORTAL.iterate(iterate_jobs, self._sync_handle, self._log_interruption)
 
     def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
@@ -563,8 +566,8 @@ class BatchHandle(Generic[T, X]):
             for index, rate, outcome in batch.outcomes():
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
-        ended = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
-        return PORTAL.iterate(ended, _identity, self._goes_on)
+        iterate_outcomes = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
+        return PORTAL.iterate(iterate_outcomes, _identity, self._log_interruption)
 
     def progress(self) -> Iteration[Progress, Progress]:
         """Yield how far the batch is: now, and after each change, until it ends."""
@@ -616,7 +619,7 @@ class BatchHandle(Generic[T, X]):
             losses = train.run_async_map([0.1, 0.2]).results()
         """
         try:
-            with self._waiting():
+            with self._logging_interruption():
                 return PORTAL.call(
                     self._aio.results,
                     timeout=timeout,
@@ -625,7 +628,7 @@ class BatchHandle(Generic[T, X]):
                     return_exceptions=return_exceptions,
                 )
         except BatchError as error:
-            error.failures = [self._face(job) for job in error.failures]
+            error.failures = [self._sync_handle(job) for job in error.failures]
             raise
 
     @property
@@ -647,7 +650,7 @@ class BatchHandle(Generic[T, X]):
 
     def failures(self) -> list[JobHandle[T]]:
         """Return the handles of jobs that failed or were lost."""
-        return [self._face(job) for job in PORTAL.call(self._aio.failures)]
+        return [self._sync_handle(job) for job in PORTAL.call(self._aio.failures)]
 
     def report(
         self,
@@ -684,7 +687,7 @@ class BatchHandle(Generic[T, X]):
 
     def submitted(self) -> None:
         """Wait until every input was submitted once, or can no longer be submitted."""
-        with self._waiting():
+        with self._logging_interruption():
             PORTAL.call(self._aio.submitted)
 
     def retry_failed(self, indices: Iterable[int] | None = None) -> int:
@@ -698,7 +701,7 @@ class BatchHandle(Generic[T, X]):
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
         """
-        return PORTAL.call(_submitting, self._aio, self._aio.retry_failed, indices)
+        return PORTAL.call(_submit_and_keep, self._aio, self._aio.retry_failed, indices)
 
     def resume(
         self,
@@ -721,7 +724,7 @@ class BatchHandle(Generic[T, X]):
             NotFound: The batch was cleaned up.
         """
         resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)
-        PORTAL.call(_submitting, self._aio, resume)
+        PORTAL.call(_submit_and_keep, self._aio, resume)
         return self
 
     def cancel(self) -> None:
@@ -735,7 +738,7 @@ class BatchHandle(Generic[T, X]):
             seal: Take no more inputs; the batch has only those taken so far.
         """
         PORTAL.call(self._aio.detach, seal=seal)
-        self._owned = 0
+        self._open_blocks = 0
 
     def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         """Stop and remove the batch; output directories stay.
@@ -748,17 +751,17 @@ class BatchHandle(Generic[T, X]):
 
 
 def _bundle(
-    twin: aio.JobHandle[Any] | aio.BatchHandle[Any], home: LoopThread | None
+    handle: aio.JobHandle[Any] | aio.BatchHandle[Any], loop_thread: LoopThread | None
 ) -> dict[str, str]:
-    """Return the MIME bundle for a notebook. While the loop of *twin* runs, the cell is updated."""
+    """Return the MIME bundle for a notebook; the cell is updated while *loop_thread* runs."""
 
     async def bundle() -> dict[str, str]:
-        return twin.bundle()
+        return handle.bundle()
 
-    if home is not None and home is PORTAL.current:
+    if loop_thread is not None and loop_thread is PORTAL.current:
         with contextlib.suppress(PortalError):  # the loop is closing
             return PORTAL.call(bundle)
-    return twin.bundle()
+    return handle.bundle()
 
 
 @own_frames_left_out
@@ -786,18 +789,18 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
         job = kinetic.jobs.submit(train, 0.1)
         loss = job.result()
     """
-    return JobHandle.facing(_made(aio.submit, function, *args, **kwargs))
+    return JobHandle.facing(_start_or_remove(aio.submit, function, *args, **kwargs))
 
 
 @own_frames_left_out
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    with _plain_call.ending_on_sigterm(_interrupt):
+    with _plain_call.ending_on_sigterm(_exit_on_sigterm):
         value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
         return value
 
 
-def _interrupt() -> None:
+def _exit_on_sigterm() -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -860,8 +863,8 @@ def run_async_map(
         with kinetic.jobs.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
             print(batch.results())
     """
-    batch = _made(lambda: aio.run_async_map(function, inputs, **options))
-    _remember(batch)
+    batch = _start_or_remove(lambda: aio.run_async_map(function, inputs, **options))
+    _keep_until_submitted(batch)
     return BatchHandle(batch)
 
 
@@ -957,35 +960,35 @@ def collect() -> Collection:
     return PORTAL.call(aio.collect)
 
 
-def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
+def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
     """Return the handle from ``begin(...)``; if interrupted, remove what it created."""
-    made: list[M] = []
+    handles: list[M] = []
 
-    async def make() -> M:
-        made.append(await begin(*args, **kwargs))
-        return made[0]
+    async def start_and_keep() -> M:
+        handles.append(await start(*args, **kwargs))
+        return handles[0]
 
     try:
-        return PORTAL.call(make)
+        return PORTAL.call(start_and_keep)
     except BaseException:
-        for one in made:  # interrupted right after the submission
-            PORTAL.call(_undo, one)
+        for handle in handles:  # interrupted right after the submission
+            PORTAL.call(_remove, handle)
         raise
 
 
-async def _undo(made: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
-    await release(made.cleanup(), what="removing what was submitted")
+async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
+    await release(handle.cleanup(), what="removing what was submitted")
 
 
-async def _text_of(job: aio.JobHandle[Any], attempt: int | None) -> str:
+async def _read_log(job: aio.JobHandle[Any], attempt: int | None) -> str:
     return "\n".join([line async for line in job.logs(attempt=attempt)])
 
 
-async def _print(job: aio.JobHandle[Any], attempt: int | None) -> None:
+async def _print_log(job: aio.JobHandle[Any], attempt: int | None) -> None:
     await LogPrinter().run(job.logs(follow=True, attempt=attempt))
 
 
-async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
+async def _read_output_dir(job: aio.JobHandle[Any]) -> str:
     await job.status()  # which finds the job, if it exists
     return job.output_dir
 
@@ -1003,54 +1006,56 @@ def _identity(value: T) -> T:
 
 # --- the end of the loop ---
 
-_SUBMITTING: set[aio.BatchHandle[Any]] = set()
+_UNSUBMITTED_BATCHES: set[aio.BatchHandle[Any]] = set()
 
 
-def _remember(batch: aio.BatchHandle[Any]) -> None:
+def _keep_until_submitted(batch: aio.BatchHandle[Any]) -> None:
     """Keep a batch until all its inputs are submitted, because the user may drop the handle."""
-    _SUBMITTING.difference_update([one for one in _SUBMITTING if one.finished])
-    _SUBMITTING.add(batch)
+    _UNSUBMITTED_BATCHES.difference_update(
+        [unsubmitted for unsubmitted in _UNSUBMITTED_BATCHES if unsubmitted.finished]
+    )
+    _UNSUBMITTED_BATCHES.add(batch)
 
 
-async def _submitting(
+async def _submit_and_keep(
     batch: aio.BatchHandle[Any],
-    begin: Callable[P, Coroutine[Any, Any, S]],
+    start: Callable[P, Coroutine[Any, Any, S]],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> S:
     """Await ``begin(...)``, after which this process may be the submitter of *batch*."""
-    begun = await begin(*args, **kwargs)
-    _remember(batch)
-    return begun
+    result = await start(*args, **kwargs)
+    _keep_until_submitted(batch)
+    return result
 
 
 async def _finish_submitting() -> None:
     """Submit all inputs of this process's batches, without a time limit."""
-    await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_SUBMITTING)))
+    await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_UNSUBMITTED_BATCHES)))
 
 
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
-    if left := await batch.let_run():
+    if unsubmitted := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "
             "are. Press Ctrl-C to end it now. To submit the rest later: kinetic batches resume %s",
             batch.group_id,
-            left,
+            unsubmitted,
             batch.group_id,
         )
     await batch.submitted()
     ended_by = getattr(sys, "last_value", None)  # the exception that ended the script
-    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _REPORTED:
-        _say_that_it_goes_on(batch)
+    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _REPORTED_BATCHES:
+        _log_that_batch_continues(batch)
 
 
-_REPORTED = set[str]()
+_REPORTED_BATCHES = set[str]()
 """The IDs of batches for which a message about Ctrl-C was logged."""
 
 
-def _say_that_it_goes_on(batch: aio.BatchHandle[Any]) -> None:
+def _log_that_batch_continues(batch: aio.BatchHandle[Any]) -> None:
     if not batch.finished:
-        _REPORTED.add(batch.group_id)
+        _REPORTED_BATCHES.add(batch.group_id)
         logging.warning(
             "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
             "To end it: kinetic batches cancel %s",
@@ -1065,6 +1070,6 @@ async def _close_client() -> None:
     await client.aclose()
 
 
-os.register_at_fork(after_in_child=_SUBMITTING.clear)  # the parent submits the batches
+os.register_at_fork(after_in_child=_UNSUBMITTED_BATCHES.clear)  # the parent submits the batches
 PORTAL.on_close(_finish_submitting, patient=True)
 PORTAL.on_close(_close_client)

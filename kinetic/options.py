@@ -36,17 +36,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Rule:
     """A rule for a value: the check, and the words after "must be" in its message."""
 
-    words: str
+    requirement: str
     holds: Callable[[Any], bool]
 
 
-def _int_of(least: int | None = None) -> Rule:
-    words = "an int" if least is None else f"an int of at least {least}"
-    return Rule(words, lambda value: _is_int(value) and (least is None or value >= least))
+def _int_rule(least: int | None = None) -> Rule:
+    requirement = "an int" if least is None else f"an int of at least {least}"
+    return Rule(requirement, lambda value: _is_int(value) and (least is None or value >= least))
 
 
 def _or_none(rule: Rule) -> Rule:
-    return Rule(f"{rule.words}, or None", lambda value: value is None or rule.holds(value))
+    return Rule(f"{rule.requirement}, or None", lambda value: value is None or rule.holds(value))
 
 
 def _is_int(value: object) -> bool:
@@ -61,14 +61,14 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and _is_number(value) and 0 < value < math.inf
 
 
-def _is_text_by_text(value: object) -> bool:
+def _is_text_mapping(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
     pairs = cast("Mapping[object, object]", value)
-    return all(isinstance(one, str) for pair in pairs.items() for one in pair)
+    return all(isinstance(text, str) for pair in pairs.items() for text in pair)
 
 
-def _is_many(value: object) -> bool:
+def _is_iterable_of_inputs(value: object) -> bool:
     """Return whether *value* is iterable, but not text, bytes, or a dict."""
     if isinstance(value, str | bytes | bytearray | Mapping):
         return False
@@ -87,9 +87,9 @@ _PATH = Rule(
     "the path of a file, such as 'report.html'",
     lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
 )
-_SPAN = Rule("a finite number of seconds greater than 0", _is_positive)
+_DURATION = Rule("a finite number of seconds greater than 0", _is_positive)
 _DOLLARS = Rule("a finite number of US dollars greater than 0", _is_positive)
-_TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_by_text)
+_TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_mapping)
 
 INPUT_MODES = ("auto", "single", "args", "kwargs")
 
@@ -100,12 +100,12 @@ _MODE = Rule(
 _INPUTS = Rule(
     "an iterable with an input for each job (write [...] around a single one, .items() or "
     ".values() after a dict of many)",
-    _is_many,
+    _is_iterable_of_inputs,
 )
 
 _RULES = {
-    "attempt": _or_none(_int_of(1)),
-    "batch_timeout": _or_none(_SPAN),
+    "attempt": _or_none(_int_rule(1)),
+    "batch_timeout": _or_none(_DURATION),
     "budget": _or_none(_DOLLARS),
     "cancel_running_on_fail": _FLAG,
     "cleanup": _FLAG,
@@ -114,28 +114,28 @@ _RULES = {
     "fail_fast": _FLAG,
     "force": _FLAG,
     "group_id": _ID,
-    "index": _int_of(),
+    "index": _int_rule(),
     "input_mode": _MODE,
     "inputs": _INPUTS,
     "job_id": _ID,
-    "limit": _or_none(_int_of(0)),
-    "max_concurrent": _or_none(_int_of(1)),
+    "limit": _or_none(_int_rule(0)),
+    "max_concurrent": _or_none(_int_rule(1)),
     "metric": _or_none(_TEXT),
-    "n": _int_of(0),
+    "n": _int_rule(0),
     "name": _or_none(_TEXT),
     "ordered": _FLAG,
     "path": _PATH,
-    "poll_interval": _SPAN,
+    "poll_interval": _DURATION,
     "poll_timeout": _or_none(_WAIT),
     "progress": _or_none(_FLAG),
     "project": _or_none(_TEXT),
-    "retries": _int_of(0),
+    "retries": _int_rule(0),
     "return_exceptions": _FLAG,
     "seal": _FLAG,
     "submission": _ID,
     "tags": _or_none(_TAGS),
     "timeout": _or_none(_WAIT),
-    "window": _or_none(_int_of(1)),
+    "window": _or_none(_int_rule(1)),
 }
 """The rule of each argument; a name means the same wherever kinetic takes it."""
 
@@ -174,7 +174,9 @@ def check(**values: object) -> None:
 def _check_by(rules: Mapping[str, Rule], values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if not rules[name].holds(value):
-            raise ConfigurationError(f"{name} must be {rules[name].words}, not {_shown(value)}")
+            raise ConfigurationError(
+                f"{name} must be {rules[name].requirement}, not {_short_repr(value)}"
+            )
 
 
 def check_indices(indices: Any) -> list[int] | None:
@@ -187,16 +189,16 @@ def check_indices(indices: Any) -> list[int] | None:
         return None
     if isinstance(indices, str | bytes) or not isinstance(indices, Iterable):
         raise ConfigurationError(
-            f"indices must be an iterable of ints, such as [3], or None, not {_shown(indices)}"
+            f"indices must be an iterable of ints, such as [3], or None, not {_short_repr(indices)}"
         )
     listed: list[Any] = [*indices]
     for index in listed:
         if not _is_int(index):
-            raise ConfigurationError(f"indices must be ints, not {_shown(index)}")
+            raise ConfigurationError(f"indices must be ints, not {_short_repr(index)}")
     return listed
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     try:
         return one_line(repr(value), 80)
     except Exception:
@@ -204,7 +206,7 @@ def _shown(value: object) -> str:
 
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
-LEAST_MEMORY = 1 << 20
+MIN_MEMORY_BYTES = 1 << 20
 """Minimum memory of a job in bytes; no Python starts in less."""
 
 IMAGE_MODES = ("bundled", "prebuilt")
@@ -223,7 +225,7 @@ _UNITS = {
     "K": 1000,
     "KB": 1000,
 }
-_SYSTEM = ("/proc", "/sys", "/dev")
+_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
 _SYSTEM_ROOTS = {
     *("/", "/app", "/bin", "/boot", "/etc", "/home", "/lib", "/lib32", "/lib64"),
     *("/root", "/run", "/sbin", "/tmp", "/usr", "/var"),
@@ -298,14 +300,14 @@ class Options:
         if self.backend is not None and self.backend.strip().lower() not in BACKENDS:
             hint = suggest(self.backend, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
             raise ConfigurationError(f"there is no backend {self.backend!r}: {hint}")
-        object.__setattr__(self, "capture_env_vars", _patterns(self.capture_env_vars))
-        object.__setattr__(self, "volumes", _volumes(self.volumes))
+        object.__setattr__(self, "capture_env_vars", _check_patterns(self.capture_env_vars))
+        object.__setattr__(self, "volumes", _check_volumes(self.volumes))
         _ = self.memory_bytes
 
     @property
     def memory_bytes(self) -> int | None:
         """``memory`` in bytes."""
-        return None if self.memory is None else _bytes(self.memory)
+        return None if self.memory is None else _parse_memory(self.memory)
 
     def changed(self, **changes: Unpack[RunOptions]) -> Self:
         """Return a copy with other settings, checked like the first.
@@ -332,16 +334,16 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
                 "arguments, as in submit(train, 0.1)"
             )
         )
-    found = _decorated(function)
+    found = _find_decorated(function)
     return (function, Options()) if found is None else found
 
 
-def _decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
+def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
     if _has_settings(function):
         return function.__wrapped__, function.__kinetic__
-    if isinstance(function, functools.partial) and (found := _decorated(function.func)):
+    if isinstance(function, functools.partial) and (found := _find_decorated(function.func)):
         return functools.partial(found[0], *function.args, **function.keywords), found[1]
-    if isinstance(function, types.MethodType) and (found := _decorated(function.__func__)):
+    if isinstance(function, types.MethodType) and (found := _find_decorated(function.__func__)):
         return types.MethodType(found[0], function.__self__), found[1]
     return None
 
@@ -357,9 +359,9 @@ def checked_image(name: str) -> str:
     Raises:
         ConfigurationError: *name* can't name an image, or resembles ``bundled`` or ``prebuilt``.
     """
-    if near := nearest(name, IMAGE_MODES, cutoff=0.8):
+    if similar := nearest(name, IMAGE_MODES, cutoff=0.8):
         raise ConfigurationError(
-            f"container_image={name!r} resembles {near[0]!r}: write that, or the image's whole "
+            f"container_image={name!r} resembles {similar[0]!r}: write that, or the image's whole "
             f"name, as in docker.io/library/{name.lower()}:latest"
         )
     if _IMAGE.fullmatch(name) is None:
@@ -371,16 +373,16 @@ def checked_image(name: str) -> str:
     return name
 
 
-def _patterns(value: object) -> tuple[str, ...] | None:
+def _check_patterns(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
         raise ConfigurationError(
             f"capture_env_vars must be a list of names such as ['WANDB_*'], not {value!r}"
         )
-    given = cast("Collection[object]", value)  # isinstance leaves the type of the items open
+    patterns = cast("Collection[object]", value)  # isinstance leaves the type of the items open
     names: list[str] = []
-    for name in given:
+    for name in patterns:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigurationError(
                 f"capture_env_vars has {name!r}, which isn't the name of a variable; kinetic "
@@ -390,21 +392,21 @@ def _patterns(value: object) -> tuple[str, ...] | None:
     return tuple(names if isinstance(value, list | tuple) else sorted(names))
 
 
-def _volumes(value: object) -> dict[str, Data] | None:
+def _check_volumes(value: object) -> dict[str, Data] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        words = "volumes must be a dict like {'/data': Data('./data')}"
-        raise of_the_caller(TypeError(f"{words}, not {type(value).__name__}"))
+        message = "volumes must be a dict like {'/data': Data('./data')}"
+        raise of_the_caller(TypeError(f"{message}, not {type(value).__name__}"))
     from kinetic.data import Data
 
-    given = cast("dict[object, object]", value)
+    entries = cast("dict[object, object]", value)
     volumes: dict[str, Data] = {}
-    for path, data in given.items():
+    for path, data in entries.items():
         mount = _mount_path(path)
         if not isinstance(data, Data):
-            words = f"volumes[{path!r}] must be kinetic.Data, not {type(data).__name__}"
-            raise of_the_caller(TypeError(f"{words}: write Data(...) around the path"))
+            message = f"volumes[{path!r}] must be kinetic.Data, not {type(data).__name__}"
+            raise of_the_caller(TypeError(f"{message}: write Data(...) around the path"))
         if mount in volumes:
             raise ConfigurationError(f"volumes has {mount!r} twice")
         volumes[mount] = data
@@ -419,14 +421,16 @@ def _mount_path(path: object) -> str:
     mount = "/" + posixpath.normpath(path).lstrip("/")
     if ".." in path.split("/"):
         raise ConfigurationError(f"volumes has {path!r}: write the path without '..'")
-    if mount in _SYSTEM_ROOTS or any(f"{mount}/".startswith(f"{one}/") for one in _SYSTEM):
+    if mount in _SYSTEM_ROOTS or any(
+        f"{mount}/".startswith(f"{folder}/") for folder in _SYSTEM_FOLDERS
+    ):
         raise ConfigurationError(
             f"volumes can't be mounted at {mount!r}: a job needs the system's files there"
         )
     return mount
 
 
-def _bytes(value: object) -> int:
+def _parse_memory(value: object) -> int:
     """Read a quantity in Kubernetes' form, or with a B at its end; K and k are both 1000."""
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
@@ -442,7 +446,7 @@ def _bytes(value: object) -> int:
         raise ConfigurationError(
             f"memory must be bytes or text such as '4Gi', not {type(value).__name__}"
         )
-    if size < LEAST_MEMORY:
+    if size < MIN_MEMORY_BYTES:
         raise ConfigurationError(
             f"memory is {value!r}, that is {size} bytes; a job needs at least 1 MiB: write a unit, "
             "such as '4Gi'"
@@ -518,33 +522,39 @@ class MapSettings:
 def shows(settings: type[Any]) -> Callable[[F], F]:
     """Have `inspect.signature` and ``help`` show the fields of *settings* for ``**options``."""
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    shown = inspect.signature(settings).parameters.values()
+    added_parameters = inspect.signature(settings).parameters.values()
 
     def decorate(function: F) -> F:
-        own = inspect.signature(function)
-        kept = [one for one in own.parameters.values() if one.kind not in open_ended]
-        described: Any = function
-        described.__signature__ = own.replace(parameters=[*kept, *shown])
+        signature = inspect.signature(function)
+        parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind not in open_ended
+        ]
+        decorated: Any = function
+        decorated.__signature__ = signature.replace(parameters=[*parameters, *added_parameters])
         return function
 
     return decorate
 
 
-def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> None:
+def refuse_unknown(given: Iterable[str], settings: type[Any], prefix: str) -> None:
     """Refuse names that aren't fields of *settings*.
 
     Raises:
-        TypeError: A name is unknown. The message has *words*, the name, and its place or the
+        TypeError: A name is unknown. The message has *prefix*, the name, and its place or the
             nearest known name.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:
         if name not in known:
-            hint = place_of(name) or suggest(name, known, otherwise=f"there are {', '.join(known)}")
-            raise of_the_caller(TypeError(f"{words} {name!r}: {hint}"))
+            hint = usage_hint(name) or suggest(
+                name, known, otherwise=f"there are {', '.join(known)}"
+            )
+            raise of_the_caller(TypeError(f"{prefix} {name!r}: {hint}"))
 
 
-def place_of(name: str) -> str:
+def usage_hint(name: str) -> str:
     """Return where to give the option *name*; empty if there is no such option."""
     if name in RunOptions.__annotations__:
         return f"{name} is an option of the decorator: run({name}=...), or f.options({name}=...)"

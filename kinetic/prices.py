@@ -117,20 +117,20 @@ def price_of(
     Raises:
         ConfigurationError: The file that KINETIC_PRICES names is invalid.
     """
-    if (own := _own(environ).get(str(accelerator))) is not None:
+    if (own := _own_prices(environ).get(str(accelerator))) is not None:
         return Price(usd_per_hour=own, source=environ[VARIABLE])
     if accelerator.kind == "cpu" or not listed:
         return None
     by_chip = accelerator.kind == "tpu"
-    known = _listed()["chips" if by_chip else "machines"]
+    prices = _list_prices()["chips" if by_chip else "machines"]
     region = "-".join(zone.split("-")[:2])
-    figure = known.get(accelerator.name if by_chip else accelerator.machine, {}).get(region)
-    if figure is None:
+    entry = prices.get(accelerator.name if by_chip else accelerator.machine, {}).get(region)
+    if entry is None:
         return None
-    source = _listed()["sources"][figure["source"]]
-    many = accelerator.count if by_chip else accelerator.hosts
-    each = figure["spot" if accelerator.spot else "hour"]
-    return Price(usd_per_hour=each * many, source=source["url"], date=source["date"])
+    source = _list_prices()["sources"][entry["source"]]
+    units = accelerator.count if by_chip else accelerator.hosts
+    unit_price = entry["spot" if accelerator.spot else "hour"]
+    return Price(usd_per_hour=unit_price * units, source=source["url"], date=source["date"])
 
 
 def budget_price(
@@ -145,8 +145,8 @@ def budget_price(
     Raises:
         ConfigurationError: No price is known, or the file of KINETIC_PRICES is wrong.
     """
-    if (found := price_of(accelerator, zone, environ, listed=listed)) is not None:
-        return found
+    if (price := price_of(accelerator, zone, environ, listed=listed)) is not None:
+        return price
     raise ConfigurationError(
         f"budget= is in US dollars, and no price of {accelerator} "
         f"{f'in {zone}' if listed else 'on this machine'} is known: write "
@@ -184,41 +184,41 @@ def rows(zone: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
     Raises:
         ConfigurationError: The file that KINETIC_PRICES names is invalid.
     """
-    memory: Mapping[str, int] = _listed()["memory_gb"]
+    memory: Mapping[str, int] = _list_prices()["memory_gb"]
     return [
         Row(
-            accelerator=one,
-            memory_gb=memory.get(one.name),
-            on_demand=price_of(one, zone, environ),
-            spot=price_of(accelerators.parse(str(one), spot=True), zone, environ),
+            accelerator=accelerator,
+            memory_gb=memory.get(accelerator.name),
+            on_demand=price_of(accelerator, zone, environ),
+            spot=price_of(accelerators.parse(str(accelerator), spot=True), zone, environ),
         )
-        for one in accelerators.catalogue()
+        for accelerator in accelerators.catalogue()
     ]
 
 
 @functools.cache
-def _listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
-    return found
+def _list_prices() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+    return content
 
 
-def _own(environ: Mapping[str, str]) -> Mapping[str, float]:
+def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
     """Return the user's own prices, by the names that ``str()`` gives accelerators."""
-    named = environ.get(VARIABLE)
-    if not named:
+    path = environ.get(VARIABLE)
+    if not path:
         return {}
     try:
-        content: Any = json.loads(Path(named).expanduser().read_text())
+        content: Any = json.loads(Path(path).expanduser().read_text())
         if not isinstance(content, dict):
             raise ValueError("it isn't an object of names and numbers")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"{VARIABLE} names {named}, which is wrong: {exc}; write "
+            f"{VARIABLE} names {path}, which is wrong: {exc}; write "
             '{"gpu-l4": 0.71} there, US dollars an hour'
         ) from exc
-    given = cast("dict[str, Any]", content)
+    entries = cast("dict[str, Any]", content)
     prices: dict[str, float] = {}
-    for name, value in given.items():
+    for name, value in entries.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigurationError(
                 f"{VARIABLE}: the price of {name} is {value!r}; write a number"

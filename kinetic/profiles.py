@@ -69,7 +69,7 @@ class Profile:
             if setting not in SETTINGS:
                 hint = suggest(setting, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
                 raise ProfileError(f"a profile has no setting {setting!r}; {hint}")
-        return Profile(name=name, settings={key: one for key, one in settings.items() if one})
+        return Profile(name=name, settings={key: value for key, value in settings.items() if value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Profiles:
             ProfileError: There is no such profile.
         """
         removed = self[name]
-        rest = {key: one for key, one in self.profiles.items() if one is not removed}
+        rest = {key: profile for key, profile in self.profiles.items() if profile is not removed}
         current = None if self.current == name else self.current
         return replace(self, current=current, profiles=rest)
 
@@ -161,66 +161,66 @@ def load(path: Path, *, required: bool = False) -> Profiles:
     try:
         content: object = json.loads(text)
     except ValueError as error:
-        raise _malformed(path, f"it is not JSON ({error})") from error
-    return _profiles(content, path)
+        raise _malformed_error(path, f"it is not JSON ({error})") from error
+    return _parse_profiles(content, path)
 
 
-def _profiles(content: object, path: Path) -> Profiles:
-    document = _mapping(content, path, "the file")
-    entries = _mapping(document.get("profiles") or {}, path, '"profiles"')
-    profiles = {name: _profile(name, entry, path) for name, entry in entries.items()}
+def _parse_profiles(content: object, path: Path) -> Profiles:
+    document = _require_object(content, path, "the file")
+    entries = _require_object(document.get("profiles") or {}, path, '"profiles"')
+    profiles = {name: _parse_profile(name, entry, path) for name, entry in entries.items()}
     current = document.get("current")
     if current is not None and not isinstance(current, str):
-        raise _malformed(path, '"current" must be the name of a profile, or null')
+        raise _malformed_error(path, '"current" must be the name of a profile, or null')
     if current and current not in profiles:
         names = ", ".join(profiles)
         hint = suggest(
             current, profiles, otherwise=f"there are {names}" if names else "it has none"
         )
-        _warn(
+        _warn_once(
             f'{path}: "current" is {current!r}, which isn\'t a profile, so none is in use; {hint}'
         )
     return Profiles(
         current=current if current in profiles else None,
         profiles=profiles,
-        extra={key: one for key, one in document.items() if key not in ("current", "profiles")},
+        extra={key: value for key, value in document.items() if key not in ("current", "profiles")},
     )
 
 
-def _profile(name: str, entry: object, path: Path) -> Profile:
+def _parse_profile(name: str, entry: object, path: Path) -> Profile:
     if NAME.fullmatch(name) is None:
-        raise _malformed(path, f"{name!r} can't be the name of a profile")
-    given = _mapping(entry, path, f"the profile {name!r}")
+        raise _malformed_error(path, f"{name!r} can't be the name of a profile")
+    entries = _require_object(entry, path, f"the profile {name!r}")
     settings: dict[str, str] = {}
     for setting in SETTINGS:
-        value = given.get(setting)
+        value = entries.get(setting)
         if isinstance(value, str) and value:
             settings[setting] = value
         elif value not in (None, ""):
-            raise _malformed(path, f'"{setting}" of the profile {name!r} must be text')
-    extra = {key: one for key, one in given.items() if key not in SETTINGS}
+            raise _malformed_error(path, f'"{setting}" of the profile {name!r} must be text')
+    extra = {key: value for key, value in entries.items() if key not in SETTINGS}
     for key in extra:
         hint = suggest(key, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
-        _warn(f"{path}: the profile {name!r} has {key!r}, which isn't a setting; {hint}")
+        _warn_once(f"{path}: the profile {name!r} has {key!r}, which isn't a setting; {hint}")
     return Profile(name=name, settings=settings, extra=extra)
 
 
 @functools.lru_cache
-def _warn(message: str) -> None:
+def _warn_once(message: str) -> None:
     """Log *message* once, although each submission reads the file."""
     from absl import logging  # a correct file costs no import
 
     logging.warning("%s", message)
 
 
-def _mapping(value: object, path: Path, what: str) -> dict[str, Any]:
+def _require_object(value: object, path: Path, subject: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _malformed(path, f"{what} must be an object")
+        raise _malformed_error(path, f"{subject} must be an object")
     return cast("dict[str, Any]", value)  # the keys of a JSON object are text
 
 
-def _malformed(path: Path, what: str) -> ProfileError:
-    return ProfileError(f"{path} isn't a file of profiles: {what}; correct or delete it")
+def _malformed_error(path: Path, problem: str) -> ProfileError:
+    return ProfileError(f"{path} isn't a file of profiles: {problem}; correct or delete it")
 
 
 def _check_name(name: str) -> None:
@@ -241,7 +241,7 @@ def save(path: Path, profiles: Profiles) -> None:
     """
     document = {
         "current": profiles.current,
-        "profiles": {name: _document(one) for name, one in profiles.profiles.items()},
+        "profiles": {name: _as_document(profile) for name, profile in profiles.profiles.items()},
         **profiles.extra,
     }
     content = json.dumps(document, indent=2) + "\n"
@@ -249,8 +249,8 @@ def save(path: Path, profiles: Profiles) -> None:
         target = path.resolve()
         make_folder(target.parent)
         with (
-            replacing(target) as beside,
-            open(beside, "x", encoding="utf-8", opener=_private) as file,
+            replacing(target) as temporary,
+            open(temporary, "x", encoding="utf-8", opener=_open_private) as file,
         ):
             file.write(content)
             file.flush()
@@ -268,7 +268,7 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
     try:
         target = path.resolve()
         make_folder(target.parent)
-        with open(target.with_name(f".{target.name}.lock"), "ab", opener=_private) as lock:
+        with open(target.with_name(f".{target.name}.lock"), "ab", opener=_open_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             changed = change(load(path))
             save(path, changed)
@@ -277,10 +277,10 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
         raise ProfileError(f"can't change the profiles in {path}: {error}") from error
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _document(profile: Profile) -> dict[str, Any]:
+def _as_document(profile: Profile) -> dict[str, Any]:
     always = {setting: profile.settings.get(setting) for setting in SETTINGS[:ALWAYS_WRITTEN]}
     return {**always, **profile.settings, **profile.extra}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinetic._messages import span
+from kinetic._messages import format_duration
 
 __all__ = ["Progress"]
 
@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Whether every item there will be has ended."""
+        """Whether the total is known and all items have ended."""
         return self.total is not None and self.ended >= self.total
 
     @property
@@ -67,26 +67,26 @@ class Progress:
 
     def line(self) -> str:
         """Format everything as one plain line."""
-        words = [self.counts()]
+        parts = [self.counts()]
         if self.finished:
-            words.append(f"took {span(self.elapsed)}")
+            parts.append(f"took {format_duration(self.elapsed)}")
         else:
-            words += [self.speed()] if self.rate > 0 else []
-            words += [f"{span(max(1.0, self.eta))} left"] if self.eta is not None else []
-        words += [f"stopped: {self.stopped}"] if self.stopped else []
-        words += [self.step] if self.step else []
-        words += [self.failure()] if self.first_failure else []
-        return "; ".join(words)
+            parts += [self.speed()] if self.rate > 0 else []
+            parts += [f"{format_duration(max(1.0, self.eta))} left"] if self.eta is not None else []
+        parts += [f"stopped: {self.stopped}"] if self.stopped else []
+        parts += [self.step] if self.step else []
+        parts += [self.failure()] if self.first_failure else []
+        return "; ".join(parts)
 
     def failure(self) -> str:
         """Format the first failure, and how to list the others; empty without one."""
-        bad = self.failed + self.lost
-        rest = f" (batch.failures() lists all {bad:,})" if bad > 1 else ""
-        return f"first failure{rest}: {self.first_failure}" if self.first_failure else ""
+        unsuccessful = self.failed + self.lost
+        hint = f" (batch.failures() lists all {unsuccessful:,})" if unsuccessful > 1 else ""
+        return f"first failure{hint}: {self.first_failure}" if self.first_failure else ""
 
     def counts(self) -> str:
         """Format the counts of all states that have items."""
-        named = [
+        counts = [
             (self.succeeded, "succeeded"),
             (self.failed, "failed"),
             (self.lost, "lost"),
@@ -95,9 +95,9 @@ class Progress:
             (self.waiting, "waiting"),
             (self.retried, "retried"),
         ]
-        states = ", ".join(f"{count:,} {name}" for count, name in named if count)
-        of = f" of {self.total:,}" if self.total is not None else ""
-        return f"{self.ended:,}{of} ended" + (f": {states}" if states else "")
+        states = ", ".join(f"{count:,} {name}" for count, name in counts if count)
+        of_total = f" of {self.total:,}" if self.total is not None else ""
+        return f"{self.ended:,}{of_total} ended" + (f": {states}" if states else "")
 
     def speed(self) -> str:
         """Format the rate, per second, minute, or hour."""

@@ -24,30 +24,30 @@ from typing import BinaryIO
 from absl import logging
 
 from kinetic import configuration
-from kinetic._messages import amount
+from kinetic._messages import format_size
 from kinetic._packing import ignore
 from kinetic._packing.tree import (
     Entry,
     Tree,
-    about,
-    about_credentials,
-    listed,
+    credential_notices,
+    format_list,
+    omission_notices,
     scan,
     stamp_of,
 )
 from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import PackError
 
-MAX_AGE = 14 * 24 * 3600.0
+MAX_AGE_S = 14 * 24 * 3600.0
 """How long (seconds) the cache keeps an archive that no submission uses."""
 
 MAX_BYTES = 4 * 1024**3
 """How many bytes the cache keeps; above that, it removes the least recently used archives."""
 
-IN_USE = 3600.0
+IN_USE_S = 3600.0
 """How long (seconds) after its last use an archive stays: a process may be uploading it."""
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a file system without space for kinetic."""
 
 
@@ -87,7 +87,7 @@ class ArchiveCache:
                 return Archive(path=path, digest=digest, size=int(size), files=int(files))
         return None
 
-    def draft(self) -> Path:
+    def make_draft(self) -> Path:
         """Make an empty, private file for an archive.
 
         If the directory can't be written, the cache moves to a temporary one.
@@ -97,17 +97,17 @@ class ArchiveCache:
         """
         try:
             make_folder(self.directory)
-            return _new_file(self.directory)
+            return _create_file(self.directory)
         except OSError as exc:
-            if exc.errno in FULL:
+            if exc.errno in NO_SPACE_ERRNOS:
                 raise
             logging.warning(
                 "Archives are not kept, other processes pack again: can't write %s (%s).",
                 self.directory,
                 exc.strerror,
             )
-            self.directory = Path(_temporary_folder(os.getpid()).name)
-            return _new_file(self.directory)
+            self.directory = Path(_create_temporary_folder(os.getpid()).name)
+            return _create_file(self.directory)
 
     def put(self, draft: Path, digest: str, files: int, fingerprint: str) -> Archive:
         """Keep *draft* as the archive of a tree; remove archives that no process uses.
@@ -122,27 +122,27 @@ class ArchiveCache:
 
     def prune(self, now: float) -> None:
         """Remove old archives and drafts, then the least recently used archives."""
-        known: list[tuple[float, int, Path]] = []
+        files: list[tuple[float, int, Path]] = []
         for path in self.directory.iterdir():
             with contextlib.suppress(OSError):  # another process removed the file
                 status = path.stat()
-                known.append((status.st_mtime, status.st_size, path))
+                files.append((status.st_mtime, status.st_size, path))
         total = 0
-        for used, size, path in sorted(known, reverse=True):
+        for last_used, size, path in sorted(files, reverse=True):
             total += size
-            if now - used > IN_USE and (now - used > MAX_AGE or total > MAX_BYTES):
+            if now - last_used > IN_USE_S and (now - last_used > MAX_AGE_S or total > MAX_BYTES):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
 
-def _new_file(directory: Path) -> Path:
+def _create_file(directory: Path) -> Path:
     descriptor, name = tempfile.mkstemp(prefix="kinetic-", suffix=".new", dir=directory)
     os.close(descriptor)
     return Path(name)
 
 
 @functools.cache
-def _temporary_folder(process: int) -> tempfile.TemporaryDirectory[str]:
+def _create_temporary_folder(process: int) -> tempfile.TemporaryDirectory[str]:
     """Make a folder for the archives of *process*, which removes the folder when it ends."""
     return tempfile.TemporaryDirectory(prefix="kinetic-")
 
@@ -152,11 +152,11 @@ FRESH_NS = 50_000_000
 
 BLOCK_BYTES = 1024 * 1024
 SAMPLE_BYTES = 16 * 1024
-WORTH = 0.9
+COMPRESSIBLE_RATIO = 0.9
 """Compress a file only if its sample shrinks below this fraction; images and weights don't."""
 
-LEVEL = 1
-PERMISSIONS = 0o777  # the archive has no set-id bits
+COMPRESSION_LEVEL = 1
+PERMISSION_BITS = 0o777  # the archive has no set-id bits
 LARGE_BYTES = 1 << 31
 """From this size on, the sizes that follow a file in the archive take 8 bytes each."""
 
@@ -180,24 +180,24 @@ def pack(
         PackError: The root can't be read, ``.kineticignore`` is invalid, or
             there is no space for the archive.
     """
-    tree = scan(root, ignore.read_rules(root, environ), [*exclude, cache, *_own_places(environ)])
-    shelf = ArchiveCache(cache)
-    if (kept := shelf.find(tree.fingerprint)) is not None:
-        return kept
-    for notice in about(tree, root, environ):
+    tree = scan(root, ignore.read_rules(root, environ), [*exclude, cache, *_own_folders(environ)])
+    archives = ArchiveCache(cache)
+    if (cached := archives.find(tree.fingerprint)) is not None:
+        return cached
+    for notice in omission_notices(tree, root, environ):
         logging.warning("%s", notice)
     draft: Path | None = None
     try:
-        draft = shelf.draft()
+        draft = archives.make_draft()
         # Compare the times before kinetic reads the files: a later change has a later time.
-        fresh = abs(time.time_ns() - tree.newest_ns) < FRESH_NS
-        written = _write(tree, draft, progress or (lambda done, total: None))
-        _warn(tree, root, written)
+        is_fresh = abs(time.time_ns() - tree.newest_ns) < FRESH_NS
+        summary = _write_archive(tree, draft, progress or (lambda done, total: None))
+        _log_notices(tree, root, summary)
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         # An archive's digest is never the fingerprint of a tree, so the next call packs again.
-        found_by = digest if fresh or written.uncertain else tree.fingerprint
-        return shelf.put(draft, digest, written.files, found_by)
+        fingerprint = digest if is_fresh or summary.uncertain else tree.fingerprint
+        return archives.put(draft, digest, summary.files, fingerprint)
     except BaseException as exc:
         if draft is not None:
             draft.unlink(missing_ok=True)
@@ -206,98 +206,106 @@ def pack(
         raise
 
 
-def _own_places(environ: Mapping[str, str]) -> list[Path]:
+def _own_folders(environ: Mapping[str, str]) -> list[Path]:
     """Return kinetic's own folders: a project may contain them, with their keys."""
     store = environ.get("KINETIC_STORE", "")
     return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
 
 
 def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:
-    where = "" if draft is None else f" in {draft.parent}"
-    if exc.errno in FULL:
+    location = "" if draft is None else f" in {draft.parent}"
+    if exc.errno in NO_SPACE_ERRNOS:
         return PackError(
-            f"No space is left{where} for the archive of {root} ({amount(tree.size)} "
+            f"No space is left{location} for the archive of {root} ({format_size(tree.size)} "
             "before compression). Free some, point KINETIC_HOME to another disk, or leave files "
             "out with .kineticignore.",
             culprit=str(root),
         )
-    return PackError(f"{root} cannot be archived{where}: {exc}", culprit=str(root))
+    return PackError(f"{root} cannot be archived{location}: {exc}", culprit=str(root))
 
 
 @dataclass(slots=True)
-class _Written:
+class _PackSummary:
     """The files that an archive has or lacks; *uncertain* if the next archive may differ."""
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])
-    refused: list[str] = field(default_factory=list[str])
-    unsteady: list[str] = field(default_factory=list[str])
+    unreadable: list[str] = field(default_factory=list[str])
+    changed: list[str] = field(default_factory=list[str])
     uncertain: bool = False
 
 
-def _warn(tree: Tree, root: Path, written: _Written) -> None:
-    shipped = [one.name for one in tree.entries if one.name not in written.private]
-    notices = about_credentials(shipped, sorted({*tree.private, *written.private}), root)
-    if written.refused:
-        notices.append(listed(f"Not shipped from {root}:", written.refused))
-    if written.unsteady:
-        what = f"Changed in {root} while it was packed, shipped as last read:"
-        notices.append(listed(what, written.unsteady))
+def _log_notices(tree: Tree, root: Path, summary: _PackSummary) -> None:
+    shipped = [entry.name for entry in tree.entries if entry.name not in summary.private]
+    notices = credential_notices(shipped, sorted({*tree.private, *summary.private}), root)
+    if summary.unreadable:
+        notices.append(format_list(f"Not shipped from {root}:", summary.unreadable))
+    if summary.changed:
+        prefix = f"Changed in {root} while it was packed, shipped as last read:"
+        notices.append(format_list(prefix, summary.changed))
     for notice in notices:
         logging.warning("%s", notice)
 
 
-def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Written:
+def _write_archive(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _PackSummary:
     """Write the archive of *tree* to *path*."""
-    written, done, total = _Written(), 0, tree.size
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
+    summary, done, total = _PackSummary(), 0, tree.size
+    with zipfile.ZipFile(
+        path, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION_LEVEL
+    ) as archive:
         for entry in tree.entries:
             if entry.is_directory:
-                archive.writestr(_with_permissions(zipfile.ZipInfo(entry.name), entry), b"")
+                archive.writestr(_set_permissions(zipfile.ZipInfo(entry.name), entry), b"")
                 continue
             try:
                 file = open(entry.path, "rb")  # noqa: SIM115 - closed by the next block
             except OSError as exc:
-                written.refused.append(f"{entry.name} ({exc.strerror or exc})")
+                summary.unreadable.append(f"{entry.name} ({exc.strerror or exc})")
                 # If the permission changes, so does the file's ctime, which the scan checks.
-                written.uncertain |= not isinstance(exc, PermissionError)
+                summary.uncertain |= not isinstance(exc, PermissionError)
                 continue
             with file:
-                start = file.read(min(BLOCK_BYTES, entry.stamp.size))
-                if not entry.wanted and ignore.has_key(entry.name, start[: ignore.HEAD_BYTES]):
-                    written.private.add(entry.name)
+                first_block = file.read(min(BLOCK_BYTES, entry.stamp.size))
+                if not entry.is_included and ignore.has_key(
+                    entry.name, first_block[: ignore.HEAD_BYTES]
+                ):
+                    summary.private.add(entry.name)
                     continue
-                for count in _add(archive, entry, start, file):
+                for count in _add_file(archive, entry, first_block, file):
                     done += count
                     progress(done, total)
                 if stamp_of(os.fstat(file.fileno())) != entry.stamp:
-                    written.unsteady.append(entry.name)
-                    written.uncertain = True
-            written.files += 1
-    return written
+                    summary.changed.append(entry.name)
+                    summary.uncertain = True
+            summary.files += 1
+    return summary
 
 
-def _add(archive: zipfile.ZipFile, entry: Entry, start: bytes, file: BinaryIO) -> Iterator[int]:
-    """Add *start* and the rest of *file*, and yield how many bytes each step added.
+def _add_file(
+    archive: zipfile.ZipFile, entry: Entry, first_block: bytes, file: BinaryIO
+) -> Iterator[int]:
+    """Add *first_block* and the rest of *file*, and yield how many bytes each step added.
 
     If the file grows meanwhile, read only as many bytes as it had in the scan.
     """
-    sample = start[:SAMPLE_BYTES]
-    shrinks = len(zlib.compress(sample, LEVEL)) < WORTH * len(sample)
+    sample = first_block[:SAMPLE_BYTES]
+    is_compressible = len(zlib.compress(sample, COMPRESSION_LEVEL)) < COMPRESSIBLE_RATIO * len(
+        sample
+    )
     # A bare name gets the archive's own method and level, which is deflate.
-    place = entry.name if shrinks else zipfile.ZipInfo(entry.name)
-    left, block = entry.stamp.size, start
-    with archive.open(place, "w", force_zip64=left >= LARGE_BYTES) as part:
+    name_or_info = entry.name if is_compressible else zipfile.ZipInfo(entry.name)
+    remaining, block = entry.stamp.size, first_block
+    with archive.open(name_or_info, "w", force_zip64=remaining >= LARGE_BYTES) as member:
         while block:
-            part.write(block)
+            member.write(block)
             yield len(block)
-            left -= len(block)
-            block = file.read(min(BLOCK_BYTES, left))
-    _with_permissions(archive.getinfo(entry.name), entry)
+            remaining -= len(block)
+            block = file.read(min(BLOCK_BYTES, remaining))
+    _set_permissions(archive.getinfo(entry.name), entry)
 
 
-def _with_permissions(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
+def _set_permissions(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
     """Add the permissions to *info*; `zipfile` writes them with the table of contents."""
     kind = stat.S_IFDIR if entry.is_directory else stat.S_IFREG
-    info.external_attr = (kind | entry.stamp.mode & PERMISSIONS) << 16
+    info.external_attr = (kind | entry.stamp.mode & PERMISSION_BITS) << 16
     return info

@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SECONDS = 5.0
+SEARCH_SECONDS = 5.0
 """How long to search, in seconds."""
 
-DEPTH = 25
+MAX_DEPTH = 25
 """How many levels of nested values to search."""
 
 
-Failure = Callable[[Collection[int], Any], Exception | None]
+TryPickle = Callable[[Collection[int], Any], Exception | None]
 """Pickles a value without the objects whose ids are in the set; returns the exception, if any."""
 
 
@@ -38,7 +38,7 @@ class Part:
 class Culprit:
     """A part that fails, where it is, and the modules that lead to it, outermost first."""
 
-    where: str
+    location: str
     value: Any
     error: Exception
     modules: tuple[str, ...]
@@ -46,39 +46,39 @@ class Culprit:
 
 def find(
     parts: Sequence[Part],
-    failure: Failure,
-    by_value: Callable[[str], bool],
-    outside: Any = None,
-    seconds: float = SECONDS,
+    try_pickle: TryPickle,
+    is_by_value: Callable[[str], bool],
+    whole: Any = None,
+    seconds: float = SEARCH_SECONDS,
 ) -> Culprit | None:
     """Return the innermost part of *parts* that cannot be pickled; None if each part can.
 
-    *by_value* tells whether a module's code is pickled by value. *outside* is the value that has
+    *is_by_value* tells whether a module's code is pickled by value. *whole* is the value that has
     these parts; references back to it are not followed. After *seconds* the search ends with the
     innermost part found so far.
     """
     deadline = time.monotonic() + seconds
     found: Culprit | None = None
-    is_whole = len(parts) == 1 and parts[0].value is outside
-    above = set[int]() if is_whole else {id(outside)}
-    for _ in range(DEPTH):
-        failing = _first_failing(parts, functools.partial(failure, above), deadline)
+    is_whole = len(parts) == 1 and parts[0].value is whole
+    enclosing_ids = set[int]() if is_whole else {id(whole)}
+    for _ in range(MAX_DEPTH):
+        failing = _first_failing(parts, functools.partial(try_pickle, enclosing_ids), deadline)
         if failing is None:
             break
         part, error = failing
         modules = found.modules if found else ()
-        if (module := _module_of(part.value)) is not None and by_value(module):
+        if (module := _module_of(part.value)) is not None and is_by_value(module):
             modules = (*modules, module)
-        where = joined(found.where if found else "", part.label)
-        found = Culprit(where=where, value=part.value, error=error, modules=modules)
-        if id(part.value) in above or time.monotonic() > deadline:
+        location = join_location(found.location if found else "", part.label)
+        found = Culprit(location=location, value=part.value, error=error, modules=modules)
+        if id(part.value) in enclosing_ids or time.monotonic() > deadline:
             break
-        above.add(id(part.value))
-        parts = list(parts_of(part.value, by_value))
+        enclosing_ids.add(id(part.value))
+        parts = list(parts_of(part.value, is_by_value))
     return found
 
 
-def joined(outer: str, label: str) -> str:
+def join_location(outer: str, label: str) -> str:
     """Return where a part is: the place of the value around it, and the part's *label*."""
     if not outer or label.startswith((".", "[")):
         return outer + label
@@ -86,15 +86,19 @@ def joined(outer: str, label: str) -> str:
 
 
 def _first_failing(
-    parts: Sequence[Part], failure: Callable[[Any], Exception | None], deadline: float
+    parts: Sequence[Part], try_pickle: Callable[[Any], Exception | None], deadline: float
 ) -> tuple[Part, Exception] | None:
     """Bisect the parts, so that a list of a million values isn't pickled a million times."""
     parts = list(parts)
     while len(parts) > 1 and time.monotonic() < deadline:
         half = len(parts) // 2
-        first = parts[:half]
-        parts = first if failure([one.value for one in first]) is not None else parts[half:]
-    if len(parts) != 1 or (error := failure(parts[0].value)) is None:
+        first_half = parts[:half]
+        parts = (
+            first_half
+            if try_pickle([part.value for part in first_half]) is not None
+            else parts[half:]
+        )
+    if len(parts) != 1 or (error := try_pickle(parts[0].value)) is None:
         return None
     return parts[0], error
 
@@ -107,7 +111,7 @@ def _module_of(value: Any) -> str | None:
     return None
 
 
-def captured(function: types.FunctionType) -> Iterator[Part]:
+def captured_parts(function: types.FunctionType) -> Iterator[Part]:
     """Yield what a function captures: closure, defaults, the globals it names, attributes."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -136,43 +140,45 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
             yield from _globals_of(constant)
 
 
-def parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
-    """Yield the parts of *value*; those of a module or class only if *by_value* accepts it."""
-    if isa(value, dict):
-        return _entries(value)
-    if isa(value, list, tuple, set, frozenset, collections.deque):
-        return (Part(f"[{place}]", item) for place, item in enumerate(value))
-    if isa(value, types.FunctionType):
-        return captured(value)
-    if isa(value, types.MethodType):
+def parts_of(value: Any, is_by_value: Callable[[str], bool]) -> Iterator[Part]:
+    """Yield the parts of *value*; those of a module or class only if *is_by_value* accepts it."""
+    if is_instance(value, dict):
+        return _parts_of_dict(value)
+    if is_instance(value, list, tuple, set, frozenset, collections.deque):
+        return (Part(f"[{index}]", item) for index, item in enumerate(value))
+    if is_instance(value, types.FunctionType):
+        return captured_parts(value)
+    if is_instance(value, types.MethodType):
         return iter((Part(".__self__", value.__self__), Part(".__func__", value.__func__)))
-    if isa(value, functools.partial):
+    if is_instance(value, functools.partial):
         return _parts_of_partial(value)
-    if isa(value, types.ModuleType, type):
-        return _attributes(value.__dict__) if by_value(str(_module_of(value))) else iter(())
+    if is_instance(value, types.ModuleType, type):
+        return (
+            _parts_of_namespace(value.__dict__) if is_by_value(str(_module_of(value))) else iter(())
+        )
     return _parts_of_instance(value)
 
 
-def isa(value: object, *kinds: type) -> bool:
+def is_instance(value: object, *kinds: type) -> bool:
     """Do what `isinstance` does, without narrowing the type for the type checker."""
     return isinstance(value, kinds)
 
 
-def _entries(entries: Mapping[Any, Any]) -> Iterator[Part]:
+def _parts_of_dict(entries: Mapping[Any, Any]) -> Iterator[Part]:
     for key, item in list(entries.items()):
-        named = repr(key)
-        yield Part(f"[{named if len(named) <= 40 else named[:37] + '...'}]", item)
+        key_text = repr(key)
+        yield Part(f"[{key_text if len(key_text) <= 40 else key_text[:37] + '...'}]", item)
     yield from (Part(" (a key)", key) for key in list(entries))
 
 
 def _parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
     """Yield the function of a partial call, and the arguments bound to it."""
     yield Part(".func", value.func)
-    yield from (Part(f".args[{place}]", item) for place, item in enumerate(value.args))
+    yield from (Part(f".args[{index}]", item) for index, item in enumerate(value.args))
     yield from (Part(f".keywords[{name!r}]", item) for name, item in value.keywords.items())
 
 
-def _attributes(attributes: Mapping[str, Any]) -> Iterator[Part]:
+def _parts_of_namespace(attributes: Mapping[str, Any]) -> Iterator[Part]:
     machinery = {"__builtins__", "__dict__", "__loader__", "__spec__", "__weakref__"}
     for name, item in list(attributes.items()):
         if name not in machinery:
@@ -185,6 +191,6 @@ def _parts_of_instance(value: Any) -> Iterator[Part]:
         state: Any = value.__getstate__()
     except Exception:
         return
-    for one in state if isa(state, tuple) else (state,):
-        if isa(one, dict):
-            yield from _attributes(one)
+    for attributes in state if is_instance(state, tuple) else (state,):
+        if is_instance(attributes, dict):
+            yield from _parts_of_namespace(attributes)

@@ -33,10 +33,10 @@ from kinetic.errors import ConfigurationError
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 """A directory with one of these is a virtual environment."""
 
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
-def real(path: str | os.PathLike[str]) -> str:
+def resolve_directory(path: str | os.PathLike[str]) -> str:
     """Return the path of a file, with the links in its directory resolved and its name kept.
 
     If a module's file is itself a link, the link ships, so the link's directory counts.
@@ -50,37 +50,37 @@ def is_within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
-def is_installed(path: str, below: str = os.sep) -> bool:
+def is_installed(path: str, base: str = os.sep) -> bool:
     """Return whether a file belongs to the interpreter or to a distribution.
 
-    Only the directories under *below* count, because *below* itself may lie in ``site-packages``.
+    Only the directories under *base* count, because *base* itself may lie in ``site-packages``.
     """
-    parts = os.path.relpath(path, below).split(os.sep) if is_within(path, below) else []
-    if not _PACKAGES.isdisjoint(parts[:-1]):
+    parts = os.path.relpath(path, base).split(os.sep) if is_within(path, base) else []
+    if not _PACKAGE_FOLDERS.isdisjoint(parts[:-1]):
         return True
     return any(
-        is_within(path, library) and not is_within(below, library) for library in _libraries()
+        is_within(path, library) and not is_within(base, library) for library in _library_folders()
     )
 
 
 @functools.cache
-def _libraries() -> tuple[str, ...]:
+def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     found = (paths.get(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return tuple({os.path.realpath(path) for path in found if path})
 
 
 @functools.lru_cache(maxsize=4096)
-def in_environment(directory: str, below: str) -> bool:
-    """Return whether *directory*, under *below*, is part of a virtual environment.
+def is_in_environment(directory: str, base: str) -> bool:
+    """Return whether *directory*, under *base*, is part of a virtual environment.
 
-    *below* itself doesn't count, because users create environments in the project's root.
+    *base* itself doesn't count, because users create environments in the project's root.
     """
-    if directory == below or not is_within(directory, below):
+    if directory == base or not is_within(directory, base):
         return False
-    if any(os.path.lexists(os.path.join(directory, mark)) for mark in ENVIRONMENT_MARKS):
+    if any(os.path.lexists(os.path.join(directory, marker)) for marker in ENVIRONMENT_MARKS):
         return True
-    return in_environment(os.path.dirname(directory), below)
+    return is_in_environment(os.path.dirname(directory), base)
 
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
@@ -119,40 +119,42 @@ def find_project(
         ConfigurationError: `KINETIC_PACKAGE_ROOT` isn't a directory, or doesn't contain the
             function.
     """
-    here = os.path.realpath(cwd)
-    entry = _code_directory(function) or here
-    root = _chosen_root(entry, environ, here) or _nearest_root(entry, _never_roots(environ))
+    working_directory = os.path.realpath(cwd)
+    code_directory = _code_directory(function) or working_directory
+    root = _configured_root(code_directory, environ, working_directory) or _nearest_root(
+        code_directory, _forbidden_roots(environ)
+    )
     if root is None:
         logging.warning(
             "No files are shipped: %s can't be a project. Work in a directory below it, or set %s "
             "to the project's directory.",
-            entry,
+            code_directory,
             ROOT_VARIABLE,
         )
-        return Project(root=None, entry_dir=Path(entry), cwd=None, sys_path=())
+        return Project(root=None, entry_dir=Path(code_directory), cwd=None, sys_path=())
     return Project(
         root=Path(root),
-        entry_dir=Path(entry),
-        cwd=_relative(here, root) if is_within(here, root) else None,
-        sys_path=_import_paths(root, here, sys.path if path is None else path),
+        entry_dir=Path(code_directory),
+        cwd=_relative_path(working_directory, root) if is_within(working_directory, root) else None,
+        sys_path=_import_paths(root, working_directory, sys.path if path is None else path),
     )
 
 
 def _code_directory(function: Callable[..., Any]) -> str | None:
     """Return the directory of the function's code; None if it has no file or is installed."""
-    code = innermost(function)
+    code = unwrap_callable(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if file is None and module is None:  # the module isn't in sys.modules
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
-    if not file or is_installed(real(file)):
+    if not file or is_installed(resolve_directory(file)):
         return None
-    folder = Path(real(file)).parent
+    folder = Path(resolve_directory(file)).parent
     # A module may lie in a zip file.
-    return str(next(one for one in (folder, *folder.parents) if one.is_dir()))
+    return str(next(directory for directory in (folder, *folder.parents) if directory.is_dir()))
 
 
-def innermost(function: Any) -> Any:
+def unwrap_callable(function: Any) -> Any:
     """Return the function or class that holds the code of a partial, method, wrapper, or object."""
     for _ in range(64):
         if issubclass(type(cast("object", function)), functools.partial):
@@ -168,59 +170,61 @@ def innermost(function: Any) -> Any:
     return type(cast("object", function))
 
 
-def _chosen_root(entry: str, environ: Mapping[str, str], here: str) -> str | None:
-    if not (chosen := environ.get(ROOT_VARIABLE)):
+def _configured_root(
+    code_directory: str, environ: Mapping[str, str], working_directory: str
+) -> str | None:
+    if not (configured := environ.get(ROOT_VARIABLE)):
         return None
-    root = os.path.realpath(os.path.join(here, os.path.expanduser(chosen)))
+    root = os.path.realpath(os.path.join(working_directory, os.path.expanduser(configured)))
     if not os.path.isdir(root):
-        raise ConfigurationError(f"{ROOT_VARIABLE}={chosen} is not a directory")
+        raise ConfigurationError(f"{ROOT_VARIABLE}={configured} is not a directory")
     if os.path.dirname(root) == root:
         raise ConfigurationError(
-            f"{ROOT_VARIABLE}={chosen} is the root of the file system; set it to a project"
+            f"{ROOT_VARIABLE}={configured} is the root of the file system; set it to a project"
         )
-    if not is_within(entry, root):
+    if not is_within(code_directory, root):
         raise ConfigurationError(
-            f"{ROOT_VARIABLE}={chosen} does not contain {entry}, which has the function's "
-            "code: set it to a directory above that one, or unset the variable"
+            f"{ROOT_VARIABLE}={configured} does not contain {code_directory}, which has the "
+            "function's code: set it to a directory above that one, or unset the variable"
         )
     return root
 
 
-def _nearest_root(entry: str, never: frozenset[str]) -> str | None:
-    start = entry
+def _nearest_root(code_directory: str, forbidden: frozenset[str]) -> str | None:
+    start = code_directory
     while os.path.isfile(os.path.join(start, "__init__.py")) and os.path.dirname(start) != start:
         start = os.path.dirname(start)
     directory = start
-    while directory not in never and os.path.dirname(directory) != directory:
+    while directory not in forbidden and os.path.dirname(directory) != directory:
         if any(os.path.lexists(os.path.join(directory, marker)) for marker in MARKERS):
             return directory
         directory = os.path.dirname(directory)
-    return None if start in never else start
+    return None if start in forbidden else start
 
 
-def _never_roots(environ: Mapping[str, str]) -> frozenset[str]:
+def _forbidden_roots(environ: Mapping[str, str]) -> frozenset[str]:
     """Return ``/``, the home directory, its parents, and the folders of temporary files."""
     home = os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
-    never = {home, *(str(parent) for parent in Path(home).parents)}
+    forbidden = {home, *(str(parent) for parent in Path(home).parents)}
     for shared in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        never.add(os.path.realpath(shared))
-    return frozenset(never | {os.path.abspath(os.sep)})
+        forbidden.add(os.path.realpath(shared))
+    return frozenset(forbidden | {os.path.abspath(os.sep)})
 
 
-def _import_paths(root: str, here: str, path: Iterable[str]) -> tuple[str, ...]:
+def _import_paths(root: str, working_directory: str, path: Iterable[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for entry in path:
         # '' is the working directory.
-        full = os.path.realpath(os.path.join(here, entry))
-        if not is_within(full, root) or not os.path.exists(full):
+        absolute = os.path.realpath(os.path.join(working_directory, entry))
+        if not is_within(absolute, root) or not os.path.exists(absolute):
             continue
-        inside = os.path.join(full, "module.py")
-        if is_installed(inside, root) or in_environment(full, root):
+        module_file = os.path.join(absolute, "module.py")
+        if is_installed(module_file, root) or is_in_environment(absolute, root):
             continue
-        found[_relative(full, root)] = None
+        found[_relative_path(absolute, root)] = None
     return tuple(found | {"": None})
 
 
-def _relative(path: str, root: str) -> str:
+def _relative_path(path: str, root: str) -> str:
     relative = os.path.relpath(path, root).replace(os.sep, "/")
     return "" if relative == "." else relative

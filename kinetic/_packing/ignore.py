@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 HEAD_BYTES = 64 * 1024
 """How many bytes of a file are searched for a key."""
 
-_PRIVATE = frozenset({".aws", ".env", ".netrc", ".ssh"})
-_PRIVATE_BEGINNINGS = ("id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
+_PRIVATE_NAMES = frozenset({".aws", ".env", ".netrc", ".ssh"})
+_PRIVATE_PREFIXES = ("id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
 
 _PEM = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----")
 _SERVICE_ACCOUNT = re.compile(rb'"type"\s*:\s*"service_account"')
 
-_ALIKE = (
+_LOOKALIKES = (
     ".env.*",
     ".envrc",
     ".git-credentials",
@@ -56,9 +56,9 @@ _HARMLESS = ("*.pub", "*.py", "*.example", "*.sample", "*.template", "*.dist")
 
 def is_private(name: str) -> bool:
     """Return whether the *name* of a file or directory, without its folder, means credentials."""
-    if name in _PRIVATE:
+    if name in _PRIVATE_NAMES:
         return True
-    return name.startswith(_PRIVATE_BEGINNINGS) and not _matches(name, _HARMLESS)
+    return name.startswith(_PRIVATE_PREFIXES) and not _matches_any(name, _HARMLESS)
 
 
 def has_key(name: str, head: bytes) -> bool:
@@ -71,19 +71,21 @@ def has_key(name: str, head: bytes) -> bool:
     return False
 
 
-def look_private(name: str) -> bool:
+def looks_private(name: str) -> bool:
     """Return whether the *name* of a file, without its folder, may mean credentials."""
     lower = name.lower()
-    return is_private(lower) or (_matches(lower, _ALIKE) and not _matches(lower, _HARMLESS))
+    return is_private(lower) or (
+        _matches_any(lower, _LOOKALIKES) and not _matches_any(lower, _HARMLESS)
+    )
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 IGNORE_FILE = ".kineticignore"
 
-NEVER = frozenset({".git", "__pycache__"})
+NEVER_SHIPPED = frozenset({".git", "__pycache__"})
 
 DEFAULT_EXCLUDES = frozenset(
     {
@@ -117,13 +119,13 @@ class Rules:
     files: pathspec.GitIgnoreSpec | None = None
     directories: pathspec.GitIgnoreSpec | None = None
 
-    def leave_out(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
+    def is_excluded(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
         """Return True to leave *relative* out, False if a ``!pattern`` ships it, otherwise None.
 
         *relative* is the path from the root, with ``/`` between its parts. The scan doesn't enter
         a directory that is left out, so no pattern can ship its content; git has the same rule.
         """
-        if name in NEVER:
+        if name in NEVER_SHIPPED:
             return True
         spec = self.directories if is_directory else self.files
         if spec is None:
@@ -137,23 +139,23 @@ def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
     Raises:
         PackError: ``.kineticignore`` cannot be read, or has an invalid pattern.
     """
-    plain = environ.get("KINETIC_NO_DEFAULT_EXCLUDES", "").strip().lower()
-    defaults = DEFAULT_EXCLUDES if plain in ("", "0", "false", "no") else frozenset[str]()
-    file = root / IGNORE_FILE
+    setting = environ.get("KINETIC_NO_DEFAULT_EXCLUDES", "").strip().lower()
+    defaults = DEFAULT_EXCLUDES if setting in ("", "0", "false", "no") else frozenset[str]()
+    ignore_file = root / IGNORE_FILE
     try:
-        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        text = ignore_file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except FileNotFoundError:
         return Rules(defaults=defaults)
     except OSError as exc:
         raise PackError(
-            f"{file} cannot be read ({exc.strerror}), so what it leaves out is unknown. "
+            f"{ignore_file} cannot be read ({exc.strerror}), so what it leaves out is unknown. "
             "Make it readable or remove it.",
             culprit=IGNORE_FILE,
         ) from exc
-    return _compiled(file, text.split("\n"), defaults)
+    return _compile_rules(ignore_file, text.split("\n"), defaults)
 
 
-def _compiled(file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
+def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
     import pathspec
 
     # Line by line, so that an error can name the line.
@@ -162,24 +164,27 @@ def _compiled(file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
             pathspec.GitIgnoreSpec.from_lines([line])
         except ValueError as exc:
             raise PackError(
-                f"{file}, line {number}: {line.strip()!r} is not a pattern of .gitignore's syntax",
+                f"{ignore_file}, line {number}: {line.strip()!r} is not a pattern of "
+                ".gitignore's syntax",
                 culprit=f"{IGNORE_FILE}:{number}",
             ) from exc
     # The defaults come first, so that the project's own patterns override them.
     lines = [*sorted(defaults), *lines]
-    plain = [line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")]
-    both = [_for_directories(line) for line in lines]
+    file_patterns = [
+        line for line in lines if line.startswith("!") or not line.rstrip().endswith("/")
+    ]
+    directory_patterns = [_directory_pattern(line) for line in lines]
     return Rules(
         defaults=defaults,
-        files=pathspec.GitIgnoreSpec.from_lines(plain),
-        directories=pathspec.GitIgnoreSpec.from_lines(both),
+        files=pathspec.GitIgnoreSpec.from_lines(file_patterns),
+        directories=pathspec.GitIgnoreSpec.from_lines(directory_patterns),
     )
 
 
-def _for_directories(line: str) -> str:
+def _directory_pattern(line: str) -> str:
     """Return the pattern without its final ``/``, for directories that are matched as files."""
     stripped = line.rstrip()
     if not stripped.endswith("/") or stripped.startswith("#"):
         return line
-    bare = stripped.removesuffix("/")
-    return "" if bare in ("", "!") else bare
+    pattern = stripped.removesuffix("/")
+    return "" if pattern in ("", "!") else pattern

@@ -20,15 +20,15 @@ from typing import Any, cast
 from absl import logging
 
 from kinetic import configuration
-from kinetic._messages import amount
+from kinetic._messages import format_size
 from kinetic._packing import culprit, discover, tree
 from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
 from kinetic._packing.pickler import (
     CallPickler,
-    Fate,
-    Fates,
-    importable_there,
+    PicklingMode,
+    PicklingModes,
+    is_importable_in_job,
     refuse_hidden,
 )
 from kinetic._packing.pickler import (
@@ -51,7 +51,7 @@ class SpoolError(Exception):
         self.cause = cause
 
 
-class Counter:
+class ByteCounter:
     """Count bytes and discard them."""
 
     def __init__(self) -> None:
@@ -83,50 +83,54 @@ class _Spool(Spool):
             raise SpoolError(exc) from exc
 
 
-PLAIN = frozenset({type(None), bool, int, float})
-TEXT = frozenset({str, bytes})
-LONGEST, MOST = 4096, 64
+PLAIN_TYPES = frozenset({type(None), bool, int, float})
+TEXT_TYPES = frozenset({str, bytes})
+MAX_CHARACTERS, MAX_VALUES = 4096, 64
 """Maximum characters of a text, and values in a call; pickling these blocks the event loop."""
 
 
-def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """Pickle ``(args, kwargs)`` into a container; return None if they aren't plain and small.
 
     Plain values are numbers and short texts, alone or in lists, tuples, and dicts.
     `dump_arguments` returns the same bytes for them, but needs a thread and a spool file.
     """
-    if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and _is_small(args[0]):
-        return _packed((args, kwargs))
-    left = [MOST]
-    if _are_plain(args, left) and _are_plain(kwargs, left) and _are_plain(kwargs.values(), left):
-        return _packed((args, kwargs))
+    if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TYPES and _is_small(args[0]):
+        return _pack_call((args, kwargs))
+    allowance = [MAX_VALUES]
+    if (
+        _are_plain_values(args, allowance)
+        and _are_plain_values(kwargs, allowance)
+        and _are_plain_values(kwargs.values(), allowance)
+    ):
+        return _pack_call((args, kwargs))
     return None
 
 
-def _packed(call: Any) -> bytes:
+def _pack_call(call: Any) -> bytes:
     return frames.pack([pickle.dumps(call, protocol=5)])
 
 
-def _are_plain(values: Iterable[object], left: list[int], depth: int = 4) -> bool:
-    for one in values:
-        left[0] -= 1
-        if left[0] < 0:
+def _are_plain_values(values: Iterable[object], allowance: list[int], depth: int = 4) -> bool:
+    for item in values:
+        allowance[0] -= 1
+        if allowance[0] < 0:
             return False
-        kind, value = type(one), cast("Any", one)  # `__class__` may name another type
-        if kind in PLAIN:
+        kind, value = type(item), cast("Any", item)  # `__class__` may name another type
+        if kind in PLAIN_TYPES:
             if not _is_small(value):
                 return False
-        elif kind in TEXT:
-            if len(value) > LONGEST:
+        elif kind in TEXT_TYPES:
+            if len(value) > MAX_CHARACTERS:
                 return False
         elif depth == 0:
             return False
         elif kind is list or kind is tuple:
-            if not _are_plain(value, left, depth - 1):
+            if not _are_plain_values(value, allowance, depth - 1):
                 return False
         elif kind is dict:
-            inside = (*value, *value.values())
-            if not _are_plain(inside, left, depth - 1):
+            keys_and_values = (*value, *value.values())
+            if not _are_plain_values(keys_and_values, allowance, depth - 1):
                 return False
         else:
             return False
@@ -147,33 +151,36 @@ class Binding:
             self._signature = signature_of(function, follow_wrapped=False)
         except Exception:  # builtins may have none, and __signature__ may be anything
             self._signature = None
-        self._known: dict[tuple[Any, ...], str] = {}
+        self._mismatches: dict[tuple[Any, ...], str] = {}
 
     @property
     def positional(self) -> list[str]:
         """The names of the positional parameters."""
         parameters = self._signature.parameters.values() if self._signature is not None else ()
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [one.name for one in parameters if one.kind in by_place]
+        positional_kinds = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        return [parameter.name for parameter in parameters if parameter.kind in positional_kinds]
 
-    def takes(self, name: str) -> bool:
+    def accepts_keyword(self, name: str) -> bool:
         """Return whether the function takes a keyword argument of this name."""
         if self._signature is None or name in self._signature.parameters:
             return True
-        kinds = [one.kind for one in self._signature.parameters.values()]
+        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         return inspect.Parameter.VAR_KEYWORD in kinds
 
-    def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def find_mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why the function can't be called with these arguments; empty if it can.
 
         Calls of one shape, such as those of a batch, are checked once.
         """
         shape = (len(args), *kwargs)
-        if (found := self._known.get(shape)) is None:
-            found = self._known[shape] = self._bind(args, kwargs)
-        return found
+        if (mismatch := self._mismatches.get(shape)) is None:
+            mismatch = self._mismatches[shape] = self._check(args, kwargs)
+        return mismatch
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if self._signature is None:
             return ""
         try:
@@ -185,10 +192,10 @@ class Binding:
     def _signature_text(self) -> str:
         name: str = getattr(self._function, "__name__", type(self._function).__name__)
         try:
-            shown = str(self._signature)
+            signature = str(self._signature)
         except Exception:  # the repr of a default is user code
-            shown = ""
-        return f"{name}{shown}" if 0 < len(shown) <= 200 else f"{name}()"
+            signature = ""
+        return f"{name}{signature}" if 0 < len(signature) <= 200 else f"{name}()"
 
 
 def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
@@ -232,18 +239,22 @@ def dump_function(
     name = getattr(function, "__qualname__", None) or repr(function)
 
     def parts() -> list[Part]:
-        plain = culprit.isa(function, types.FunctionType)
-        return list(culprit.captured(cast("types.FunctionType", function))) if plain else whole
+        is_function = culprit.is_instance(function, types.FunctionType)
+        return (
+            list(culprit.captured_parts(cast("types.FunctionType", function)))
+            if is_function
+            else whole
+        )
 
     whole = [Part(f"function {name!r}", function)]
     pickling = _Pickling(project, table, name, parts)
-    pickled = pickling.dump(function, spool, own=_modules_of(function))
+    pickled = pickling.dump(function, spool, own_modules=_modules_of(function))
     if pickled.size > FUNCTION_BYTES:
         logging.warning(
             "The function %s is %s when pickled.%s Pass large values as arguments or as Data.",
             name,
-            amount(pickled.size),
-            pickling.largest(parts(), " It captures"),
+            format_size(pickled.size),
+            pickling.describe_largest(parts(), " It captures"),
         )
     return pickled
 
@@ -254,16 +265,15 @@ def dump_arguments(
     project: Project,
     table: DataTable,
     spool: Path,
-    what: str,
+    function_name: str,
     *,
     function: Callable[..., Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Stored:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
-    *what* is the function's name, for messages; with *function*, errors call
-    positional arguments by name. Content over 1 MiB goes to a file in the
-    directory *spool*. Arrays are not copied on the way.
+    *function_name* is for messages; with *function*, errors name positional arguments. Content over
+    1 MiB goes to a file in the directory *spool*. Arrays are not copied on the way.
 
     Raises:
         PackError: An argument cannot be pickled, ``culprit`` says which and
@@ -273,11 +283,11 @@ def dump_arguments(
     """
 
     def parts() -> list[Part]:
-        named = [*zip(_names(function, len(args)), args, strict=True)]
+        named = [*zip(_argument_names(function, len(args)), args, strict=True)]
         named += [(repr(name), value) for name, value in kwargs.items()]
         return [Part(f"argument {name}", value) for name, value in named]
 
-    pickling = _Pickling(project, table, what, parts)
+    pickling = _Pickling(project, table, function_name, parts)
     pickled = pickling.dump((args, kwargs), spool)
     if pickled.size > MEMORY_BYTES:
         limit = configuration.number(SIZE_VARIABLE, 50.0, environ)
@@ -285,35 +295,35 @@ def dump_arguments(
             logging.warning(
                 "The arguments of %s are %s, more than %s=%g.%s Files travel better as Data: "
                 "they are uploaded once.",
-                what,
-                amount(pickled.size),
+                function_name,
+                format_size(pickled.size),
                 SIZE_VARIABLE,
                 limit,
-                pickling.largest(parts(), " Largest:"),
+                pickling.describe_largest(parts(), " Largest:"),
             )
     return pickled
 
 
-def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
+def _argument_names(function: Callable[..., Any] | None, count: int) -> list[str]:
     """Return names for the first *count* positional arguments."""
-    plain = [f"number {place + 1}" for place in range(count)]
+    names = [f"number {index + 1}" for index in range(count)]
     try:
         parameters = list(signature_of(function).parameters.values()) if function else []
     except (ValueError, TypeError):
-        return plain
-    for place, parameter in enumerate(parameters[:count]):
+        return names
+    for index, parameter in enumerate(parameters[:count]):
         if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = range(count - place)
-            plain[place:] = [f"{parameter.name!r}[{more}]" for more in rest]
+            rest = range(count - index)
+            names[index:] = [f"{parameter.name!r}[{offset}]" for offset in rest]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            plain[place] = repr(parameter.name)
-    return plain
+            names[index] = repr(parameter.name)
+    return names
 
 
 def _modules_of(function: Any) -> frozenset[str]:
     """Return the modules of *function*, which the job must not import: they may submit jobs."""
-    named = (function, discover.innermost(function))
-    names = {"__main__", *(getattr(one, "__module__", None) for one in named)}
+    candidates = (function, discover.unwrap_callable(function))
+    names = {"__main__", *(getattr(candidate, "__module__", None) for candidate in candidates)}
     return frozenset(name for name in names if isinstance(name, str))
 
 
@@ -324,39 +334,41 @@ class _Pickling:
         self,
         project: Project,
         table: DataTable,
-        what: str,
+        function_name: str,
         parts: Callable[[], Sequence[Part]],
     ) -> None:
         self._project = project
         self._table = table
-        self._what = what
+        self._function_name = function_name
         self._parts = parts
-        self._fates = Fates(project)
+        self._modes = PicklingModes(project)
 
-    def dump(self, value: Any, spool: Path | None, own: frozenset[str] = frozenset()) -> Stored:
+    def dump(
+        self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
+    ) -> Stored:
         while True:
             sink, uses = _Spool(spool), self._table.uses
             try:
                 self._write(value, sink)
                 if self._table.uses > uses:
-                    refuse_hidden(self._parts(), self._what)
+                    refuse_hidden(self._parts(), self._function_name)
                 return sink.finish()
             except BaseException as exc:
                 sink.discard()
                 if isinstance(exc, SpoolError):
-                    raise _no_space(exc.cause, self._what, sink.size) from exc.cause
+                    raise _spool_failure(exc.cause, self._function_name, sink.size) from exc.cause
                 if isinstance(exc, KineticError) or not isinstance(exc, Exception):
                     raise
-                self._replace_module(exc, value, own)
+                self._replace_module(exc, value, own_modules)
 
-    def _replace_module(self, exc: Exception, value: Any, own: frozenset[str]) -> None:
+    def _replace_module(self, exc: Exception, value: Any, own_modules: frozenset[str]) -> None:
         """Have the job import the module whose part failed with *exc*.
 
         Raises:
             PackError: No module has the part, or the job can't import it.
         """
-        found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
-        module = self._replaceable(found, own | self._project.unpicklable)
+        found = culprit.find(self._parts(), self._try_pickle, self._is_by_value, value)
+        module = self._replaceable_module(found, own_modules | self._project.unpicklable)
         if found is None or module is None:
             # A traceback helps only if it has a line of user code.
             exc.__traceback__ = without_own_frames(exc.__traceback__)
@@ -365,60 +377,64 @@ class _Pickling:
             "The job imports %s, which can't travel with %s: %s. Values of that module that were "
             "changed in memory don't travel.",
             module,
-            self._what,
-            _description(found),
+            self._function_name,
+            _describe(found),
         )
         self._project.unpicklable.add(module)
-        self._fates = Fates(self._project)
+        self._modes = PicklingModes(self._project)
 
-    def largest(self, parts: Iterable[Part], words: str) -> str:
-        """Name the largest of *parts* in a sentence that begins with *words*."""
+    def describe_largest(self, parts: Iterable[Part], prefix: str) -> str:
+        """Name the largest of *parts* in a sentence that begins with *prefix*."""
         sizes: list[tuple[int, str]] = []
         for part in parts:
-            sink = Counter()
+            sink = ByteCounter()
             try:
                 self._write(part.value, sink)
             except Exception:  # this is only a hint
                 continue
             if sink.size >= NOTABLE_BYTES:
                 sizes.append((sink.size, part.label))
-        named = [f"{label} ({amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
-        return f"{words} {', '.join(named)}." if named else ""
+        descriptions = [f"{label} ({format_size(size)})" for size, label in sorted(sizes)[:-6:-1]]
+        return f"{prefix} {', '.join(descriptions)}." if descriptions else ""
 
-    def _write(self, value: Any, sink: _Spool | Counter, leave_out: Collection[int] = ()) -> None:
+    def _write(
+        self, value: Any, sink: _Spool | ByteCounter, excluded_ids: Collection[int] = ()
+    ) -> None:
         pickler: Any = functools.partial(
             CallPickler,
             project=self._project,
-            fates=self._fates,
+            modes=self._modes,
             table=self._table,
-            leave_out=leave_out,
+            excluded_ids=excluded_ids,
         )
         pickles.dump(value, sink, pickler=pickler)
 
-    def _failure(self, leave_out: Collection[int], value: Any) -> Exception | None:
+    def _try_pickle(self, excluded_ids: Collection[int], value: Any) -> Exception | None:
         try:
-            self._write(value, Counter(), leave_out)
+            self._write(value, ByteCounter(), excluded_ids)
         except Exception as exc:
             return exc
         return None
 
     def _is_by_value(self, module: str) -> bool:
-        return module == "__main__" or self._fates.of(module) is Fate.VALUE
+        return module == "__main__" or self._modes.mode_of(module) is PicklingMode.VALUE
 
-    def _replaceable(self, found: culprit.Culprit | None, not_these: frozenset[str]) -> str | None:
+    def _replaceable_module(
+        self, found: culprit.Culprit | None, excluded: frozenset[str]
+    ) -> str | None:
         """Return the module that defines the culprit, if the job can import it."""
         module = found.modules[-1] if found is not None and found.modules else None
-        if module is None or module in not_these or not importable_there(module, self._project):
+        if module is None or module in excluded or not is_importable_in_job(module, self._project):
             return None
         return None if _uses_kinetic(module) else module
 
     def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
         if found is None:
-            return PackError(f"{exc}: {self._what} cannot be shipped")
+            return PackError(f"{exc}: {self._function_name} cannot be shipped")
         return PackError(
-            f"{_description(found)}. So {self._what} cannot be shipped: pass the data to create "
-            "it, and create it in the function.",
-            culprit=found.where,
+            f"{_describe(found)}. So {self._function_name} cannot be shipped: pass the data to "
+            "create it, and create it in the function.",
+            culprit=found.location,
         )
 
 
@@ -431,16 +447,16 @@ def _uses_kinetic(module: str) -> bool:
     return False
 
 
-def _description(found: culprit.Culprit) -> str:
-    kind = type(cast("object", found.value))
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    named = f"{module}{kind.__qualname__}"
-    return f"{found.where} ({named}) cannot be pickled: {found.error}"
+def _describe(found: culprit.Culprit) -> str:
+    cls = type(cast("object", found.value))
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    type_name = f"{module}{cls.__qualname__}"
+    return f"{found.location} ({type_name}) cannot be pickled: {found.error}"
 
 
-def _no_space(cause: OSError, what: str, size: int) -> PackError:
+def _spool_failure(cause: OSError, function_name: str, size: int) -> PackError:
     return PackError(
-        f"{what} cannot be shipped: writing its pickle to {cause.filename or 'a temporary file'} "
-        f"failed after {amount(size)}: {cause.strerror}. Free some space, or point TMPDIR "
-        "to another disk."
+        f"{function_name} cannot be shipped: writing its pickle to "
+        f"{cause.filename or 'a temporary file'} failed after {format_size(size)}: "
+        f"{cause.strerror}. Free some space, or point TMPDIR to another disk."
     )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from kinetic._packing import culprit, discover
-from kinetic._packing.culprit import Part, isa
+from kinetic._packing.culprit import Part, is_instance
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import import_hints, pickles, stand_ins
 from kinetic.errors import DataError
@@ -38,69 +38,73 @@ if TYPE_CHECKING:
     from kinetic.data import Data
 
 _cloudpickle: Any = cloudpickle.cloudpickle
-_OURS = frozenset({"kinetic", "kinetic_runner"})
+_KINETIC_PACKAGES = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
 """Maximum length of a source in a pickle; tracebacks show no lines of a longer one."""
 
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
-class Fate(enum.Enum):
+class PicklingMode(enum.Enum):
     """How the definitions of a module get to the job."""
 
     VALUE = "its code travels with the function"
     REFERENCE = "it is imported there"
-    USUAL = "as cloudpickle decides: by reference, but for ``__main__``"
+    DEFAULT = "as cloudpickle decides: by reference, but for ``__main__``"
 
 
-class Fates:
+class PicklingModes:
     """Decide how each module of one project gets to the job."""
 
     def __init__(self, project: Project) -> None:
-        self._below = str(project.root or project.entry_dir)
+        self._base = str(project.root or project.entry_dir)
         self._unpicklable = project.unpicklable
-        self._known: dict[str, Fate] = {}
+        self._modes: dict[str, PicklingMode] = {}
 
-    def of(self, name: str) -> Fate:
+    def mode_of(self, name: str) -> PicklingMode:
         """Return how the module *name* gets to the job."""
-        if (fate := self._known.get(name)) is None:
-            fate = self._known[name] = self._decide(name)
-        return fate
+        if (mode := self._modes.get(name)) is None:
+            mode = self._modes[name] = self._decide(name)
+        return mode
 
-    def _decide(self, name: str) -> Fate:
+    def _decide(self, name: str) -> PicklingMode:
         module = sys.modules.get(name)
-        if module is None or name in ("__main__", "builtins") or name.partition(".")[0] in _OURS:
-            return Fate.USUAL
+        if (
+            module is None
+            or name in ("__main__", "builtins")
+            or name.partition(".")[0] in _KINETIC_PACKAGES
+        ):
+            return PicklingMode.DEFAULT
         if getattr(module, "__name__", None) != name:
-            return Fate.USUAL  # an alias; cloudpickle registers modules by ``__name__``
-        places = _places(module)
-        if not places or not all(discover.is_within(one, self._below) for one in places):
-            return Fate.USUAL
-        if any(self._is_foreign(one) for one in places) or name in self._unpicklable:
-            return Fate.REFERENCE
-        return Fate.VALUE
+            return PicklingMode.DEFAULT  # an alias; cloudpickle registers modules by ``__name__``
+        paths = _module_paths(module)
+        if not paths or not all(discover.is_within(path, self._base) for path in paths):
+            return PicklingMode.DEFAULT
+        if any(self._is_foreign(path) for path in paths) or name in self._unpicklable:
+            return PicklingMode.REFERENCE
+        return PicklingMode.VALUE
 
-    def _is_foreign(self, place: str) -> bool:
+    def _is_foreign(self, path: str) -> bool:
         """Return whether a module is compiled, or installed in an environment of the project."""
         return (
-            place.endswith(_EXTENSIONS)
-            or discover.is_installed(place, self._below)
-            or discover.in_environment(os.path.dirname(place), self._below)
+            path.endswith(_EXTENSIONS)
+            or discover.is_installed(path, self._base)
+            or discover.is_in_environment(os.path.dirname(path), self._base)
         )
 
 
-def _places(module: types.ModuleType) -> list[str]:
+def _module_paths(module: types.ModuleType) -> list[str]:
     """Return the file of a module, or the directories of a namespace package."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
-        return [discover.real(file)]
+        return [discover.resolve_directory(file)]
     try:
-        return [os.path.realpath(one) for one in getattr(module, "__path__", ())]
+        return [os.path.realpath(path) for path in getattr(module, "__path__", ())]
     except (TypeError, ValueError):
         return []
 
 
-def importable_there(name: str, project: Project) -> bool:
+def is_importable_in_job(name: str, project: Project) -> bool:
     """Return whether the job can import module *name* from the project's archive."""
     module = sys.modules.get(name)
     if module is None or project.root is None or name == "__main__":
@@ -108,9 +112,9 @@ def importable_there(name: str, project: Project) -> bool:
     tail = name.replace(".", "/")
     roots = [os.path.join(project.root, *entry.split("/")) for entry in project.sys_path]
     # normpath: an entry "" leaves a trailing separator.
-    expected = {os.path.normpath(os.path.join(one, tail)) for one in roots}
-    found = {os.path.splitext(one)[0] for one in _places(module)}
-    found |= {os.path.dirname(one) for one in found if os.path.basename(one) == "__init__"}
+    expected = {os.path.normpath(os.path.join(root, tail)) for root in roots}
+    found = {os.path.splitext(path)[0] for path in _module_paths(module)}
+    found |= {os.path.dirname(path) for path in found if os.path.basename(path) == "__init__"}
     return not expected.isdisjoint(found)
 
 
@@ -120,11 +124,11 @@ class DataTable:
     def __init__(self, start: Sequence[Data] = ()) -> None:
         self.uses = 0
         """How often `index` was called."""
-        self._places: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._items: list[Data] = []
         for data in start:
             # One object in two volumes has two places.
-            self._places.setdefault(id(data), len(self._items))
+            self._numbers.setdefault(id(data), len(self._items))
             self._items.append(data)
 
     @property
@@ -135,13 +139,13 @@ class DataTable:
     def index(self, data: Data) -> int:
         """Return the number of *data*; equal objects have different numbers."""
         self.uses += 1
-        if (place := self._places.get(id(data))) is None:
-            place = self._places[id(data)] = len(self._items)
+        if (number := self._numbers.get(id(data))) is None:
+            number = self._numbers[id(data)] = len(self._items)
             self._items.append(data)
-        return place
+        return number
 
 
-def refuse_hidden(parts: Sequence[Part], what: str) -> None:
+def refuse_hidden(parts: Sequence[Part], function_name: str) -> None:
     """Refuse a `Data` in a set or as a dict key, because its path differs in each job.
 
     Raises:
@@ -154,29 +158,30 @@ def refuse_hidden(parts: Sequence[Part], what: str) -> None:
         if id(part.value) in seen:
             continue
         seen[id(part.value)] = part.value
-        _refuse_in(part, what)
-        inside = [*culprit.parts_of(part.value, lambda module: False)]
+        _refuse_in(part, function_name)
+        inner_parts = [*culprit.parts_of(part.value, lambda module: False)]
         stack.extend(
-            Part(culprit.joined(part.label, one.label), one.value) for one in reversed(inside)
+            Part(culprit.join_location(part.label, inner.label), inner.value)
+            for inner in reversed(inner_parts)
         )
 
 
-def _refuse_in(part: Part, what: str) -> None:
+def _refuse_in(part: Part, function_name: str) -> None:
     from kinetic.data import Data
 
-    if isa(part.value, set, frozenset):
-        place = "in a set"
-    elif isa(part.value, dict):
-        place = "as a key of a dict"
+    if is_instance(part.value, set, frozenset):
+        location = "in a set"
+    elif is_instance(part.value, dict):
+        location = "as a key of a dict"
     else:
         return
-    hidden: list[Any] = list(part.value)
-    for one in hidden:
-        if isinstance(one, Data):
+    members: list[Any] = list(part.value)
+    for member in members:
+        if isinstance(member, Data):
             raise DataError(
-                f"{what}: {part.label} has a Data {place}, which kinetic cannot replace by its "
-                "path. Use a list, or make it a value of a dict.",
-                path=one.path,
+                f"{function_name}: {part.label} has a Data {location}, which kinetic cannot "
+                "replace by its path. Use a list, or make it a value of a dict.",
+                path=member.path,
             )
 
 
@@ -192,57 +197,61 @@ class CallPickler(pickles.Pickler):
         sink: Any,
         *,
         project: Project,
-        fates: Fates,
+        modes: PicklingModes,
         table: DataTable,
-        leave_out: Collection[int] = (),
+        excluded_ids: Collection[int] = (),
     ) -> None:
         super().__init__(sink)
         self._project = project
-        self._leave_out = leave_out  # ids of objects to replace by None in a search for the culprit
-        self._fates = fates
+        self._excluded_ids = (
+            excluded_ids  # ids of objects to replace by None in a search for the culprit
+        )
+        self._modes = modes
         self._table = table
         self._skeletons: dict[str, _Skeleton] = {}
         self._file_names: dict[str, Any] = {}
         # Without this module there are no instances of Data.
-        self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
-        decorating = sys.modules.get("kinetic.function")
-        self._remote: type[Any] | None = getattr(decorating, "RemoteFunction", None)
+        self._data_type: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
+        function_module = sys.modules.get("kinetic.function")
+        self._remote_function_type: type[Any] | None = getattr(
+            function_module, "RemoteFunction", None
+        )
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle *obj*; the C pickler handles built-in values itself."""
         kind = type(typing.cast("object", obj))
-        if self._leave_out and id(obj) in self._leave_out:
+        if self._excluded_ids and id(obj) in self._excluded_ids:
             return type(None), ()
         if kind is types.FunctionType:
-            return self._function(obj)
+            return self._reduce_function(obj)
         if issubclass(kind, type) or kind is typing.TypeVar:
-            return self._defined(obj)
-        if kind in import_hints.REDUCERS and self._travels(obj):
+            return self._reduce_definition(obj)
+        if kind in import_hints.REDUCERS and self._is_by_value(obj):
             return import_hints.REDUCERS[kind](obj)
         if kind is types.ModuleType:
-            return self._module(obj)
-        if self._data is not None and isinstance(obj, self._data):
+            return self._reduce_module(obj)
+        if self._data_type is not None and isinstance(obj, self._data_type):
             return stand_ins.data_path, (self._table.index(typing.cast("Data", obj)),)
-        if self._remote is not None and issubclass(kind, self._remote):
+        if self._remote_function_type is not None and issubclass(kind, self._remote_function_type):
             return stand_ins.Decorated, (obj.__wrapped__,)
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
-        return self._usual(obj)
+        return self._reduce_default(obj)
 
-    def _usual(self, obj: Any) -> Any:
+    def _reduce_default(self, obj: Any) -> Any:
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
-    def _fate(self, name: object) -> Fate:
+    def _mode_of(self, name: object) -> PicklingMode:
         """Return how a module gets to the job."""
-        return self._fates.of(name) if isinstance(name, str) else Fate.USUAL
+        return self._modes.mode_of(name) if isinstance(name, str) else PicklingMode.DEFAULT
 
-    def _defined(self, obj: Any) -> Any:
+    def _reduce_definition(self, obj: Any) -> Any:
         """Return how to pickle a definition of a module, such as a class."""
-        fate = self._fate(getattr(obj, "__module__", None))
-        if fate is Fate.REFERENCE and _is_found(obj):
+        mode = self._mode_of(getattr(obj, "__module__", None))
+        if mode is PicklingMode.REFERENCE and _is_importable_by_name(obj):
             return NotImplemented
-        if fate is not Fate.VALUE:
-            return self._usual(obj)
+        if mode is not PicklingMode.VALUE:
+            return self._reduce_default(obj)
         # Reduce *obj* as cloudpickle reduces what it can't import, or what is registered for it.
         if isinstance(obj, types.FunctionType):
             return self._dynamic_function_reduce(obj)
@@ -251,49 +260,49 @@ class CallPickler(pickles.Pickler):
             return pickles.with_slots(obj, import_hints.with_annotations(obj, reduced))
         return _cloudpickle._make_typevar, _cloudpickle._decompose_typevar(obj)
 
-    def _travels(self, obj: Any) -> bool:
+    def _is_by_value(self, obj: Any) -> bool:
         module = getattr(obj, "__module__", None)
-        return module == "__main__" or self._fate(module) is Fate.VALUE
+        return module == "__main__" or self._mode_of(module) is PicklingMode.VALUE
 
-    def _function(self, function: types.FunctionType) -> Any:
-        reduced = self._defined(function)
+    def _reduce_function(self, function: types.FunctionType) -> Any:
+        reduced = self._reduce_definition(function)
         # A function by value: its constructor, the arguments, and the state to set afterwards.
         match reduced:
-            case (make, (code, {**namespace}, *more), (attributes, {**facts}), *rest):
+            case (constructor, (code, {**namespace}, *more), (attributes, {**state}), *rest):
                 pass
             case _:
                 return reduced
-        used = facts.get("__globals__")
-        if isinstance(used, dict):
-            facts["__globals__"] = self._relocated(typing.cast("dict[str, Any]", used))
-        home = reduced[1][1]
+        used_globals = state.get("__globals__")
+        if isinstance(used_globals, dict):
+            state["__globals__"] = self._relocate(typing.cast("dict[str, Any]", used_globals))
+        job_globals = reduced[1][1]
         module = _module_of(function)
-        if module is not None and self._fate(module.__name__) is Fate.VALUE:
-            home = _StandIn((vars, (self._skeleton(module),)))
+        if module is not None and self._mode_of(module.__name__) is PicklingMode.VALUE:
+            job_globals = _StandIn((vars, (self._skeleton(module),)))
         else:
-            home.update(self._relocated(namespace))
-        return (make, (code, home, *more), (attributes, facts), *rest)
+            job_globals.update(self._relocate(namespace))
+        return (constructor, (code, job_globals, *more), (attributes, state), *rest)
 
     def _file_name(self, code: types.CodeType) -> Any:
         file = code.co_filename
         if file not in self._file_names:
-            self._file_names[file] = self._sourced(file) or super()._file_name(code)
+            self._file_names[file] = self._with_source(file) or super()._file_name(code)
         return self._file_names[file]
 
-    def _sourced(self, file: str) -> _StandIn | None:
+    def _with_source(self, file: str) -> _StandIn | None:
         """Return a stand-in that names *file* in the job and provides its source for tracebacks."""
-        place = self._place(file) if os.path.isfile(file) else file
-        if isinstance(place, _StandIn):
-            return _StandIn((stand_ins.source_at, (file, place)))
+        job_path = self._path_in_job(file) if os.path.isfile(file) else file
+        if isinstance(job_path, _StandIn):
+            return _StandIn((stand_ins.source_at, (file, job_path)))
         linecache.checkcache(file)
         text = "".join(linecache.getlines(file))
         if not text or len(text) > SOURCE_CHARACTERS:
             return None
         return _StandIn((stand_ins.source_of, (file, text)))
 
-    def _module(self, module: types.ModuleType) -> Any:
-        match self._fate(module.__name__):
-            case Fate.VALUE:
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        match self._mode_of(module.__name__):
+            case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the
                 # module's globals fill the skeleton.
                 state = {
@@ -301,40 +310,46 @@ class CallPickler(pickles.Pickler):
                     for name, value in vars(module).copy().items()
                     if name not in _NOT_CARRIED and not _is_of_kinetic(value)
                 }
-                return typing.cast, (None, self._skeleton(module)), self._relocated(state)
-            case Fate.REFERENCE:
+                return typing.cast, (None, self._skeleton(module)), self._relocate(state)
+            case PicklingMode.REFERENCE:
                 return importlib.import_module, (module.__name__,)
-            case Fate.USUAL:
-                return self._usual(module)
+            case PicklingMode.DEFAULT:
+                return self._reduce_default(module)
 
     def _skeleton(self, module: types.ModuleType) -> _Skeleton:
         name = module.__name__
         if name not in self._skeletons:
-            wanted = ("__name__", "__package__", "__path__", "__file__")
-            facts = {key: vars(module)[key] for key in wanted if key in vars(module)}
-            state = self._relocated(facts)
+            names = ("__name__", "__package__", "__path__", "__file__")
+            attributes = {key: vars(module)[key] for key in names if key in vars(module)}
+            state = self._relocate(attributes)
             self._skeletons[name] = _Skeleton((types.ModuleType, (name,), state))
         return self._skeletons[name]
 
-    def _relocated(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
+    def _relocate(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
         """Return *namespace* with ``__file__`` and ``__path__`` as they are in the job."""
         file, path = namespace.get("__file__"), namespace.get("__path__")
-        moved = dict(namespace)
+        relocated = dict(namespace)
         if isinstance(file, str):
-            moved["__file__"] = self._place(file)
+            relocated["__file__"] = self._path_in_job(file)
         if path is not None and not isinstance(path, str):
-            moved["__path__"] = [self._place(one) for one in typing.cast("list[str]", path)]
-        return moved
+            relocated["__path__"] = [
+                self._path_in_job(folder) for folder in typing.cast("list[str]", path)
+            ]
+        return relocated
 
-    def _place(self, path: Any) -> Any:
+    def _path_in_job(self, path: Any) -> Any:
         root = self._project.root
         if not isinstance(path, str):
             return path  # already replaced: functions share a namespace
-        if root is None or not discover.is_within(there := discover.real(path), str(root)):
+        if root is None or not discover.is_within(
+            real_path := discover.resolve_directory(path), str(root)
+        ):
             return path
         # The job unpickles in its copy of this working directory.
         start = os.path.join(root, self._project.cwd or "")
-        return _StandIn((os.path.abspath, (os.path.relpath(there, start).replace(os.sep, "/"),)))
+        return _StandIn(
+            (os.path.abspath, (os.path.relpath(real_path, start).replace(os.sep, "/"),))
+        )
 
 
 class _StandIn:
@@ -367,7 +382,7 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
     return None
 
 
-def _is_found(obj: Any) -> bool:
+def _is_importable_by_name(obj: Any) -> bool:
     """Return whether the module of *obj* has *obj* under its qualified name."""
     found: Any = sys.modules.get(obj.__module__)
     for part in getattr(obj, "__qualname__", obj.__name__).split("."):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic import configuration
-from kinetic._messages import amount
+from kinetic._messages import format_size
 from kinetic._packing import discover, ignore
 from kinetic.errors import PackError
 
@@ -32,7 +32,9 @@ MAX_LINKS = 4
 """How many links the path to a directory may contain."""
 
 # The entries that an environment in the project's root adds to the project's own files.
-_IN_PLACE = frozenset({"bin", "include", "lib64", "Scripts", "Include", "pyvenv.cfg", "conda-meta"})
+_ENVIRONMENT_ENTRIES = frozenset(
+    {"bin", "include", "lib64", "Scripts", "Include", "pyvenv.cfg", "conda-meta"}
+)
 
 
 class Stamp(NamedTuple):
@@ -48,13 +50,13 @@ class Stamp(NamedTuple):
 class Entry(NamedTuple):
     """A file or directory that ships; the name of a directory ends with ``/``.
 
-    *wanted* says that a ``!pattern`` ships this file, even if it contains a key.
+    *is_included* says that a ``!pattern`` ships this file, even if it contains a key.
     """
 
     name: str
     path: str
     stamp: Stamp
-    wanted: bool = False
+    is_included: bool = False
 
     @property
     def is_directory(self) -> bool:
@@ -65,33 +67,35 @@ class Entry(NamedTuple):
 class Tree:
     """The files and directories that ship, ordered by the bytes of their names, parents first.
 
-    ``left`` has a phrase about each excluded entry that the job may need; ``private`` has
+    ``omitted`` has a phrase about each excluded entry that the job may need; ``private`` has
     the names of credentials that were left out.
     """
 
     entries: tuple[Entry, ...]
-    left: tuple[str, ...]
+    omitted: tuple[str, ...]
     private: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """The size of all files, in bytes."""
-        return sum(one.stamp.size for one in self.entries if not one.is_directory)
+        return sum(entry.stamp.size for entry in self.entries if not entry.is_directory)
 
     @property
     def fingerprint(self) -> str:
         """A hash of all names and stamps; it changes whenever a file does."""
         digest = hashlib.sha256(FORMAT)
-        for name, _, stamp, wanted in self.entries:
+        for name, _, stamp, is_included in self.entries:
             # A directory's times change with files that don't ship.
             facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
-            digest.update(f"{name}\0{facts}{' !' * wanted}\n".encode())
+            digest.update(f"{name}\0{facts}{' !' * is_included}\n".encode())
         return digest.hexdigest()
 
     @property
     def newest_ns(self) -> int:
         """The time of the latest change, in nanoseconds of the file system's clock."""
-        return max((one.stamp.ctime_ns for one in self.entries if not one.is_directory), default=0)
+        return max(
+            (entry.stamp.ctime_ns for entry in self.entries if not entry.is_directory), default=0
+        )
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -113,12 +117,12 @@ def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tre
 
 
 class _Directory(NamedTuple):
-    """A directory to scan; ``above`` identifies it and its parents by device and inode."""
+    """A directory to scan; ``ancestors`` identifies it and its parents by device and inode."""
 
     name: str
     path: str
     stamp: Stamp
-    above: frozenset[tuple[int, int]]
+    ancestors: frozenset[tuple[int, int]]
     links: int
 
 
@@ -129,7 +133,7 @@ class _Scan:
         excluded = {os.path.realpath(path) for path in exclude}
         self._excluded = {path for path in excluded if not discover.is_within(root, path)}
         self._entries: list[Entry] = []
-        self._left: list[str] = []
+        self._omitted: list[str] = []
         self._private: list[str] = []
 
     def run(self) -> Tree:
@@ -144,10 +148,10 @@ class _Scan:
                 case Entry() as entry:
                     self._entries.append(entry)
                 case _Directory() as directory:
-                    stack.extend(reversed(self._children(directory)))
+                    stack.extend(reversed(self._scan_directory(directory)))
         return Tree(
             entries=tuple(self._entries),
-            left=tuple(sorted(self._left)),
+            omitted=tuple(sorted(self._omitted)),
             private=tuple(sorted(self._private)),
         )
 
@@ -161,97 +165,101 @@ class _Scan:
             ) from exc
         return status
 
-    def _children(self, directory: _Directory) -> list[Entry | _Directory]:
+    def _scan_directory(self, directory: _Directory) -> list[Entry | _Directory]:
         """Add *directory* to the entries, and return those of its children that ship."""
         try:
             with os.scandir(directory.path) as listing:
-                found = list(listing)
+                entries = list(listing)
         except OSError as exc:
-            self._left.append(f"{directory.name} cannot be read ({exc.strerror})")
-            found = []
-        names = {one.name for one in found}
+            self._omitted.append(f"{directory.name} cannot be read ({exc.strerror})")
+            entries = []
+        names = {entry.name for entry in entries}
         if not names.isdisjoint(discover.ENVIRONMENT_MARKS):
             if directory.name:
                 return []
-            found = _without_environment(found)
+            entries = _without_environment(entries)
         if directory.name:
             self._entries.append(Entry(directory.name, directory.path, directory.stamp))
-        children = [child for one in found if (child := self._child(directory, one)) is not None]
+        children = [
+            child for entry in entries if (child := self._scan_entry(directory, entry)) is not None
+        ]
         children.sort(key=lambda child: os.fsencode(child.name))
         return children
 
-    def _child(self, parent: _Directory, found: os.DirEntry[str]) -> Entry | _Directory | None:
-        relative = parent.name + found.name
+    def _scan_entry(self, parent: _Directory, entry: os.DirEntry[str]) -> Entry | _Directory | None:
+        relative = parent.name + entry.name
         try:
-            if found.name in ignore.NEVER or not self._nameable(relative):
+            if entry.name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):
                 return None
-            if found.is_symlink():
-                return self._link(parent, found.path, relative, found.name)
-            status = found.stat(follow_symlinks=False)
+            if entry.is_symlink():
+                return self._scan_link(parent, entry.path, relative, entry.name)
+            status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None  # deleted since the listing
         except OSError as exc:
-            self._left.append(f"{relative} cannot be read ({exc.strerror})")
+            self._omitted.append(f"{relative} cannot be read ({exc.strerror})")
             return None
-        return self._admit(parent, found.path, relative, found.name, status, parent.links)
+        return self._apply_rules(parent, entry.path, relative, entry.name, status, parent.links)
 
-    def _nameable(self, relative: str) -> bool:
+    def _is_nameable(self, relative: str) -> bool:
         try:
             relative.encode()
         except UnicodeEncodeError:
-            self._left.append(f"{os.fsencode(relative)!r} has a name that is not UTF-8")
+            self._omitted.append(f"{os.fsencode(relative)!r} has a name that is not UTF-8")
             return False
         return True
 
-    def _link(
+    def _scan_link(
         self, parent: _Directory, path: str, relative: str, name: str
     ) -> Entry | _Directory | None:
         target = os.path.realpath(path)
         try:
             status = os.stat(path)
         except OSError as exc:
-            if not self._rules.leave_out(relative, name, is_directory=False):
-                self._left.append(f"{relative} is a link to {target} ({exc.strerror})")
+            if not self._rules.is_excluded(relative, name, is_directory=False):
+                self._omitted.append(f"{relative} is a link to {target} ({exc.strerror})")
             return None
         is_directory = stat.S_ISDIR(status.st_mode)
-        if self._rules.leave_out(relative, name, is_directory=is_directory):
+        if self._rules.is_excluded(relative, name, is_directory=is_directory):
             return None
         if not discover.is_within(target, self._root):
-            self._left.append(f"{relative} is a link out of the project, to {target}")
+            self._omitted.append(f"{relative} is a link out of the project, to {target}")
             return None
-        if self._is_left_out(target, is_directory):
+        if self._is_excluded_target(target, is_directory):
             return None
-        if self._is_private(target, is_directory):
+        if self._is_private_target(target, is_directory):
             self._private.append(relative)
             return None
-        if is_directory and (status.st_dev, status.st_ino) in parent.above:
-            self._left.append(f"{relative} is a link that leads back to {target}")
+        if is_directory and (status.st_dev, status.st_ino) in parent.ancestors:
+            self._omitted.append(f"{relative} is a link that leads back to {target}")
             return None
         if is_directory and parent.links >= MAX_LINKS:
-            self._left.append(f"{relative} is a link to {target} inside {MAX_LINKS} linked folders")
+            self._omitted.append(
+                f"{relative} is a link to {target} inside {MAX_LINKS} linked folders"
+            )
             return None
-        return self._admit(parent, target, relative, name, status, parent.links + 1)
+        return self._apply_rules(parent, target, relative, name, status, parent.links + 1)
 
-    def _is_left_out(self, target: str, is_directory: bool) -> bool:
+    def _is_excluded_target(self, target: str, is_directory: bool) -> bool:
         """Return whether the target of a link may not ship under any name."""
-        inside = os.path.relpath(target, self._root).split(os.sep)
+        parts = os.path.relpath(target, self._root).split(os.sep)
         directory = target if is_directory else os.path.dirname(target)
         return (
-            not ignore.NEVER.isdisjoint(inside)
+            not ignore.NEVER_SHIPPED.isdisjoint(parts)
             or any(discover.is_within(target, path) for path in self._excluded)
-            or discover.in_environment(directory, self._root)
+            or discover.is_in_environment(directory, self._root)
         )
 
-    def _is_private(self, target: str, is_directory: bool) -> bool:
+    def _is_private_target(self, target: str, is_directory: bool) -> bool:
         """Return whether a link leads to a credential that no rule includes by name."""
         relative = os.path.relpath(target, self._root)
         parts = relative.split(os.sep)
         return any(map(ignore.is_private, parts)) and (
-            self._rules.leave_out("/".join(parts), parts[-1], is_directory=is_directory)
+            self._rules.is_excluded("/".join(parts), parts[-1], is_directory=is_directory)
             is not False
         )
 
-    def _admit(
+    def _apply_rules(
         self,
         parent: _Directory,
         path: str,
@@ -263,34 +271,34 @@ class _Scan:
         is_directory = stat.S_ISDIR(status.st_mode)
         if path in self._excluded:
             return None
-        out = self._rules.leave_out(relative, name, is_directory=is_directory)
-        if out:
+        excluded = self._rules.is_excluded(relative, name, is_directory=is_directory)
+        if excluded:
             return None
-        if out is None and ignore.is_private(name):
+        if excluded is None and ignore.is_private(name):
             self._private.append(f"{relative}/" if is_directory else relative)
             return None
         if is_directory:
-            above = parent.above | {(status.st_dev, status.st_ino)}
-            return _Directory(f"{relative}/", path, stamp_of(status), above, links)
+            ancestors = parent.ancestors | {(status.st_dev, status.st_ino)}
+            return _Directory(f"{relative}/", path, stamp_of(status), ancestors, links)
         if not stat.S_ISREG(status.st_mode):
-            self._left.append(f"{relative} is neither a file nor a directory")
+            self._omitted.append(f"{relative} is neither a file nor a directory")
             return None
-        return Entry(relative, path, stamp_of(status), out is False)
+        return Entry(relative, path, stamp_of(status), excluded is False)
 
 
-def _without_environment(found: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+def _without_environment(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     """Return the entries of a root that don't belong to the virtual environment in it."""
     kept: list[os.DirEntry[str]] = []
-    for one in found:
-        if one.name in _IN_PLACE:
+    for entry in entries:
+        if entry.name in _ENVIRONMENT_ENTRIES:
             continue
-        if one.name in ("lib", "Lib") and _holds_packages(one.path):
+        if entry.name in ("lib", "Lib") and _has_packages(entry.path):
             continue
-        kept.append(one)
+        kept.append(entry)
     return kept
 
 
-def _holds_packages(library: str) -> bool:
+def _has_packages(library: str) -> bool:
     """Return whether a ``lib`` belongs to an environment, and not to the project."""
     names = os.listdir(library) if os.path.isdir(library) else []
     return "site-packages" in names or any(
@@ -302,44 +310,46 @@ SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
 MEGABYTE = 1_000_000
 
 
-def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
+def omission_notices(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
     """Return notices about what was left out, and about a large project.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
     """
     notices: list[str] = []
-    if tree.left:
-        notices.append(listed(f"Not shipped from {root}:", tree.left))
+    if tree.omitted:
+        notices.append(format_list(f"Not shipped from {root}:", tree.omitted))
     limit = configuration.number(SIZE_VARIABLE, 100.0, environ)
     if tree.size > limit * MEGABYTE:
-        files = [one for one in tree.entries if not one.is_directory]
-        largest = sorted(files, key=lambda one: one.stamp.size, reverse=True)[:5]
-        named = [f"{one.name} ({amount(one.stamp.size)})" for one in largest]
+        files = [entry for entry in tree.entries if not entry.is_directory]
+        largest = sorted(files, key=lambda entry: entry.stamp.size, reverse=True)[:5]
+        descriptions = [f"{entry.name} ({format_size(entry.stamp.size)})" for entry in largest]
         notices.append(
-            f"The project {root} has {amount(tree.size)}, more than {SIZE_VARIABLE}={limit:g}. "
-            f"Largest: {', '.join(named)}. Leave out with .kineticignore what the job does not "
-            "need, or pass it as Data."
+            f"The project {root} has {format_size(tree.size)}, more than "
+            f"{SIZE_VARIABLE}={limit:g}. Largest: {', '.join(descriptions)}. Leave out "
+            "with .kineticignore what the job does not need, or pass it as Data."
         )
     return notices
 
 
-def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
+def credential_notices(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
     """Return notices about credentials: *private*, left out, and lookalikes among *shipped*."""
     notices: list[str] = []
     if private:
         notices.append(
-            listed(f"Not shipped from {root}, because they are credentials:", private)
+            format_list(f"Not shipped from {root}, because they are credentials:", private)
             + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
             "without the ! to silence this warning."
         )
-    if found := [one for one in shipped if ignore.look_private(one.rpartition("/")[2])]:
-        what = f"These files of {root} look like secrets and are shipped with the code:"
-        notices.append(listed(what, found) + " List them in .kineticignore to keep them here.")
+    if lookalikes := [name for name in shipped if ignore.looks_private(name.rpartition("/")[2])]:
+        prefix = f"These files of {root} look like secrets and are shipped with the code:"
+        notices.append(
+            format_list(prefix, lookalikes) + " List them in .kineticignore to keep them here."
+        )
     return notices
 
 
-def listed(what: str, items: Sequence[str], most: int = 10) -> str:
-    """Return a sentence that begins with *what* and lists the first *most* of *items*."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return f"{what} {', '.join(items[:most])}{more}."
+def format_list(prefix: str, items: Sequence[str], limit: int = 10) -> str:
+    """Return a sentence that begins with *prefix* and lists the first *limit* of *items*."""
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return f"{prefix} {', '.join(items[:limit])}{more}."

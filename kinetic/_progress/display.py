@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator
 
 from absl import logging
 
-from kinetic._progress.entry import Entry, Manner, Surface, choose, requested
-from kinetic._progress.steps import WANTED, Show, Step
+from kinetic._progress.entry import Entry, Mode, Surface, choose_mode, requested_mode
+from kinetic._progress.steps import SHOW_FACTORY, Show, Step
 from kinetic.progress import Progress
 
 TICK_S = 0.1
@@ -24,10 +24,10 @@ TICK_S = 0.1
 BATCH_DELAY_S = 0.5
 """How many seconds a batch must run until it gets a progress line."""
 
-LAST_S = 1.0
+SETTLE_S = 1.0
 """How many seconds the interpreter waits at its exit until the last lines are drawn."""
 
-_Order = tuple[Entry | None, Callable[[], object] | None]
+_Command = tuple[Entry | None, Callable[[], object] | None]
 """An entry to begin (without a function), or to end, and the function to call afterwards."""
 
 
@@ -38,7 +38,7 @@ class Display:
     """
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._started = False
         self._drawer: _Drawer | None = None
 
@@ -65,37 +65,37 @@ class Display:
 
     def close(self, entry: Entry, on_drawn: Callable[[], object]) -> None:
         """Stop showing *entry*; the drawing thread draws its last line, then calls *on_drawn*."""
-        self._orders.put((entry, on_drawn))
+        self._commands.put((entry, on_drawn))
 
     def settle(self) -> None:
-        """Wait up to `LAST_S` until everything is drawn."""
+        """Wait up to `SETTLE_S` until everything is drawn."""
         if self._started:
             drawn = threading.Event()
-            self._orders.put((None, drawn.set))
+            self._commands.put((None, drawn.set))
             with contextlib.suppress(KeyboardInterrupt):
-                drawn.wait(LAST_S)
+                drawn.wait(SETTLE_S)
 
     def forget(self) -> None:
         """Drop all entries in a forked child; the parent continues to show them."""
         if self._drawer is not None:
             self._drawer.abandon()
-        self._orders = queue.SimpleQueue()
+        self._commands = queue.SimpleQueue()
         self._started = False
         self._drawer = None
 
     def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
-        manner = choose(os.environ, sys.stderr)
-        if manner == "off" or not self._start():
+        mode = choose_mode(os.environ, sys.stderr)
+        if mode == "off" or not self._start():
             return None
         entry = Entry(title, value, begun=time.monotonic(), delay=delay)
-        self._orders.put((entry, None))
+        self._commands.put((entry, None))
         return entry
 
     def _start(self) -> bool:
         if self._started:
             return True
         self._started = True
-        drawer = self._drawer = _Drawer(self._orders)
+        drawer = self._drawer = _Drawer(self._commands)
         try:
             threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
             atexit.register(self.settle)
@@ -107,8 +107,8 @@ class Display:
 class _Drawer:
     """Draw the entries of a queue; one thread runs it and owns its state."""
 
-    def __init__(self, orders: queue.SimpleQueue[_Order]) -> None:
-        self._orders = orders
+    def __init__(self, commands: queue.SimpleQueue[_Command]) -> None:
+        self._commands = commands
         self._entries: list[Entry] = []
         self._surface: Surface | None = None
         self._broken = False
@@ -116,18 +116,18 @@ class _Drawer:
     def run(self) -> None:
         """Draw for as long as the process lives."""
         while True:
-            entry, done = self._next()
-            if entry is not None and done is None:
+            entry, on_drawn = self._next_command()
+            if entry is not None and on_drawn is None:
                 self._entries.append(entry)
             elif entry is not None and entry in self._entries:
                 self._entries.remove(entry)
-                self._safely(functools.partial(_finish, entry))
-            self._safely(lambda surface: surface.draw(self._entries, time.monotonic()))
+                self._draw_safely(functools.partial(_finish, entry))
+            self._draw_safely(lambda surface: surface.draw(self._entries, time.monotonic()))
             if not self._entries:
-                self._safely(lambda surface: surface.close())
+                self._draw_safely(lambda surface: surface.close())
                 self._surface, self._broken = None, False
-            if done is not None:
-                done()
+            if on_drawn is not None:
+                on_drawn()
 
     def abandon(self) -> None:
         """Release the streams and write nothing."""
@@ -135,35 +135,35 @@ class _Drawer:
             with contextlib.suppress(Exception):
                 self._surface.close(quietly=True)
 
-    def _next(self) -> tuple[Entry | None, Callable[[], object] | None]:
+    def _next_command(self) -> tuple[Entry | None, Callable[[], object] | None]:
         try:
-            return self._orders.get(timeout=TICK_S if self._entries else None)
+            return self._commands.get(timeout=TICK_S if self._entries else None)
         except queue.Empty:
             return None, None
 
-    def _safely(self, do: Callable[[Surface], None]) -> None:
+    def _draw_safely(self, action: Callable[[Surface], None]) -> None:
         """Draw; after a failure draw nothing more, because progress must not stop the work."""
         if self._broken:
             return
         try:
             if self._surface is None:
-                self._surface = _surface(choose(os.environ, sys.stderr))
-            do(self._surface)
+                self._surface = _make_surface(choose_mode(os.environ, sys.stderr))
+            action(self._surface)
         except Exception as exc:
             self._broken = True
             self.abandon()
             # Don't warn about a closed stream, or about a pipe without a reader.
             expected = isinstance(exc, (OSError, ValueError))
-            say = logging.debug if expected else logging.warning
-            say("can't show progress: %s: %s", type(exc).__name__, exc)
+            log = logging.debug if expected else logging.warning
+            log("can't show progress: %s: %s", type(exc).__name__, exc)
 
 
 def _finish(entry: Entry, surface: Surface) -> None:
     surface.finish(entry, time.monotonic())
 
 
-def _surface(manner: Manner) -> Surface:
-    match manner:
+def _make_surface(mode: Mode) -> Surface:
+    match mode:
         case "live":
             from kinetic._progress.surfaces import Live
 
@@ -184,21 +184,21 @@ DISPLAY = Display()
 os.register_at_fork(after_in_child=DISPLAY.forget)
 
 
-def shower() -> Show | None:
+def find_show() -> Show | None:
     """Return the function that shows a step on the display; None if progress is off.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
-    return None if requested(os.environ) == "off" else DISPLAY.show_step
+    return None if requested_mode(os.environ) == "off" else DISPLAY.show_step
 
 
 @contextlib.contextmanager
-def wanted(answer: bool | None) -> Generator[None]:
+def showing_steps(show: bool | None) -> Generator[None]:
     """Show (True) or hide (False) the steps that begin in the block; None changes nothing."""
-    token = None if answer is None else WANTED.set(shower if answer else None)
+    token = None if show is None else SHOW_FACTORY.set(find_show if show else None)
     try:
         yield
     finally:
         if token is not None:
-            WANTED.reset(token)
+            SHOW_FACTORY.reset(token)

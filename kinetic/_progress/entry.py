@@ -15,37 +15,37 @@ from kinetic.progress import Progress
 VARIABLE = "KINETIC_PROGRESS"
 VALUES = ("auto", "live", "plain", "off")
 
-Manner = Literal["live", "plain", "notebook", "off"]
+Mode = Literal["live", "plain", "notebook", "off"]
 
 
-def requested(environ: Mapping[str, str]) -> str:
+def requested_mode(environ: Mapping[str, str]) -> str:
     """Return the value of ``KINETIC_PROGRESS``: auto, live, plain, or off.
 
     Raises:
         ConfigurationError: The variable has another value.
     """
-    named = (environ.get(VARIABLE) or "auto").strip().lower()
-    if named not in VALUES:
-        hint = suggest(named, VALUES, otherwise="set it to one of them, or leave it unset")
-        raise ConfigurationError(f"{VARIABLE}={named} is none of {', '.join(VALUES)}; {hint}")
-    return named
+    value = (environ.get(VARIABLE) or "auto").strip().lower()
+    if value not in VALUES:
+        hint = suggest(value, VALUES, otherwise="set it to one of them, or leave it unset")
+        raise ConfigurationError(f"{VARIABLE}={value} is none of {', '.join(VALUES)}; {hint}")
+    return value
 
 
-def choose(environ: Mapping[str, str], stream: TextIO | None) -> Manner:
+def choose_mode(environ: Mapping[str, str], stream: TextIO | None) -> Mode:
     """Return how a process with this environment, and the error stream *stream*, shows progress.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
-    named = requested(environ)
-    if named == "off" or stream is None or getattr(stream, "closed", False):
+    value = requested_mode(environ)
+    if value == "off" or stream is None or getattr(stream, "closed", False):
         return "off"
-    if named == "auto":
+    if value == "auto":
         if in_notebook():
             return "notebook"
-        dumb = environ.get("TERM", "") in ("dumb", "unknown")
-        return "live" if is_terminal(stream) and not dumb else "plain"
-    return "live" if named == "live" else "plain"
+        is_dumb = environ.get("TERM", "") in ("dumb", "unknown")
+        return "live" if is_terminal(stream) and not is_dumb else "plain"
+    return "live" if value == "live" else "plain"
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinetic._messages import span
+from kinetic._messages import format_duration
 from kinetic._progress.steps import Step
 from kinetic.progress import Progress
 
@@ -20,27 +20,29 @@ def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]
     from rich.text import Text
 
     parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
-    over = max(0, TITLE + 2 + _wide(parts) - width)  # shorten the title before dropping a count
-    parts = [(0, _cut(title, max(SHORTEST_TITLE, TITLE - over))), *parts]
+    excess = max(
+        0, TITLE + 2 + _width_of(parts) - width
+    )  # shorten the title before dropping a count
+    parts = [(0, _shortened_title(title, max(SHORTEST_TITLE, TITLE - excess))), *parts]
     bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
-    while len(parts) > 1 and (bar + 2 if bar else 0) + _wide(parts) > width:
+    while len(parts) > 1 and (bar + 2 if bar else 0) + _width_of(parts) > width:
         if bar and max(rank for rank, _ in parts) < BAR_RANK:
             bar = 0
         else:
             parts.remove(max(parts, key=lambda part: part[0]))
     if bar and value is not None:
-        parts.insert(1, (BAR_RANK, _bar(value, min(BAR, width - _wide(parts) - 2))))
+        parts.insert(1, (BAR_RANK, _bar(value, min(BAR, width - _width_of(parts) - 2))))
     line = Text("  ").join(text for _, text in parts)
     line.truncate(width, overflow="ellipsis")
     lines = [line]
     if isinstance(value, Progress) and value.first_failure:
-        why = Text(f"  {value.failure()}", "red")
-        why.truncate(width, overflow="ellipsis")
-        lines.append(why)
+        failure = Text(f"  {value.failure()}", "red")
+        failure.truncate(width, overflow="ellipsis")
+        lines.append(failure)
     return lines
 
 
-def _wide(parts: list[tuple[int, Text]]) -> int:
+def _width_of(parts: list[tuple[int, Text]]) -> int:
     return sum(text.cell_len for _, text in parts) + 2 * (len(parts) - 1)
 
 
@@ -65,13 +67,13 @@ def _parts(value: Progress) -> list[tuple[int, Text]]:
         if count:
             parts.append((rank, Text(f"{count:,} {name}", style)))
     if value.finished:
-        return [*parts, (4, Text(span(value.elapsed), "dim"))]
+        return [*parts, (4, Text(format_duration(value.elapsed), "dim"))]
     if value.rate > 0:
         parts.append((8, Text(value.speed(), "dim")))
     if value.eta is not None:
-        parts.append((4, Text(f"{span(max(1.0, value.eta))} left")))
+        parts.append((4, Text(f"{format_duration(max(1.0, value.eta))} left")))
     elif value.elapsed >= 1:
-        parts.append((11, Text(span(value.elapsed), "dim")))
+        parts.append((11, Text(format_duration(value.elapsed), "dim")))
     return parts
 
 
@@ -85,14 +87,16 @@ def _parts_of_step(step: Step) -> list[tuple[int, Text]]:
 def _bar(value: Progress | Step, width: int) -> Text:
     from rich.text import Text
 
-    bad = isinstance(value, Progress) and (value.failed or value.lost)
-    done = int((value.fraction or 0.0) * width)
-    return Text.assemble(("━" * done, "red" if bad else "green"), ("─" * (width - done), "dim"))
+    has_failures = isinstance(value, Progress) and (value.failed or value.lost)
+    filled = int((value.fraction or 0.0) * width)
+    return Text.assemble(
+        ("━" * filled, "red" if has_failures else "green"), ("─" * (width - filled), "dim")
+    )
 
 
-def _cut(words: str, longest: int) -> Text:
+def _shortened_title(title: str, max_width: int) -> Text:
     from rich.text import Text
 
-    text = Text(words, "bold")
-    text.truncate(longest, overflow="ellipsis")
+    text = Text(title, "bold")
+    text.truncate(max_width, overflow="ellipsis")
     return text

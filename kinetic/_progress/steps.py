@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 
-from kinetic._messages import amount, one_line
+from kinetic._messages import format_size, one_line
 
-SHORT_S = 1.0
+SHOWN_AFTER_S = 1.0
 """How long a step must take until it is shown."""
 
 Show = Callable[["Step"], Callable[[], None]]
 """A function that shows a step on a display, and returns a function that removes the step."""
 
-WANTED: ContextVar[Callable[[], Show | None] | None] = ContextVar("kinetic_progress", default=None)
+SHOW_FACTORY: ContextVar[Callable[[], Show | None] | None] = ContextVar(
+    "kinetic_progress", default=None
+)
 """A function that returns the `Show` for steps of this context; None hides them. The sync API sets
 this variable."""
 
@@ -49,11 +51,11 @@ class Step:
     def update(self, done: int, total: int) -> None:
         """Report that *done* of *total* bytes are done."""
         self.done, self.total = done, total
-        if self._show is not None and self._clock() - self.begun > SHORT_S:
+        if self._show is not None and self._clock() - self.begun > SHOWN_AFTER_S:
             show, self._show = self._show, None
             self._hide = show(self)
 
-    def say(self, title: str) -> None:
+    def set_title(self, title: str) -> None:
         """Change the title of a step of unknown size."""
         self.title = one_line(title, 60)
         self.update(0, 0)
@@ -74,7 +76,7 @@ class Step:
         fraction = self.fraction
         if fraction is None:
             return self.title
-        return f"{self.title}: {fraction:.0%} of {amount(self.total)}"
+        return f"{self.title}: {fraction:.0%} of {format_size(self.total)}"
 
 
 _RUNNING: dict[int, Step] = {}
@@ -87,20 +89,20 @@ def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generato
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
-    shower = WANTED.get()
-    one = Step(title, clock=clock, show=shower() if shower is not None else None)
-    _RUNNING[id(one)] = one
+    find_show = SHOW_FACTORY.get()
+    new_step = Step(title, clock=clock, show=find_show() if find_show is not None else None)
+    _RUNNING[id(new_step)] = new_step
     try:
-        yield one
+        yield new_step
     finally:
-        del _RUNNING[id(one)]
-        one.end()
+        del _RUNNING[id(new_step)]
+        new_step.end()
 
 
-def current(*, clock: Callable[[], float] = time.monotonic) -> str:
-    """Return the line of the oldest running step; "" if none has run for `SHORT_S` seconds."""
+def current_line(*, clock: Callable[[], float] = time.monotonic) -> str:
+    """Return the line of the oldest step that has run for `SHOWN_AFTER_S` seconds, else ""."""
     now = clock()
-    for one in tuple(_RUNNING.values()):
-        if now - one.begun > SHORT_S:
-            return one.line()
+    for running_step in tuple(_RUNNING.values()):
+        if now - running_step.begun > SHOWN_AFTER_S:
+            return running_step.line()
     return ""

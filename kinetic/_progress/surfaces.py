@@ -42,95 +42,95 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._unended: bool | None = None  # others' last text lacks a newline
-        self._guarded: list[Any] = []
-        for one in streams:
-            if not any(one is other for other in self._guarded):
-                self._guard(one)
+        self._is_line_open: bool | None = None  # others' last text lacks a newline
+        self._patched_streams: list[Any] = []
+        for candidate in streams:
+            if not any(candidate is patched for patched in self._patched_streams):
+                self._patch(candidate)
 
     def draw(self, lines: list[str]) -> None:
         """Replace the lines with *lines*, each no wider than the terminal."""
         with self._lock:
             if lines != self._lines or (lines and not self._height):
                 self._lines = lines
-                if not self._unended:
-                    self._put()
+                if not self._is_line_open:
+                    self._redraw()
 
     def keep(self, lines: list[str]) -> None:
         """Replace the lines with *lines* and leave these on the terminal."""
         with self._lock:
-            start = "\n" if self._unended else self._erasing()
-            self._send(self._at_a_line() + start + "".join(f"{line}\n" for line in lines))
-            self._unended = False
+            prefix = "\n" if self._is_line_open else self._erase_sequence()
+            self._send(self._line_start() + prefix + "".join(f"{line}\n" for line in lines))
+            self._is_line_open = False
             self._lines = []
 
     def close(self, *, quietly: bool = False) -> None:
         """Erase the lines and release the streams."""
         if quietly:  # a forked child may inherit a lock that nothing releases
             self._lock = threading.RLock()
-        for stream in self._guarded:
+        for stream in self._patched_streams:
             with contextlib.suppress(AttributeError):
                 del stream.write
-        self._guarded.clear()
+        self._patched_streams.clear()
         if not quietly:
             with self._lock:
-                self._send(self._erasing())
+                self._send(self._erase_sequence())
 
     # --- other threads write ---
 
-    def _guard(self, stream: Any) -> None:
+    def _patch(self, stream: Any) -> None:
         def write(text: str, /) -> int:
-            return self._pass(stream, original, text)
+            return self._write_above(stream, original, text)
 
         original = stream.write
         try:
             stream.write = write
         except AttributeError:  # the stream's text may mix with our lines
             return
-        self._guarded.append(stream)
+        self._patched_streams.append(stream)
 
-    def _pass(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
-        held = self._lock.acquire(timeout=self._patience)
+    def _write_above(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
+        has_lock = self._lock.acquire(timeout=self._patience)
         try:
-            if held and text:
+            if has_lock and text:
                 with contextlib.suppress(OSError, ValueError):
-                    self._send(self._erasing())
+                    self._send(self._erase_sequence())
             count = original(text)
-            if held and text:
-                self._unended = not text.endswith("\n")
-                if not self._unended and self._lines:
+            if has_lock and text:
+                self._is_line_open = not text.endswith("\n")
+                if not self._is_line_open and self._lines:
                     stream.flush()
                     with contextlib.suppress(OSError, ValueError):
-                        self._put()
+                        self._redraw()
             return count
         finally:
-            if held:
+            if has_lock:
                 self._lock.release()
 
     # --- writing to the terminal ---
 
-    def _erasing(self) -> str:
+    def _erase_sequence(self) -> str:
         height, self._height = self._height, 0
         if not height:
             return ""
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (height - 1)
 
-    def _put(self) -> None:
+    def _redraw(self) -> None:
         """Draw all lines with one write, so that nothing flickers."""
         up = f"\x1b[{self._height - 1}A" if self._height > 1 else ""
-        before = f"\r{up}" if self._height else self._at_a_line()
+        prefix = f"\r{up}" if self._height else self._line_start()
         self._height = len(self._lines)
-        self._send(before + "\n".join(f"{line}\x1b[K" for line in self._lines) + "\x1b[J")
+        self._send(prefix + "\n".join(f"{line}\x1b[K" for line in self._lines) + "\x1b[J")
 
-    def _at_a_line(self) -> str:
+    def _line_start(self) -> str:
         """Return text that moves the cursor to the start of a line if its position is unknown.
 
         The text is as many blanks as a line has columns: they reach the next line only if the
         cursor isn't at the start of a line.
         """
-        if self._unended is not None:
+        if self._is_line_open is not None:
             return ""
-        self._unended = False
+        self._is_line_open = False
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:  # KINETIC_PROGRESS=live without a terminal
@@ -140,18 +140,18 @@ class Screen:
     def _send(self, text: str) -> None:
         if not text:
             return
-        left = memoryview(text.encode(self._stream.encoding or "utf-8", "replace"))
+        unsent = memoryview(text.encode(self._stream.encoding or "utf-8", "replace"))
         # Don't use the stream's buffer: the interpreter can't end if it stops this daemon thread
         # while the thread holds the buffer's lock.
         descriptor = self._stream.fileno()
-        while left:
+        while unsent:
             try:
-                left = left[os.write(descriptor, left) :]
+                unsent = unsent[os.write(descriptor, unsent) :]
             except BlockingIOError:
                 select.select([], [descriptor], [], PATIENCE_S)
 
 
-EVERY_S = 0.5
+UPDATE_INTERVAL_S = 0.5
 """How often a notebook's output is updated."""
 
 _NUMBERS = itertools.count(1)
@@ -171,13 +171,13 @@ class Notebook:
         """Show the entries that are due, twice a second."""
         for entry in entries:
             name, last = self._names.get(entry, ("", 0.0))
-            if entry.value is None or now < entry.due or now - last < EVERY_S:
+            if entry.value is None or now < entry.due or now - last < UPDATE_INTERVAL_S:
                 continue
             if name:
-                self._tell(self._update, entry, _bundle(entry), name)
+                self._publish(self._update, entry, _bundle(entry), name)
             else:
                 name = f"kinetic-progress-{next(_NUMBERS)}"
-                self._tell(self._display, entry, _bundle(entry), name)
+                self._publish(self._display, entry, _bundle(entry), name)
             entry.drawn = True
             self._names[entry] = (name, now)
 
@@ -186,10 +186,10 @@ class Notebook:
         name, _ = self._names.pop(entry, ("", 0.0))
         if name:
             last = _bundle(entry) if entry.kept else {"text/plain": "", "text/html": ""}
-            self._tell(self._update, entry, last, name)
+            self._publish(self._update, entry, last, name)
 
-    def _tell(self, how: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
-        entry.context.run(how, bundle, raw=True, display_id=name)
+    def _publish(self, publish: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
+        entry.context.run(publish, bundle, raw=True, display_id=name)
 
     def close(self, *, quietly: bool = False) -> None:
         """Do nothing; this holds no stream."""
@@ -203,12 +203,12 @@ def _bundle(entry: Entry) -> dict[str, str]:
     return {"text/plain": line, "text/html": f"<div>{bar} {html.escape(line)}</div>"}
 
 
-FIRST_S, LONGEST_S = 10.0, 60.0
+FIRST_LINE_S, MAX_INTERVAL_S = 10.0, 60.0
 
 
 def next_line(lines: int) -> float:
     """Return the seconds until the next line, after *lines* lines: 10, 20, 40, 60, 60…"""
-    return min(LONGEST_S, FIRST_S * float(1 << min(lines, 10)))
+    return min(MAX_INTERVAL_S, FIRST_LINE_S * float(1 << min(lines, 10)))
 
 
 class Plain:
@@ -224,18 +224,18 @@ class Plain:
             if now - last >= next_line(count) and entry.value is not None:
                 self._written[entry] = (count + 1, now)
                 entry.drawn = True
-                say(entry.line())
+                log_line(entry.line())
 
     def finish(self, entry: Entry, now: float) -> None:
         """Write the last line, if the entry had one before."""
         if self._written.pop(entry, None) is not None:
-            say(entry.line())
+            log_line(entry.line())
 
     def close(self, *, quietly: bool = False) -> None:
         """Do nothing; this holds no stream."""
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Log *line*; if INFO isn't logged, write it to standard error."""
     if logging.get_absl_logger().isEnabledFor(20):
         logging.info("%s", line)
@@ -244,7 +244,7 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-MOST_LINES, WIDEST = 8, 120
+MAX_LINES, MAX_COLUMNS = 8, 120
 """Maximum number of lines to draw, and of columns in a line."""
 
 
@@ -260,18 +260,18 @@ class Live:
         if not entries and self._screen is None:
             return
         screen = self._on_screen()  # always, to see what others write
-        shown = [one for one in entries if one.value is not None and now >= one.due]
+        shown = [entry for entry in entries if entry.value is not None and now >= entry.due]
         if not shown:
             screen.draw([])
             return
         lines: list[str] = []
-        room = max(1, min(MOST_LINES, self._size.lines - 1))
+        max_lines = max(1, min(MAX_LINES, self._size.lines - 1))
         for entry in shown:
             entry.drawn = True
             lines += self._lines(entry)
-        if len(lines) > room:
-            hidden = len(lines) - room + 1
-            lines = [*lines[: room - 1], f"and {hidden} more lines"[: self._width]]
+        if len(lines) > max_lines:
+            hidden = len(lines) - max_lines + 1
+            lines = [*lines[: max_lines - 1], f"and {hidden} more lines"[: self._width]]
         screen.draw(lines)
 
     def finish(self, entry: Entry, now: float) -> None:
@@ -294,22 +294,24 @@ class Live:
     @property
     def _size(self) -> os.terminal_size:
         """The size that the variables COLUMNS and LINES name, but at most that of the terminal."""
-        wanted = self._console.size
+        configured = self._console.size
         try:
             actual = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):  # KINETIC_PROGRESS=live without a terminal
-            return os.terminal_size(wanted)
-        width, height = actual.columns or wanted.width, actual.lines or wanted.height
-        return os.terminal_size((min(wanted.width, width), min(wanted.height, height)))
+            return os.terminal_size(configured)
+        width, height = actual.columns or configured.width, actual.lines or configured.height
+        return os.terminal_size((min(configured.width, width), min(configured.height, height)))
 
     @property
     def _width(self) -> int:
-        return max(1, min(WIDEST, self._size.columns - 1))  # a line wraps in the last column
+        return max(1, min(MAX_COLUMNS, self._size.columns - 1))  # a line wraps in the last column
 
     def _on_screen(self) -> Screen:
         if self._screen is None:
-            known = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-            streams = [one for one in known if one is not None and is_terminal(one)]
+            candidates = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+            streams = [
+                stream for stream in candidates if stream is not None and is_terminal(stream)
+            ]
             self._screen = Screen(self._stream, [*streams, self._stream])
         return self._screen
 

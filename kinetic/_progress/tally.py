@@ -35,7 +35,7 @@ class Pace:
 
     def end(self, now: float, count: int = 1) -> None:
         """Count *count* items that ended at *now*."""
-        now = self._at(now)
+        now = self._advance(now)
         self._ended += count
         if now - self._marks[-1][0] >= MARK_S:
             self._marks.append((now, self._ended))
@@ -43,10 +43,10 @@ class Pace:
 
     def rate(self, now: float) -> float:
         """Return items per second; a pause lowers the rate only while it lasts."""
-        now = self._at(now)
+        now = self._advance(now)
         self._trim(now)
-        begun, before = self._marks[0]
-        return (self._ended - before) / max(SHORTEST_S, now - begun)
+        window_start, ended_before = self._marks[0]
+        return (self._ended - ended_before) / max(SHORTEST_S, now - window_start)
 
     def eta(self, now: float, left: int | None) -> float | None:
         """Return the seconds until *left* more items end; None if that isn't known."""
@@ -57,15 +57,15 @@ class Pace:
         rate = self.rate(now)
         return left / rate if rate > 0 else None
 
-    def _at(self, now: float) -> float:
+    def _advance(self, now: float) -> float:
         self._now = max(self._now, now)
         return self._now
 
     def _trim(self, now: float) -> None:
         marks = self._marks
         while len(marks) > 1:
-            begun, before = marks[1]
-            if now - begun < WINDOW_S or self._ended - before < WINDOW_ITEMS:
+            next_start, ended_before = marks[1]
+            if now - next_start < WINDOW_S or self._ended - ended_before < WINDOW_ITEMS:
                 break
             marks.popleft()
 
@@ -121,10 +121,10 @@ class Tally:
         if state is not before:
             self._move(index, before, state, now)
         if retries > 0 or index in self._retries:
-            more = retries - self._retries.get(index, 0)
-            self._retried += more
-            if after and more > 0:
-                self._retried_after[after] += more
+            new_retries = retries - self._retries.get(index, 0)
+            self._retried += new_retries
+            if after and new_retries > 0:
+                self._retried_after[after] += new_retries
             self._retries[index] = retries
 
     def _move(self, index: int, before: State, state: State, now: float) -> None:
@@ -157,11 +157,11 @@ class Tally:
         now = self._now = max(self._now, now)
         known = max(known, total or 0, len(self._states))
         counts = self._counts
-        busy = sum(counts[State.RUNNING :])
-        left = None if total is None else known - busy + counts[State.RUNNING]
+        started = sum(counts[State.RUNNING :])
+        left = None if total is None else known - started + counts[State.RUNNING]
         return Progress(
             total=None if total is None else known,
-            waiting=known - busy,
+            waiting=known - started,
             running=counts[State.RUNNING],
             succeeded=counts[State.SUCCEEDED],
             failed=counts[State.FAILED],

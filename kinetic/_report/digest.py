@@ -22,7 +22,7 @@ BINS = 24
 SLOWEST = 20
 """How many of the slowest items the report lists."""
 
-WIDE = 50.0
+LOG_SCALE_RATIO = 50.0
 """From this ratio of the longest to the shortest duration on, bars cover logarithmic ranges."""
 
 
@@ -79,7 +79,7 @@ class FailureGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch."""
 
     begun: float
@@ -95,7 +95,7 @@ class Digest:
     slowest: tuple[int, ...]
 
 
-def digest(report: BatchReport) -> Digest:
+def compute_statistics(report: BatchReport) -> Statistics:
     """Compute the statistics of *report*."""
     items = report.items
     moments = [
@@ -105,35 +105,37 @@ def digest(report: BatchReport) -> Digest:
         for moment in (attempt.begun, attempt.ended)
         if moment is not None
     ]
-    begun = min([report.created or report.read_at, *moments])
+    start = min([report.created or report.read_at, *moments])
     finished = report.total is not None and all(item.state > State.RUNNING for item in items)
-    end = max(moments, default=begun) if finished else max([report.read_at, *moments])
-    seconds = max(0.0, end - begun)
-    changes = _concurrency(items, begun, end)
-    timed = sorted(
-        ((taken, item.index) for item in items if (taken := item.seconds(report.read_at))),
-        key=lambda one: (-one[0], one[1]),
+    end = max(moments, default=start) if finished else max([report.read_at, *moments])
+    seconds = max(0.0, end - start)
+    changes = _concurrency(items, start, end)
+    durations = sorted(
+        ((duration, item.index) for item in items if (duration := item.seconds(report.read_at))),
+        key=lambda pair: (-pair[0], pair[1]),
     )
-    busy = sum(count * (after - at) for (at, count), (after, _) in pairwise(changes))
-    return Digest(
-        begun=begun,
+    busy_seconds = sum(
+        count * (after - before) for (before, count), (after, _) in pairwise(changes)
+    )
+    return Statistics(
+        begun=start,
         seconds=seconds,
         counts=Counter(item.state for item in items),
-        states=_states(items, begun, end),
-        concurrency=_thinned(changes),
+        states=_states(items, start, end),
+        concurrency=_thin_out(changes),
         peak=max((count for _, count in changes), default=0),
-        mean=busy / seconds if seconds else 0.0,
+        mean=busy_seconds / seconds if seconds else 0.0,
         durations=_durations(items, report.read_at),
         retries=_retries(items),
-        failures=tuple(grouped(items)),
-        slowest=tuple(index for _, index in timed[:SLOWEST]),
+        failures=tuple(group_failures(items)),
+        slowest=tuple(index for _, index in durations[:SLOWEST]),
     )
 
 
 # --- over time -----------------------------------------------------------------------------
 
 
-def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[float, int]]:
+def _concurrency(items: Iterable[Item], start: float, end: float) -> list[tuple[float, int]]:
     """Return how many attempts ran, as (seconds, number) at each change; the first is at 0."""
     deltas: Counter[float] = Counter()
     for item in items:
@@ -141,31 +143,31 @@ def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[
             if attempt.begun is None:
                 continue
             if attempt.ended is not None:
-                deltas[attempt.begun - begun] += 1
-                deltas[max(attempt.begun, attempt.ended) - begun] -= 1
+                deltas[attempt.begun - start] += 1
+                deltas[max(attempt.begun, attempt.ended) - start] -= 1
             elif attempt is item.last and item.state is State.RUNNING:
-                deltas[attempt.begun - begun] += 1
+                deltas[attempt.begun - start] += 1
     changes, count = [(0.0, 0)], 0
-    for at, delta in sorted(deltas.items()):
+    for seconds, delta in sorted(deltas.items()):
         if delta:
             count += delta
-            changes.append((at, count))
-    if changes[-1][0] < end - begun:
-        changes.append((end - begun, count))
+            changes.append((seconds, count))
+    if changes[-1][0] < end - start:
+        changes.append((end - start, count))
     return changes
 
 
-def _thinned(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+def _thin_out(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     """Keep at most about 2 * `POINTS` changes: the minimum and maximum of each interval."""
     if len(changes) <= 2 * POINTS:
         return tuple(changes)
     step = changes[-1][0] / POINTS or 1.0
-    stretches: dict[int, list[tuple[float, int]]] = {}
-    for at, count in changes:
-        stretches.setdefault(min(POINTS - 1, int(at / step)), []).append((at, count))
+    intervals: dict[int, list[tuple[float, int]]] = {}
+    for seconds, count in changes:
+        intervals.setdefault(min(POINTS - 1, int(seconds / step)), []).append((seconds, count))
     kept: list[tuple[float, int]] = []
-    for inside in stretches.values():
-        low, high = min(inside, key=_count), max(inside, key=_count)
+    for members in intervals.values():
+        low, high = min(members, key=_count), max(members, key=_count)
         kept += sorted({low, high})
     return (*kept, changes[-1]) if kept[-1] != changes[-1] else tuple(kept)
 
@@ -174,27 +176,30 @@ def _count(change: tuple[float, int]) -> int:
     return change[1]
 
 
-def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...]:
+def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...]:
     """Return how many items were in each state, at evenly spaced times."""
-    length = end - begun
+    length = end - start
     if length <= 0:
         return ()
     steps = [[0] * (POINTS + 2) for _ in State]
 
-    def at(moment: float) -> int:
+    def index_at(moment: float) -> int:
         """Return the index of the first point at or after *moment*."""
-        return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
+        return min(POINTS + 1, max(0, math.ceil((moment - start) / length * POINTS - 1e-9)))
 
     for item in items:
         state, since, has_begun = State.WAITING, 0, False
         for attempt in item.attempts:
-            for moment, then in ((attempt.begun, State.RUNNING), (attempt.ended, State.WAITING)):
+            for moment, next_state in (
+                (attempt.begun, State.RUNNING),
+                (attempt.ended, State.WAITING),
+            ):
                 if moment is not None:
                     has_begun = True
                     steps[state][since] += 1
-                    place = max(since, at(moment))
-                    steps[state][place] -= 1
-                    state, since = then, place
+                    index = max(since, index_at(moment))
+                    steps[state][index] -= 1
+                    state, since = next_state, index
         if item.state is State.CANCELLED and not has_begun:
             # When it was cancelled isn't known; the chart shows it as waiting until the end.
             steps[state][since] += 1
@@ -204,9 +209,9 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
         steps[state][since] += 1
     points: list[Point] = []
     running = [0] * len(State)
-    for place in range(POINTS + 1):
-        running = [count + steps[state][place] for state, count in zip(State, running, strict=True)]
-        points.append(Point(place * length / POINTS, tuple(running)))
+    for index in range(POINTS + 1):
+        running = [count + steps[state][index] for state, count in zip(State, running, strict=True)]
+        points.append(Point(index * length / POINTS, tuple(running)))
     return tuple(points)
 
 
@@ -214,27 +219,27 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
 
 
 def _durations(items: Iterable[Item], now: float) -> Durations | None:
-    taken = sorted(
+    durations = sorted(
         seconds
         for item in items
         if item.state is State.SUCCEEDED and (seconds := item.seconds(now)) is not None
     )
-    if not taken:
+    if not durations:
         return None
     return Durations(
-        count=len(taken),
-        least=taken[0],
-        p50=_quantile(taken, 0.5),
-        p95=_quantile(taken, 0.95),
-        most=taken[-1],
-        total=math.fsum(taken),
-        bins=_bins(taken),
+        count=len(durations),
+        least=durations[0],
+        p50=_quantile(durations, 0.5),
+        p95=_quantile(durations, 0.95),
+        most=durations[-1],
+        total=math.fsum(durations),
+        bins=_bins(durations),
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def _quantile(ordered: Sequence[float], fraction: float) -> float:
     """Return a quantile by nearest rank."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
@@ -242,16 +247,16 @@ def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
     count = max(1, min(BINS, math.ceil(2 * len(ordered) ** (1 / 3))))
     if most - least <= 1e-9 * most or count == 1:
         return (Bin(least, most, len(ordered)),)
-    if least > 0 and most / least >= WIDE:
+    if least > 0 and most / least >= LOG_SCALE_RATIO:
         ratio = math.log(most / least)
-        edges = [least * math.exp(ratio * place / count) for place in range(count + 1)]
+        edges = [least * math.exp(ratio * index / count) for index in range(count + 1)]
     else:
-        edges = [least + (most - least) * place / count for place in range(count + 1)]
+        edges = [least + (most - least) * index / count for index in range(count + 1)]
     edges[0], edges[-1] = least, most
-    places = [0, *(bisect_right(ordered, edge) for edge in edges[1:-1]), len(ordered)]
+    positions = [0, *(bisect_right(ordered, edge) for edge in edges[1:-1]), len(ordered)]
     return tuple(
-        Bin(edges[place], edges[place + 1], places[place + 1] - places[place])
-        for place in range(count)
+        Bin(edges[index], edges[index + 1], positions[index + 1] - positions[index])
+        for index in range(count)
     )
 
 
@@ -260,16 +265,21 @@ def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
 
 def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
     """Count retries by the reason why the previous attempt ended."""
-    attempts: Counter[str] = Counter()
-    concerned: Counter[str] = Counter()
+    retries_by_reason: Counter[str] = Counter()
+    items_by_reason: Counter[str] = Counter()
     for item in items:
-        reasons = [one.reason or one.kind or "unknown" for one in item.before]
-        attempts.update(reasons)
-        concerned.update({*reasons})
-    return tuple(Retries(why, count, concerned[why]) for why, count in attempts.most_common())
+        reasons = [attempt.reason or attempt.kind or "unknown" for attempt in item.earlier_attempts]
+        retries_by_reason.update(reasons)
+        items_by_reason.update({*reasons})
+    return tuple(
+        Retries(reason, count, items_by_reason[reason])
+        for reason, count in retries_by_reason.most_common()
+    )
 
 
-_VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|(?<!\w)\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_VARIABLE_PART = re.compile(
+    r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|(?<!\w)\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+)
 
 
 def pattern(message: str) -> str:
@@ -277,10 +287,10 @@ def pattern(message: str) -> str:
 
     A number in a name stays, because ``float32`` is not ``float64``.
     """
-    return _VARIES.sub("N", message)
+    return _VARIABLE_PART.sub("N", message)
 
 
-def grouped(items: Iterable[Item]) -> list[FailureGroup]:
+def group_failures(items: Iterable[Item]) -> list[FailureGroup]:
     """Group failed and lost items by message and reason, the largest group first."""
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
@@ -288,7 +298,9 @@ def grouped(items: Iterable[Item]) -> list[FailureGroup]:
             reason = item.failure.reason if item.failure is not None else ""
             groups.setdefault((pattern(item.message), reason), []).append(item)
     found = [
-        FailureGroup(inside[0].message, reason, tuple(one.index for one in inside), inside[0].index)
-        for (_, reason), inside in groups.items()
+        FailureGroup(
+            members[0].message, reason, tuple(item.index for item in members), members[0].index
+        )
+        for (_, reason), members in groups.items()
     ]
     return sorted(found, key=lambda group: (-len(group.items), group.example))

@@ -44,14 +44,16 @@ class Item:
         return self.attempts[-1] if self.attempts and self.state is not State.WAITING else None
 
     @property
-    def before(self) -> tuple[Attempt, ...]:
+    def earlier_attempts(self) -> tuple[Attempt, ...]:
         """The attempts before `last`; all of them while the item waits."""
         return self.attempts if self.state is State.WAITING else self.attempts[:-1]
 
     @property
     def failure(self) -> Attempt | None:
         """The attempt that made the item fail or get lost; later cancelled attempts don't count."""
-        ended = (one for one in reversed(self.attempts) if one.kind in ("error", "lost"))
+        ended = (
+            attempt for attempt in reversed(self.attempts) if attempt.kind in ("error", "lost")
+        )
         return next(ended, None) if self.state.bad else None
 
     @property
@@ -62,11 +64,11 @@ class Item:
 
     def seconds(self, now: float) -> float | None:
         """Return how long the last attempt took, or runs at *now*; None if that isn't known."""
-        if (last := self.last) is None or (begun := last.begun) is None:
+        if (last := self.last) is None or (start := last.begun) is None:
             return None
-        if (ended := last.ended) is None and self.state is not State.RUNNING:
+        if (end := last.ended) is None and self.state is not State.RUNNING:
             return None
-        return max(0.0, (now if ended is None else ended) - begun)
+        return max(0.0, (now if end is None else end) - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,43 +9,43 @@ from kinetic._replacing import replacing
 from kinetic.errors import ConfigurationError
 
 
-def place_for(path: str | os.PathLike[str]) -> Path:
+def check_path(path: str | os.PathLike[str]) -> Path:
     """Check that a report can be written to *path*, and return the absolute path.
 
     Raises:
         ConfigurationError: The folder doesn't exist or isn't writable, or *path* is a folder.
     """
-    place = Path(path).expanduser().absolute()
-    folder = place.parent
+    target = Path(path).expanduser().absolute()
+    folder = target.parent
     if not os.path.isdir(folder):
         raise ConfigurationError(
-            f"can't write the report to {place}: there is no folder {folder}; create it, or name "
+            f"can't write the report to {target}: there is no folder {folder}; create it, or name "
             "another folder"
         )
-    if os.path.isdir(place):
+    if os.path.isdir(target):
         raise ConfigurationError(
-            f"can't write the report to {place}: that is a folder; name a file in it, such as "
-            f"{place / 'report.html'}"
+            f"can't write the report to {target}: that is a folder; name a file in it, such as "
+            f"{target / 'report.html'}"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"can't write the report to {place}: you have no permission to write to {folder}; name "
-            "another folder"
+            f"can't write the report to {target}: you have no permission to write to {folder}; "
+            "name another folder"
         )
-    return place
+    return target
 
 
-def write(place: Path, page: str) -> None:
-    """Replace the file at *place* with *page* in one step, so that readers see one or the other.
+def write(path: Path, page: str) -> None:
+    """Replace the file at *path* with *page* in one step, so that readers see one or the other.
 
     Raises:
         ConfigurationError: The file system refuses it; the old file stays.
     """
     try:
-        with replacing(place) as beside:
-            beside.write_text(page, encoding="utf-8")
+        with replacing(path) as temporary:
+            temporary.write_text(page, encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
-            f"can't write the report to {place}: {exc.strerror or exc}; free some space there, or "
+            f"can't write the report to {path}: {exc.strerror or exc}; free some space there, or "
             "name another place"
         ) from exc

@@ -38,18 +38,18 @@ Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 
-def receive(mail: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
-    """Return the next item of *mail* within *timeout* seconds; signals interrupt the wait.
+def receive(inbox: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
+    """Return the next item of *inbox* within *timeout* seconds; signals interrupt the wait.
 
     Raises:
         queue.Empty: No item came in time.
     """
     deadline = time.monotonic() + timeout
     while True:
-        left = deadline - time.monotonic()
+        remaining = deadline - time.monotonic()
         with contextlib.suppress(queue.Empty):
-            return mail.get(timeout=max(0.0, min(left, POLL_S)))
-        if left <= POLL_S:
+            return inbox.get(timeout=max(0.0, min(remaining, POLL_S)))
+        if remaining <= POLL_S:
             raise queue.Empty
 
 
@@ -61,17 +61,17 @@ class Hook:
     patient: bool
 
 
-class Outcome(Generic[T]):
+class CallResult(Generic[T]):
     """The value or exception of a call; set once, in the thread of the loop."""
 
     __slots__ = ("_error", "_tell", "_value", "done")
 
     _value: T
 
-    def __init__(self, tell: Callable[[], object]) -> None:
+    def __init__(self, notify: Callable[[], object]) -> None:
         self.done = False
         self._error: BaseException | None = None
-        self._tell = tell
+        self._tell = notify
 
     def succeed(self, value: T) -> None:
         """Set the return value."""
@@ -101,24 +101,24 @@ class Outcome(Generic[T]):
 class LoopThread:
     """One event loop with its thread, and the calls that wait for it.
 
-    ``waiting`` are the calls in progress, ``forsaken`` the calls whose caller has stopped waiting.
-    ``ending`` means that the loop takes no more calls. ``news`` gets one item when the patient
-    hooks have run, and one when the loop is closed.
+    ``waiting`` are the calls in progress, ``abandoned`` the calls whose caller has stopped waiting.
+    ``is_ending`` means that the loop takes no more calls. ``milestones`` gets one item when the
+    patient hooks have run, and one when the loop is closed.
     """
 
     loop: _Loop
     ident: int
 
     def __init__(self, hooks: list[Hook]) -> None:
-        self.waiting: set[Outcome[Any]] = set()
-        self.forsaken: set[Outcome[Any]] = set()
-        self.carried: set[asyncio.Task[None]] = set()
-        self.ending = False
-        self.news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.waiting: set[CallResult[Any]] = set()
+        self.abandoned: set[CallResult[Any]] = set()
+        self.call_tasks: set[asyncio.Task[None]] = set()
+        self.is_ending = False
+        self.milestones: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._hooks = hooks
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._stop_asked = False
+        self._stop_requested = False
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -135,14 +135,14 @@ class LoopThread:
         if error is not None:
             raise error
 
-    def begin(self, function: Callable[[], Awaitable[None]]) -> None:
+    def start_task(self, function: Callable[[], Awaitable[None]]) -> None:
         """Await ``function()`` on the loop without waiting for it; do nothing if it is closed."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._spawn, function)
 
     def stop(self) -> None:
         """Ask the loop to end; a second call has no effect."""
-        self._stop_asked = True
+        self._stop_requested = True
         with contextlib.suppress(AttributeError, RuntimeError):  # not started, or closed
             self.loop.call_soon_threadsafe(self._stopped.set)
 
@@ -172,33 +172,33 @@ class LoopThread:
             self.loop.run_until_complete(self._serve())
         except BaseException:
             logging.exception("kinetic's event loop failed; the next call starts another")
-            self.ending = True
-            self.loop.run_until_complete(self._wind_up())
+            self.is_ending = True
+            self.loop.run_until_complete(self._cancel_tasks())
         finally:
             self.loop.close()
             while self.waiting:
                 self.waiting.pop().fail(asyncio.CancelledError())
-            self.news.put(None)
-            self.news.put(None)
+            self.milestones.put(None)
+            self.milestones.put(None)
 
     async def _serve(self) -> None:
         # One task does all of this, because anyio's worker threads live as long as the task. At
         # the end of the interpreter, no new threads can start for the clean-up.
-        if not self._stop_asked:
+        if not self._stop_requested:
             await self._stopped.wait()
-        self.ending = True
+        self.is_ending = True
         _share_one_thread_if_none_can_start()
         hooks = tuple(self._hooks)
         for hook in hooks:
             if hook.patient:
-                await _logged(hook.function)
-        self.news.put(None)
+                await _run_logged(hook.function)
+        self.milestones.put(None)
         for hook in hooks:
             if not hook.patient:
-                await _logged(hook.function)
-        await self._wind_up()
+                await _run_logged(hook.function)
+        await self._cancel_tasks()
 
-    async def _wind_up(self) -> None:
+    async def _cancel_tasks(self) -> None:
         """Cancel every other task, and wait until they have cleaned up."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -207,7 +207,7 @@ class LoopThread:
         await self.loop.shutdown_asyncgens()
 
     def _spawn(self, function: Callable[[], Awaitable[None]]) -> None:
-        task = self.loop.create_task(_logged(function), name="kinetic clean-up")
+        task = self.loop.create_task(_run_logged(function), name="kinetic clean-up")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -233,7 +233,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.create_task(anyio.to_thread.run_sync(func, *args), name="kinetic worker")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # Forsaken tasks are destroyed at the end of the interpreter: don't report them.
+        # Abandoned tasks are destroyed at the end of the interpreter: don't report them.
         if self._owner == os.getpid() and not sys.is_finalizing():
             super().call_exception_handler(context)
 
@@ -253,7 +253,7 @@ def _share_one_thread_if_none_can_start() -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1
 
 
-async def _logged(function: Callable[[], Awaitable[None]]) -> None:
+async def _run_logged(function: Callable[[], Awaitable[None]]) -> None:
     try:
         await function()
     except Exception:

@@ -19,8 +19,8 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from absl import logging
 
-from kinetic._progress.steps import WANTED
-from kinetic._sync.loop_thread import Hook, LoopThread, Outcome, receive
+from kinetic._progress.steps import SHOW_FACTORY
+from kinetic._sync.loop_thread import CallResult, Hook, LoopThread, receive
 from kinetic._tasks import running_loop
 from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.errors import PortalError
@@ -33,7 +33,7 @@ GRACE_S = 30.0
 """How long an interrupted call, or the end of the interpreter, waits for clean-ups; seconds."""
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -47,12 +47,12 @@ class Portal:
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
         self._lock = threading.RLock()  # a finalizer can call while its thread holds the lock
-        self._home: LoopThread | None = None
+        self._loop_thread: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await ``function(...)`` on the loop; wait here and return or raise its outcome.
+        """Await ``function(...)`` on the loop; wait, and return its value or raise its error.
 
         An interrupt (Ctrl-C, or another exception of a signal handler) cancels the coroutine, which
         gets the portal's grace to clean up. A second interrupt stops waiting at once.
@@ -60,22 +60,22 @@ class Portal:
         Raises:
             PortalError: This is the loop's own thread, or the loop was closed.
         """
-        return self.crossing().call(function, *args, **kwargs)
+        return self.new_call().call(function, *args, **kwargs)
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Await ``function(...)`` on the portal's loop from any loop, without blocking it."""
         loop = running_loop()
-        if self._home is not None and loop is self._home.loop:
+        if self._loop_thread is not None and loop is self._loop_thread.loop:
             return await function(*args, **kwargs)
-        return await self.crossing().acall(function, *args, **kwargs)
+        return await self.new_call().acall(function, *args, **kwargs)
 
     def iterate(
         self,
         function: Callable[[], AsyncIterator[S]],
         convert: Callable[[S], T],
-        on_interrupt: Callable[[], object] = _nothing,
+        on_interrupt: Callable[[], object] = _do_nothing,
     ) -> Iteration[S, T]:
         """Drive the async iterator that ``function()`` returns, from threads or other loops.
 
@@ -83,13 +83,13 @@ class Portal:
         """
         return Iteration(self, function, convert, on_interrupt)
 
-    def crossing(self, *, patient: bool = True) -> Crossing:
+    def new_call(self, *, patient: bool = True) -> PortalCall:
         """Prepare one call, for a caller that passes callbacks.
 
         If not *patient*, the first interrupt stops waiting; the call continues while this process
         lives.
         """
-        return Crossing(self, self._grace, patient)
+        return PortalCall(self, self._grace, patient)
 
     def on_close(self, hook: Callable[[], Awaitable[None]], *, patient: bool = False) -> None:
         """Await ``hook()`` on each loop of this portal before it closes.
@@ -101,53 +101,53 @@ class Portal:
     @property
     def current(self) -> LoopThread | None:
         """The running loop, if any; objects of another loop are stale."""
-        return self._home
+        return self._loop_thread
 
-    def home(self) -> LoopThread:
+    def ensure_loop_thread(self) -> LoopThread:
         """Return the running loop; start one if there is none."""
-        home = self._home
-        if home is not None and not home.ending:
-            return home
+        loop_thread = self._loop_thread
+        if loop_thread is not None and not loop_thread.is_ending:
+            return loop_thread
         with self._lock:
-            home = self._home
-            if home is None or home.ending:
-                home = LoopThread(self._hooks)
+            loop_thread = self._loop_thread
+            if loop_thread is None or loop_thread.is_ending:
+                loop_thread = LoopThread(self._hooks)
                 try:
-                    home.start()
+                    loop_thread.start()
                     _close_at_exit()
-                    self._home = home
+                    self._loop_thread = loop_thread
                 except BaseException:
-                    home.stop()
-                    self._home = None
+                    loop_thread.stop()
+                    self._loop_thread = None
                     raise
-            return home
+            return loop_thread
 
     def close(self) -> None:
         """Close the loop: run the hooks, cancel other tasks, and wait up to the grace period.
 
-        Does not wait for forsaken calls. A later call starts a new loop.
+        Does not wait for abandoned calls. A later call starts a new loop.
 
         Raises:
             PortalError: This is the loop's own thread.
         """
         with self._lock:
-            home, self._home = self._home, None
-        if home is None:
+            loop_thread, self._loop_thread = self._loop_thread, None
+        if loop_thread is None:
             return
-        home.refuse_own_thread()
-        home.stop()
-        if any(not outcome.done for outcome in home.forsaken):
+        loop_thread.refuse_own_thread()
+        loop_thread.stop()
+        if any(not call_result.done for call_result in loop_thread.abandoned):
             return
         try:
-            receive(home.news)
-            receive(home.news, timeout=self._grace)
+            receive(loop_thread.milestones)
+            receive(loop_thread.milestones, timeout=self._grace)
         except queue.Empty:
             logging.warning("kinetic's event loop did not end within %g s", self._grace)
 
-    def admit(self) -> None:
+    def check_caller(self) -> None:
         """Refuse a wait that would never end; warn about one that blocks an event loop."""
-        if self._home is not None:
-            self._home.refuse_own_thread()
+        if self._loop_thread is not None:
+            self._loop_thread.refuse_own_thread()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -165,26 +165,26 @@ class Portal:
             stacklevel=own_frames(),
         )
 
-    def forget(self) -> None:
+    def forget_parent_loop(self) -> None:
         """Forget the loop in a forked child: the loop's thread and files belong to the parent."""
-        if self._home is not None:
-            _INHERITED.append(self._home)
+        if self._loop_thread is not None:
+            _INHERITED.append(self._loop_thread)
         self._lock = threading.RLock()
-        self._home = None
+        self._loop_thread = None
 
 
-class Crossing:
+class PortalCall:
     """One call from a thread, or from another loop, into the portal's loop."""
 
     def __init__(self, portal: Portal, grace: float, patient: bool = True) -> None:
         self._portal = portal
         self._grace = grace
         self._patient = patient
-        self._mail: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._home: LoopThread | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._loop_thread: LoopThread | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def here(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
+    def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
         """Return a function that makes the waiting thread call *function*; None stays None.
 
         Logs the exceptions of *function*; the call continues.
@@ -193,28 +193,28 @@ class Crossing:
             return None
 
         def post(*args: P.args, **kwargs: P.kwargs) -> None:
-            self._mail.put(functools.partial(function, *args, **kwargs))
+            self._inbox.put(functools.partial(function, *args, **kwargs))
 
         return post
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Do the same as `Portal.call`."""
-        from kinetic._progress.display import shower  # declaring functions needs no display
+        from kinetic._progress.display import find_show  # declaring functions needs no display
 
-        self._portal.admit()
-        outcome: Outcome[T] = Outcome(functools.partial(self._mail.put, None))
+        self._portal.check_caller()
+        call_result: CallResult[T] = CallResult(functools.partial(self._inbox.put, None))
         context = contextvars.copy_context()
-        context.run(WANTED.set, shower)  # a user waits
+        context.run(SHOW_FACTORY.set, find_show)  # a user waits
         try:
-            self._enter(functools.partial(function, *args, **kwargs), outcome, context)
+            self._submit(functools.partial(function, *args, **kwargs), call_result, context)
             self._wait()
         except BaseException:
-            self._leave(outcome)
+            self._abandon(call_result)
             raise
         try:
-            return _result(outcome)
+            return _unwrap_result(call_result)
         finally:
-            del outcome  # the traceback of its error holds this frame
+            del call_result  # the traceback of its error holds this frame
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -226,104 +226,106 @@ class Crossing:
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def notify() -> None:
             with contextlib.suppress(
                 RuntimeError
             ):  # the caller's loop was closed, so nothing waits
                 loop.call_soon_threadsafe(_settle, settled)
 
-        outcome: Outcome[T] = Outcome(tell)
+        call_result: CallResult[T] = CallResult(notify)
         context = contextvars.copy_context()
-        self._enter(functools.partial(function, *args, **kwargs), outcome, context)
+        self._submit(functools.partial(function, *args, **kwargs), call_result, context)
         try:
             await asyncio.shield(settled)
         except asyncio.CancelledError:
-            self._cancel(outcome)
+            self._cancel(call_result)
             await settled  # a second cancellation ends this wait
             raise
         try:
-            return _result(outcome)
+            return _unwrap_result(call_result)
         finally:
-            del outcome
+            del call_result
 
-    def _enter(
+    def _submit(
         self,
         function: Callable[[], Awaitable[T]],
-        outcome: Outcome[T],
+        call_result: CallResult[T],
         context: contextvars.Context,
     ) -> None:
         while True:
-            home = self._home = self._portal.home()
-            home.waiting.add(outcome)
-            start = functools.partial(self._start, home, function, outcome, context)
+            loop_thread = self._loop_thread = self._portal.ensure_loop_thread()
+            loop_thread.waiting.add(call_result)
+            start = functools.partial(self._start, loop_thread, function, call_result, context)
             try:
-                home.loop.call_soon_threadsafe(start)
+                loop_thread.loop.call_soon_threadsafe(start)
             except RuntimeError:  # the loop has just closed: start another one
-                home.waiting.discard(outcome)
-                if not home.loop.is_closed():
+                loop_thread.waiting.discard(call_result)
+                if not loop_thread.loop.is_closed():
                     raise
             else:
                 return
 
     def _start(
         self,
-        home: LoopThread,
+        loop_thread: LoopThread,
         function: Callable[[], Awaitable[T]],
-        outcome: Outcome[T],
+        call_result: CallResult[T],
         context: contextvars.Context,
     ) -> None:
-        def end(task: asyncio.Task[None]) -> None:
-            home.carried.discard(task)
-            home.waiting.discard(outcome)
-            outcome.fail(asyncio.CancelledError())  # the task was cancelled before its first step
+        def on_task_done(task: asyncio.Task[None]) -> None:
+            loop_thread.call_tasks.discard(task)
+            loop_thread.waiting.discard(call_result)
+            call_result.fail(
+                asyncio.CancelledError()
+            )  # the task was cancelled before its first step
 
         context.run(_leave_library)
-        carrying = _carry_out(function, outcome)
-        self._task = home.loop.create_task(carrying, name="kinetic call", context=context)
-        home.carried.add(self._task)  # nothing else refers to a forsaken call
-        self._task.add_done_callback(end)
+        coroutine = _run_call(function, call_result)
+        self._task = loop_thread.loop.create_task(coroutine, name="kinetic call", context=context)
+        loop_thread.call_tasks.add(self._task)  # nothing else refers to an abandoned call
+        self._task.add_done_callback(on_task_done)
 
     def _wait(self) -> None:
-        """Run the callbacks that are posted to this thread until the call's outcome is set."""
+        """Run the callbacks that are posted to this thread until the call's result is set."""
         while True:
-            work = receive(self._mail)
-            if work is None:
+            callback = receive(self._inbox)
+            if callback is None:
                 return
             try:
-                work()
+                callback()
             except Exception:
                 logging.exception("a callback failed; the call continues")
 
-    def _leave(self, outcome: Outcome[Any]) -> None:
+    def _abandon(self, call_result: CallResult[Any]) -> None:
         """After an interrupt, cancel the call; wait for its clean-up until a second interrupt."""
-        if self._home is None or outcome.done:
+        if self._loop_thread is None or call_result.done:
             return
         if not self._patient:
-            self._home.forsaken.add(outcome)
+            self._loop_thread.abandoned.add(call_result)
             return
         try:
-            self._cancel(outcome)
+            self._cancel(call_result)
             deadline = time.monotonic() + self._grace
-            while not outcome.done:
-                receive(self._mail, timeout=deadline - time.monotonic())
+            while not call_result.done:
+                receive(self._inbox, timeout=deadline - time.monotonic())
         except queue.Empty:
             logging.warning("an interrupted call did not clean up within %g s", self._grace)
         except BaseException:
-            self._home.forsaken.add(outcome)
+            self._loop_thread.abandoned.add(call_result)
             logging.warning("interrupted again: a call did not finish its clean-up")
 
-    def _cancel(self, outcome: Outcome[Any]) -> None:
+    def _cancel(self, call_result: CallResult[Any]) -> None:
         def cancel() -> None:
             if self._task is not None:
                 self._task.cancel()
             else:  # interrupted before the loop was asked to start it
-                outcome.fail(asyncio.CancelledError())
+                call_result.fail(asyncio.CancelledError())
 
-        assert self._home is not None
+        assert self._loop_thread is not None
         try:
-            self._home.loop.call_soon_threadsafe(cancel)
+            self._loop_thread.loop.call_soon_threadsafe(cancel)
         except RuntimeError:  # the loop is closed, and so is everything in it
-            outcome.done = True
+            call_result.done = True
 
 
 class Iteration(Generic[S, T]):
@@ -343,7 +345,7 @@ class Iteration(Generic[S, T]):
         self._function = function
         self._convert = convert
         self._on_interrupt = on_interrupt
-        self._home: LoopThread | None = None
+        self._loop_thread: LoopThread | None = None
         self._items: AsyncIterator[S] | None = None
 
     def __iter__(self) -> Self:
@@ -368,23 +370,23 @@ class Iteration(Generic[S, T]):
 
     def close(self) -> None:
         """Stop iterating, and wait for the iterator's clean-up."""
-        if self._home is not None and self._home is self._portal.current:
-            self._portal.call(_aclose, self._items)
+        if self._loop_thread is not None and self._loop_thread is self._portal.current:
+            self._portal.call(_close_iterator, self._items)
 
     async def aclose(self) -> None:
         """Do the same as `close`, for a caller in another loop."""
-        if self._home is not None and self._home is self._portal.current:
-            await self._portal.acall(_aclose, self._items)
+        if self._loop_thread is not None and self._loop_thread is self._portal.current:
+            await self._portal.acall(_close_iterator, self._items)
 
     def __del__(self) -> None:
         # A finalizer must not wait: it may run in the loop's own thread.
-        if self._home is not None and self._home is self._portal.current:
-            self._home.begin(functools.partial(_aclose, self._items))
+        if self._loop_thread is not None and self._loop_thread is self._portal.current:
+            self._loop_thread.start_task(functools.partial(_close_iterator, self._items))
 
     async def _step(self) -> S:
         if self._items is None:
-            self._home, self._items = self._portal.current, self._function()
-        if self._home is not self._portal.current:
+            self._loop_thread, self._items = self._portal.current, self._function()
+        if self._loop_thread is not self._portal.current:
             raise PortalError("this iteration belongs to a closed loop; start a new one")
         return await self._items.__anext__()
 
@@ -401,26 +403,26 @@ def _leave_library() -> None:
         library.set(None)
 
 
-async def _carry_out(function: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:
-    """Await ``function()`` and set *outcome*; an uncaught SystemExit would end the loop."""
+async def _run_call(function: Callable[[], Awaitable[T]], call_result: CallResult[T]) -> None:
+    """Await ``function()`` and set *call_result*; an uncaught SystemExit would end the loop."""
     try:
-        outcome.succeed(await function())
+        call_result.succeed(await function())
     except RuntimeError as exc:
         cause = exc.__cause__  # a coroutine can't raise StopIteration itself
-        outcome.fail(cause if isinstance(cause, StopIteration) else exc)
+        call_result.fail(cause if isinstance(cause, StopIteration) else exc)
     except BaseException as exc:
-        outcome.fail(exc)
+        call_result.fail(exc)
     finally:
-        del outcome  # the traceback of its error holds this frame
+        del call_result  # the traceback of its error holds this frame
 
 
-def _result(outcome: Outcome[T]) -> T:
+def _unwrap_result(call_result: CallResult[T]) -> T:
     try:
-        return outcome.result()
+        return call_result.result()
     except asyncio.CancelledError as exc:
         raise PortalError("the call was cancelled: kinetic's event loop was closed") from exc
     finally:
-        del outcome
+        del call_result
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -428,7 +430,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _aclose(items: AsyncIterator[Any] | None) -> None:
+async def _close_iterator(items: AsyncIterator[Any] | None) -> None:
     if (close := getattr(items, "aclose", None)) is not None:
         await close()
 
@@ -461,7 +463,7 @@ def _exit() -> None:
 
 def _after_fork() -> None:
     for portal in tuple(_PORTALS):
-        portal.forget()
+        portal.forget_parent_loop()
 
 
 if hasattr(os, "register_at_fork"):

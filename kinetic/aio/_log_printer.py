@@ -14,7 +14,7 @@ from typing import TextIO
 
 import anyio.to_thread
 
-from kinetic._messages import shown
+from kinetic._messages import remove_control_sequences
 from kinetic._progress.entry import is_terminal
 from kinetic._tasks import all_or_none
 
@@ -100,7 +100,7 @@ class LogPrinter:
     def _print(self, block: list[str], stop: threading.Event) -> None:
         stream, text = sys.stdout, "\n".join(block) + "\n"
         if is_terminal(stream):
-            text = shown(text)
+            text = remove_control_sequences(text)
         descriptor = _blocking_descriptor(stream)
         # A character has at most four bytes.
         step = len(text) if descriptor < 0 else PIECE_BYTES if text.isascii() else PIECE_BYTES // 4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import logging
 
 from kinetic import configuration
-from kinetic._progress.steps import WANTED
+from kinetic._progress.steps import SHOW_FACTORY
 from kinetic._tasks import in_thread, release
 from kinetic.aio import _engine as engine
 from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
@@ -149,7 +149,7 @@ async def _cancel(job: JobHandle[Any]) -> None:
 
 def _report(message: str) -> None:
     """Log *message*: as a warning if a person waits; a program reports its own cancellations."""
-    logging.log(logging.WARNING if WANTED.get() else logging.INFO, "%s", message)
+    logging.log(logging.WARNING if SHOW_FACTORY.get() else logging.INFO, "%s", message)
 
 
 async def _end(job: JobHandle[Any]) -> None:

@@ -19,7 +19,7 @@ from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.errors import NotFound
 
 if TYPE_CHECKING:
-    from kinetic._collector import Listed
+    from kinetic._collector import ListedObject
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class Blocking:
         except NotFound:
             raise KeyError(name) from None
 
-    def collect(self, objects: Sequence[Listed]) -> bool:
+    def collect(self, objects: Sequence[ListedObject]) -> bool:
         """See the protocol; *objects* are from this adapter's `list`."""
         return self._wait(self._store.collect(cast("Sequence[ObjectInfo]", objects)))
 
@@ -79,7 +79,7 @@ class Blocking:
         """See the protocol."""
         self._wait(self._store.delete([*names]))
 
-    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """See the protocol."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [*pool.map(work, items)]

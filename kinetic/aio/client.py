@@ -91,7 +91,7 @@ class Client:
         platform: Platform | None = None,
     ) -> None:
         check(max_concurrent=max_concurrent)
-        _log_level.obey()
+        _log_level.apply_log_level()
         self._target_settings = {
             "backend": backend,
             "project": project,
@@ -295,7 +295,7 @@ class Client:
         settings = MapSettings.of(**options)
         check(inputs=inputs)
         call = engine.prepare.batch_call(function, settings.project, settings.cluster)
-        with display.wanted(settings.progress):
+        with display.showing_steps(settings.progress):
             async with self._in_flight.block():
                 session, call = await self._open_for_call(call)
                 batch = await engine.batches.start(session, call, inputs, settings)

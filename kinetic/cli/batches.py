@@ -307,9 +307,9 @@ async def _resume(batch: aio.BatchHandle[Any], seal: bool, timeout: float | None
 
 async def _wait_until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
     """Wait until *batch* ends, and show its progress on standard error."""
-    from kinetic._progress.display import wanted
+    from kinetic._progress.display import showing_steps
 
-    with wanted(True):
+    with showing_steps(True):
         await batch.wait(timeout=timeout)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kinetic._messages import shown
+from kinetic._messages import remove_control_sequences
 from kinetic.cli import output
 from kinetic.cli.client import TargetOptions, json_option, run_async, with_target_options
 
@@ -80,8 +80,10 @@ def _report_lines(report: Report) -> list[str]:
             lines += ["", result.group] if lines else [result.group]
             group = result.group
         mark = MARKS[result.state.value]
-        lines.append(f"  {result.name:<{width}}  {mark:<7}  {shown(result.evidence)}")
-        first, *rest = shown(result.advice).splitlines() or [""]
+        lines.append(
+            f"  {result.name:<{width}}  {mark:<7}  {remove_control_sequences(result.evidence)}"
+        )
+        first, *rest = remove_control_sequences(result.advice).splitlines() or [""]
         advice = [f"-> {first}", *rest] if first else []
         lines += (f"  {'':<{width}}           {line}" for line in advice)
     counts = {

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import click
 
-from kinetic._messages import one_line, shown, span, unstyled
+from kinetic._messages import format_duration, one_line, remove_control_sequences, unstyled
 
 _BIDI_CONTROLS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that reverse the text after them on a terminal."""
@@ -40,7 +40,7 @@ def age(created_at: str) -> str:
         created = datetime.fromisoformat(created_at)
     except ValueError:
         return EMPTY_CELL
-    return span((datetime.now(UTC) - created).total_seconds())
+    return format_duration((datetime.now(UTC) - created).total_seconds())
 
 
 def dollars(amount: float | None) -> str | None:
@@ -150,7 +150,7 @@ def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
 def lines(text: Iterable[str], *, err: bool = False) -> None:
     """Print text of a job, such as its log, with control characters made harmless."""
     for line in text:
-        click.echo(shown(line), err=err)
+        click.echo(remove_control_sequences(line), err=err)
 
 
 def will_ask(*, yes: bool) -> bool:

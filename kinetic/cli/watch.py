@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from kinetic._messages import one_line, span
+from kinetic._messages import format_duration, one_line
 from kinetic.cli import output
 from kinetic.errors import KineticError
 from kinetic.progress import Progress
@@ -71,7 +71,9 @@ def screen(view: View, width: int, height: int) -> list[Text]:
         )
     if view.slowest:
         lines.append(Text("longest running", "bold"))
-        lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)
+        lines += (
+            Text(f"  item {index:<8} {format_duration(seconds)}") for index, seconds in view.slowest
+        )
     if view.failures:
         lines.append(Text("last failures", "bold red"))
         lines += (Text(f"  item {index:<8} {failure}") for index, failure in view.failures)

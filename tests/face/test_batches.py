@@ -66,7 +66,7 @@ batch = inverse.run_async_map(iter(range(1, 9)))
 held = []
 for job in batch.as_completed():
     held.append(weakref.ref(job))
-    held.append(weakref.ref(job._twin))
+    held.append(weakref.ref(job._async_handle))
 print(batch.jobs[job.group_index] is job, batch.job(job.group_index) is job)
 del job
 gc.collect()
@@ -273,7 +273,7 @@ def note(name):
     pathlib.Path(name).touch()
 
 def tell_when_it_is_read():
-    until(lambda: batch._twin._batch.coordinator.window.delivered is not None)
+    until(lambda: batch._async_handle._batch.coordinator.window.delivered is not None)
     pathlib.Path("read").touch()
 
 folder = os.path.join(here, "done")

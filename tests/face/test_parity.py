@@ -225,7 +225,7 @@ def test_a_method_of_the_sync_face_hands_all_it_is_given_to_its_twin() -> None:
         assert len([one for one in method.body if not isinstance(one, ast.Expr)]) <= 3, name
         nodes = [node for line in method.body for node in ast.walk(line)]
         if method.name not in HELPED:
-            there = ("self._aio", "self._twin", "aio")
+            there = ("self._aio", "self._async_handle", "aio")
             asked = [one for one in nodes if isinstance(one, ast.Attribute)]
             names = {one.attr for one in asked if ast.unparse(one.value) in there}
             assert method.name in names, f"{name} asks for {names}"

@@ -73,7 +73,7 @@ def test_exceptions_with_a_meaning_of_their_own_cross(
     async def fail() -> None:
         raise error
 
-    before = portal.home()
+    before = portal.ensure_loop_thread()
     with pytest.raises(kind, match="said there"):
         portal.call(fail)
     assert portal.call(double, 1) == 2
@@ -118,7 +118,7 @@ def test_many_threads_call_at_once_and_share_one_loop(portal: Portal) -> None:
 
     def work(number: int) -> tuple[int, int]:
         barrier.wait(DEADLINE)
-        return portal.call(double, number), id(portal.home())
+        return portal.call(double, number), id(portal.ensure_loop_thread())
 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(work, range(16)))
@@ -172,10 +172,10 @@ def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
         if number == 1:
             raise ValueError("a broken callback")
 
-    crossing = portal.crossing()
-    tell = crossing.here(note)
+    call = portal.new_call()
+    tell = call.in_calling_thread(note)
     assert tell is not None
-    assert crossing.here(None) is None
+    assert call.in_calling_thread(None) is None
 
     async def work() -> str:
         for number in range(3):
@@ -183,7 +183,7 @@ def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
             await asyncio.sleep(0)
         return "done"
 
-    assert crossing.call(work) == "done"
+    assert call.call(work) == "done"
     assert seen == [(number, threading.get_ident()) for number in range(3)]
     assert "a broken callback" in caplog.text
 

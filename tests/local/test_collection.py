@@ -12,7 +12,15 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic._collector import CACHE_KEPT_S, STORE_KEPT_S, Directory, Limits, Unit, chosen, collect
+from kinetic._collector import (
+    CACHE_KEPT_S,
+    STORE_KEPT_S,
+    Directory,
+    Limits,
+    Unit,
+    choose_units,
+    collect,
+)
 from kinetic._runner.job import workspace
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._shared_objects import DAY_S, RENEWED_S
@@ -48,19 +56,19 @@ def files(folder: Path) -> set[str]:
 
 def test_what_is_too_old_goes_unless_it_is_needed() -> None:
     units = [unit("old", 31), unit("needed", 40), unit("new", 29)]
-    assert names(chosen(units, {"needed"}, Limits(), STORE_KEPT_S, 0.0)) == ["old"]
+    assert names(choose_units(units, {"needed"}, Limits(), STORE_KEPT_S, 0.0)) == ["old"]
 
 
 def test_of_what_is_too_large_the_least_recently_used_goes_and_no_more_than_it_takes() -> None:
     units = [unit("b", 20, 4), unit("a", 21, 4), unit("needed", 22, 4), unit("c", 19, 4)]
-    going = chosen(units, {"needed"}, Limits(size=8), STORE_KEPT_S, 0.0)
+    going = choose_units(units, {"needed"}, Limits(size=8), STORE_KEPT_S, 0.0)
     assert names(going) == ["a", "b"]
 
 
 def test_what_a_submission_under_way_may_count_on_stays_however_large_it_is() -> None:
     assert STORE_KEPT_S >= 2 * RENEWED_S
     units = [unit("a", 0.9, 100), unit("b", 1.1, 100)]
-    assert names(chosen(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
+    assert names(choose_units(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
 
 
 def test_limits_come_from_the_environment() -> None:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinetic._packing import archive
-from kinetic._packing.ignore import look_private
+from kinetic._packing.ignore import looks_private
 from kinetic.errors import ConfigurationError
 from tests import programs
 
@@ -409,8 +409,8 @@ def test_what_nobody_used_for_long_goes(tmp_path: Path, make: Make, pack: Pack) 
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     old = pack(root)
-    draft = archive.ArchiveCache(old.path.parent).draft()  # of a process that was killed
-    long_ago = time.time() - archive.MAX_AGE - 60
+    draft = archive.ArchiveCache(old.path.parent).make_draft()  # of a process that was killed
+    long_ago = time.time() - archive.MAX_AGE_S - 60
     for path in (old.path, draft):
         os.utime(path, (long_ago, long_ago))
     (root / "m.py").write_text("2")
@@ -423,7 +423,7 @@ def test_a_use_keeps_an_archive(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     path = pack(root).path
-    long_ago = time.time() - archive.MAX_AGE - 60
+    long_ago = time.time() - archive.MAX_AGE_S - 60
     os.utime(path, (long_ago, long_ago))
     pack(root, progress=never)
     assert path.stat().st_mtime > time.time() - 60
@@ -435,7 +435,7 @@ def test_a_full_cache_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
     for number, path in enumerate(kept):
         path.touch()
         os.truncate(path, archive.MAX_BYTES // 3 - 1)  # holes
-        used = now - (10 - number) * archive.IN_USE
+        used = now - (10 - number) * archive.IN_USE_S
         os.utime(path, (used, used))
     archive.ArchiveCache(tmp_path).prune(now)
     assert [path.exists() for path in kept] == [False, True, True, True]
@@ -470,7 +470,7 @@ def test_no_file_of_this_repository_looks_like_a_secret() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("this is no clone")
-    named = [one for one in listed.stdout.splitlines() if look_private(one.rpartition("/")[2])]
+    named = [one for one in listed.stdout.splitlines() if looks_private(one.rpartition("/")[2])]
     assert named == [], "README's first command would warn of them"
 
 

@@ -312,7 +312,7 @@ def test_a_search_ends_in_time_with_what_it_has() -> None:
 
     found = culprit.find([culprit.Part("x", [[[[[[[[[[0]]]]]]]]]])], failure, bool, seconds=1.0)
     assert found is not None
-    assert found.where.startswith("x[0]")
+    assert found.location.startswith("x[0]")
     assert len(tried) < 10
 
 

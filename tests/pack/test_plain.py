@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import Data
-from kinetic._packing.payload import LONGEST, MOST, plain_call
+from kinetic._packing.payload import MAX_CHARACTERS, MAX_VALUES, pickle_plain_call
 from kinetic._runner.protocol import pickles
 
 leaf = (
@@ -38,7 +38,7 @@ value = st.recursive(
     st.lists(value, max_size=3).map(tuple), st.dictionaries(st.text(max_size=3), value, max_size=3)
 )
 def test_what_is_taken_comes_back_as_it_was(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    content = plain_call(args, kwargs)
+    content = pickle_plain_call(args, kwargs)
     if content is not None:
         assert pickles.load(content) == (args, kwargs)
         assert repr(pickles.load(content)) == repr((args, kwargs))
@@ -51,7 +51,7 @@ def test_sweeps_take_the_short_way() -> None:
         ((), {"lr": 1e-3, "layers": [64, 64]}),
         (({},), {}),
     ]:
-        assert plain_call(args, kwargs) is not None
+        assert pickle_plain_call(args, kwargs) is not None
 
 
 class Number(int):
@@ -76,20 +76,21 @@ loop.append(loop)
 @pytest.mark.parametrize(
     "value",
     [
-        Number(3), Liar(), 1 << 64, -(1 << 63) - 1, "x" * (LONGEST + 1), b"x" * (LONGEST + 1),
-        [0] * (MOST + 1), {frozenset(): 1}, {1}, lambda: 1, loop, bytearray(), Path(),
+        Number(3), Liar(), 1 << 64, -(1 << 63) - 1,
+        "x" * (MAX_CHARACTERS + 1), b"x" * (MAX_CHARACTERS + 1),
+        [0] * (MAX_VALUES + 1), {frozenset(): 1}, {1}, lambda: 1, loop, bytearray(), Path(),
         {"a": [{"b": object()}]}, Data("."),
     ],
 )  # fmt: skip
 def test_the_rest_takes_the_long_way(value: Any) -> None:
-    assert plain_call((value,), {}) is None
-    assert plain_call((), {"it": value}) is None
-    assert plain_call(([value],), {}) is None
+    assert pickle_plain_call((value,), {}) is None
+    assert pickle_plain_call((), {"it": value}) is None
+    assert pickle_plain_call(([value],), {}) is None
 
 
 def test_what_is_shared_stays_shared() -> None:
     inner = [1]
-    content = plain_call((inner, inner), {})
+    content = pickle_plain_call((inner, inner), {})
     assert content is not None
     first, second = pickles.load(content)[0]
     assert first is second

@@ -39,7 +39,7 @@ def test_links_inside_the_project_are_what_they_point_to(tmp_path: Path, make: M
     (tmp_path / "conf").symlink_to(tmp_path / "conf.a")
     found = scan(tmp_path)
     assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {one.name for one in found.entries}
-    assert found.left == ()
+    assert found.omitted == ()
 
 
 def test_links_out_of_the_project_stay_and_are_named(tmp_path: Path, make: Make) -> None:
@@ -50,8 +50,8 @@ def test_links_out_of_the_project_stay_and_are_named(tmp_path: Path, make: Make)
     (tmp_path / "project/host").symlink_to("/etc/hostname")
     found = scan(tmp_path / "project")
     assert [one.name for one in found.entries] == ["m.py"]
-    assert [left.partition(" ")[0] for left in found.left] == ["far", "host", "key", "near"]
-    assert all("out of the project" in left for left in found.left)
+    assert [left.partition(" ")[0] for left in found.omitted] == ["far", "host", "key", "near"]
+    assert all("out of the project" in left for left in found.omitted)
 
 
 def test_cycles_of_links_end(tmp_path: Path, make: Make) -> None:
@@ -65,7 +65,7 @@ def test_cycles_of_links_end(tmp_path: Path, make: Make) -> None:
     named = {one.name for one in found.entries}
     assert {"a/m", "a/b/n", "b/a/m"} <= named
     assert len(named) < 12
-    assert any("leads back" in left for left in found.left)
+    assert any("leads back" in left for left in found.omitted)
 
 
 def test_a_web_of_links_does_not_explode(tmp_path: Path, make: Make) -> None:
@@ -91,7 +91,7 @@ def test_broken_links_and_things_that_are_no_files_are_named(tmp_path: Path, mak
     os.makedirs(os.fsencode(tmp_path) + b"/d\xff")
     found = scan(tmp_path)
     assert [one.name for one in found.entries] == ["m.py"]
-    assert len(found.left) == 4
+    assert len(found.omitted) == 4
 
 
 def test_excluded_paths_stay_under_every_name(tmp_path: Path, make: Make) -> None:

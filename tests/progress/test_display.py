@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kinetic._progress.entry import Entry, choose
+from kinetic._progress.entry import Entry, choose_mode
 from kinetic._progress.line import compose
-from kinetic._progress.steps import Step, current, step
+from kinetic._progress.steps import Step, current_line, step
 from kinetic._progress.surfaces import Live, Plain, Screen
 from kinetic.progress import Progress
 
@@ -119,10 +119,10 @@ def test_a_last_plain_line_comes_only_after_a_first_and_lines_are_logged(capsys,
 def test_how_it_is_shown(terminal, named, term, manner) -> None:
     environ = {"KINETIC_PROGRESS": named, "TERM": term}
     with terminal().open() as stream:
-        assert choose(environ, stream) == manner
-    assert choose(environ, stream) == "off", "it is closed"
-    assert choose(environ, None) == "off"
-    assert choose({}, io.StringIO()) == "plain", "it is no terminal"
+        assert choose_mode(environ, stream) == manner
+    assert choose_mode(environ, stream) == "off", "it is closed"
+    assert choose_mode(environ, None) == "off"
+    assert choose_mode({}, io.StringIO()) == "plain", "it is no terminal"
 
 
 # --- on a terminal ---
@@ -249,9 +249,9 @@ def test_a_step_is_named_once_it_takes_long() -> None:
     now = 0.0
     with step("packing work", clock=lambda: now) as one:
         one.update(1, 4)
-        assert current(clock=lambda: 0.9) == ""
-        assert current(clock=lambda: 1.1) == "packing work: 25% of 4 bytes"
-    assert current(clock=lambda: 9.9) == ""
+        assert current_line(clock=lambda: 0.9) == ""
+        assert current_line(clock=lambda: 1.1) == "packing work: 25% of 4 bytes"
+    assert current_line(clock=lambda: 9.9) == ""
 
 
 def test_a_step_is_shown_by_its_first_update_after_a_second() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._messages import amount, one_line, span
+from kinetic._messages import format_duration, format_size, one_line
 from kinetic._progress.tally import Pace, State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Kind
@@ -186,11 +186,11 @@ def test_a_rate_is_a_number_to_be_read(rate, words) -> None:
     ],
 )
 def test_times_are_for_people(seconds, words) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_amounts_are_for_people() -> None:
-    assert [amount(n) for n in (12, 1500, 27e6, 456e6, 3.2e12)] == [
+    assert [format_size(n) for n in (12, 1500, 27e6, 456e6, 3.2e12)] == [
         "12 bytes", "1.5 kB", "27.0 MB", "456 MB", "3200 GB",
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._progress.tally import State
-from kinetic._report.digest import POINTS, FailureGroup, Retries, digest, pattern
+from kinetic._report.digest import POINTS, FailureGroup, Retries, compute_statistics, pattern
 from kinetic._report.facts import Attempt, BatchReport, Item
 from tests.report.batches import BEGUN, sweep
 
@@ -50,7 +50,7 @@ FOUR = report(
 
 
 def test_how_many_ran_at_once() -> None:
-    found = digest(FOUR)
+    found = compute_statistics(FOUR)
     assert (found.begun, found.seconds, found.peak) == (BEGUN, 20.0, 2)
     assert found.concurrency == (
         (0.0, 0),
@@ -65,7 +65,7 @@ def test_how_many_ran_at_once() -> None:
 
 
 def test_where_the_items_were_over_time() -> None:
-    points = {point.seconds: point.counts for point in digest(FOUR).states}
+    points = {point.seconds: point.counts for point in compute_statistics(FOUR).states}
     assert points[0.0] == (3, 1, 0, 0, 0, 0)
     assert points[6.0] == (2, 2, 0, 0, 0, 0)
     assert points[8.5] == (3, 1, 0, 0, 0, 0), "between two attempts an item waits"
@@ -76,7 +76,9 @@ def test_where_the_items_were_over_time() -> None:
 
 def test_one_that_was_cancelled_before_it_began_waited_until_the_end() -> None:
     done = Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, 0, 10, **VALUE),))
-    found = digest(report(done, Item(index=1, state=State.CANCELLED), read_at=10.0)).states
+    found = compute_statistics(
+        report(done, Item(index=1, state=State.CANCELLED), read_at=10.0)
+    ).states
     assert {point.counts for point in found[:-1]} == {(1, 1, 0, 0, 0, 0)}
     assert found[-1].counts == (0, 0, 1, 0, 1, 0)
 
@@ -87,7 +89,7 @@ def test_one_that_goes_on_is_counted_up_to_now() -> None:
         Item(index=1),
         read_at=50.0,
     )
-    found = digest(going)
+    found = compute_statistics(going)
     assert (found.seconds, found.peak, found.concurrency[-1]) == (50.0, 1, (50.0, 1))
     assert found.durations is None
     assert found.slowest == (0,)
@@ -95,7 +97,7 @@ def test_one_that_goes_on_is_counted_up_to_now() -> None:
 
 
 def test_durations_are_of_the_last_attempts_of_what_succeeded() -> None:
-    found = digest(FOUR).durations
+    found = compute_statistics(FOUR).durations
     assert found is not None
     assert (found.count, found.least, found.p50, found.p95, found.most) == (2, 10, 10, 11, 11)
     assert found.total == 21
@@ -109,7 +111,7 @@ def test_every_duration_is_in_one_bin_and_quantiles_have_occurred(taken: list[fl
         for index, seconds in enumerate(taken)
     ]
     batch = report(*items, read_at=2e6)
-    found = digest(batch).durations
+    found = compute_statistics(batch).durations
     assert found is not None
     real = sorted(seconds for item in items if (seconds := item.seconds(0)) is not None)
     assert sum(one.count for one in found.bins) == len(real)
@@ -138,7 +140,10 @@ def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
             attempts=(attempt(1, 0, 1, **ERROR), attempt(2, 1, 2, **LOST)),
         ),
     )
-    assert digest(batch).retries == (Retries("preempted", 2, 1), Retries("user error", 1, 1))
+    assert compute_statistics(batch).retries == (
+        Retries("preempted", 2, 1),
+        Retries("user error", 1, 1),
+    )
 
 
 def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_failed_of() -> None:
@@ -150,14 +155,18 @@ def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_fail
             attempt(2, 1, 3, kind="cancelled", reason="cancelled"),
         ),
     )
-    (group,) = digest(report(item)).failures
+    (group,) = compute_statistics(report(item)).failures
     assert (group.message, group.reason) == ("boom", "user error")
 
 
 def test_one_that_waits_to_be_tried_again_has_no_attempt_of_its_own() -> None:
     item = Item(index=0, attempts=(attempt(1, 10, 14, **ERROR),))
-    assert (item.last, item.before, item.seconds(BEGUN + 50)) == (None, item.attempts, None)
-    found = digest(report(item, read_at=50.0))
+    assert (item.last, item.earlier_attempts, item.seconds(BEGUN + 50)) == (
+        None,
+        item.attempts,
+        None,
+    )
+    found = compute_statistics(report(item, read_at=50.0))
     assert found.retries == (Retries("user error", 1, 1),)
     assert found.states[-1].counts == (1, 0, 0, 0, 0, 0)
     assert found.slowest == ()
@@ -178,7 +187,7 @@ def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
         failed(3, "", reason="out of memory"),
         failed(4, "KeyError: 'rate'", reason="setup"),
     )
-    assert digest(batch).failures == (
+    assert compute_statistics(batch).failures == (
         FailureGroup("ValueError: step 17 of 0x7f3a: nan", "user error", (0, 2), 0),
         FailureGroup("KeyError: 'rate'", "user error", (1,), 1),
         FailureGroup("out of memory", "out of memory", (3,), 3),
@@ -191,7 +200,7 @@ def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
 def test_of_a_batch_in_which_nothing_happened_there_is_little_to_say(
     items: tuple[Item, ...],
 ) -> None:
-    found = digest(report(*items, read_at=0.0))
+    found = compute_statistics(report(*items, read_at=0.0))
     assert (found.seconds, found.peak, found.mean) == (0.0, 0, 0.0)
     assert found.durations is None
     assert not (found.states or found.retries or found.failures or found.slowest)
@@ -202,7 +211,7 @@ def test_clocks_that_differ_lead_to_no_negative_time() -> None:
         Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, -30, -40, **VALUE),)),
         Item(index=1, state=State.SUCCEEDED, attempts=(attempt(1, 5, 6, **VALUE),)),
     )
-    found = digest(early)
+    found = compute_statistics(early)
     assert found.begun == BEGUN - 40
     assert found.seconds == 46
     assert min(at for at, _ in found.concurrency) >= 0
@@ -211,7 +220,7 @@ def test_clocks_that_differ_lead_to_no_negative_time() -> None:
 
 def test_lines_of_large_batches_keep_their_highest_and_lowest() -> None:
     batch = sweep(3_000)
-    found = digest(batch)
+    found = compute_statistics(batch)
     assert len(found.concurrency) <= 2 * POINTS + 2
     assert max(count for _, count in found.concurrency) == found.peak == 16
     assert [at for at, _ in found.concurrency] == sorted(at for at, _ in found.concurrency)

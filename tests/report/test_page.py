@@ -15,7 +15,7 @@ import pytest
 
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
-from kinetic._report.page import LISTED, limit, render
+from kinetic._report.page import MAX_ITEMS, limit, render
 from tests.report.batches import hostile, largest, sweep
 
 
@@ -88,12 +88,12 @@ def test_the_largest_page_is_as_small_and_says_what_it_lacks(size: int) -> None:
 
 
 def test_of_very_many_items_those_that_failed_are_listed() -> None:
-    report = sweep(LISTED + 2_000)
+    report = sweep(MAX_ITEMS + 2_000)
     there = facts(render(report))
-    assert len(there["items"]["state"]) == LISTED
-    assert there["known"] == sum(there["counts"]) == LISTED + 2_000
+    assert len(there["items"]["state"]) == MAX_ITEMS
+    assert there["known"] == sum(there["counts"]) == MAX_ITEMS + 2_000
     listed = {*there["items"]["index"]}
-    assert len(listed) == LISTED
+    assert len(listed) == MAX_ITEMS
     assert {item.index for item in report.items if item.state is State.FAILED} <= listed
     assert {*there["slowest"]} <= listed
 

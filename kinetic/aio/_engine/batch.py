@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import logging
 
-from kinetic._collector import OF_ITEMS, items_of
+from kinetic._collector import ITEM_FOLDERS, items_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import release
 from kinetic.aio import _lease
@@ -641,7 +641,7 @@ class Batch:
         await submission.write_collected(len(values), history)
         store, identity = self.session.platform.store, submission.identity
         await self.session.platform.cluster.drop_secret([identity.id])
-        for folder in OF_ITEMS:
+        for folder in ITEM_FOLDERS:
             found = items_of(await store.list(f"{identity.scope}{folder}"))
             await store.delete([info.name for info in found])
         self.items_removed = True

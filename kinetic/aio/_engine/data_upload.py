@@ -16,7 +16,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic import _snapshot
-from kinetic._messages import amount
+from kinetic._messages import format_size
 from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
@@ -115,7 +115,7 @@ async def _send(
     store: Store, snapshot: Snapshot, progress: Progress, *, complete: bool = False
 ) -> None:
     """Send the missing files and the manifest; *complete* says that an old manifest exists."""
-    files, size = len(snapshot.files), amount(snapshot.size)
+    files, size = len(snapshot.files), format_size(snapshot.size)
     verb = "Looking at stored" if complete else "Uploading"
     logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
     for link in snapshot.links:
@@ -174,7 +174,7 @@ class _Transfer:
             objects, snapshot.files, snapshot.stamps, strict=True
         ):
             file = _File(entry, name, path, stamp)
-            if entry.size >= _snapshot.BIG:
+            if entry.size >= _snapshot.LARGE_FILE_BYTES:
                 yield [file]
                 continue
             batch.append(file)
@@ -186,7 +186,7 @@ class _Transfer:
             yield batch
 
     async def _send_some(self, batch: list[_File]) -> None:
-        if len(batch) == 1 and batch[0].entry.size >= _snapshot.BIG:
+        if len(batch) == 1 and batch[0].entry.size >= _snapshot.LARGE_FILE_BYTES:
             async with self._big_file_slots:
                 await self._send_big(batch[0])
             self._count(batch[0])
@@ -222,7 +222,7 @@ class _Transfer:
         if not await _in_thread(_is_unchanged, file):
             if created:
                 await self._store.delete([file.name])
-            raise _snapshot.changed(file.path, self._snapshot.path) from failure
+            raise _snapshot.changed_error(file.path, self._snapshot.path) from failure
         if failure is not None:
             raise failure
 
@@ -254,7 +254,7 @@ async def _in_thread(function: Callable[..., T], *args: object) -> T:
 
 def _is_unchanged(file: _File, stop: threading.Event) -> bool:
     """Return whether the file still has the content that was hashed."""
-    if _snapshot.unchanged(file.path, file.stamp):
+    if _snapshot.is_unchanged(file.path, file.stamp):
         return True
     try:
         return _snapshot.sha256(file.path, file.entry.path, stop) == file.entry.digest

@@ -16,7 +16,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._packing import payload
-from kinetic._packing.payload import Binding, plain_call
+from kinetic._packing.payload import Binding, pickle_plain_call
 from kinetic._runner.protocol import frames, notes, pickles, wire
 from kinetic._tasks import bounded
 from kinetic.aio._engine.prepare import UploadedCall
@@ -385,10 +385,10 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
     """Return why the function can't be called with this input; empty if it can."""
     call_mode = call_mode_of(value, mode)
-    misfit = binding.misfit(*as_call(value, call_mode))
+    misfit = binding.find_mismatch(*as_call(value, call_mode))
     if not misfit:
         return ""
-    if call_mode != "single" and not binding.misfit((value,), {}):
+    if call_mode != "single" and not binding.find_mismatch((value,), {}):
         explanation = (
             "the items of a dict become keyword arguments"
             if call_mode == "kwargs"
@@ -456,9 +456,9 @@ def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
             content, digest, call_mode = b"", _NO_DIGEST, call_mode_of(value, mode)
             try:
                 args, kwargs = as_call(value, call_mode)
-                if binding is not None and binding.misfit(args, kwargs):
+                if binding is not None and binding.find_mismatch(args, kwargs):
                     raise SubmissionError(f"the input does not fit {_misfit(binding, value, mode)}")
-                if (plain := plain_call(args, kwargs)) is not None:
+                if (plain := pickle_plain_call(args, kwargs)) is not None:
                     content, digest = plain, hashlib.sha256(plain).hexdigest()
                 else:
                     content, digest, new_data = _pickle_input(uploaded, args, kwargs, scratch)

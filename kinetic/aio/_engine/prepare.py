@@ -20,7 +20,7 @@ import cloudpickle
 from absl import logging
 
 from kinetic import configuration, environment
-from kinetic._messages import amount
+from kinetic._messages import format_size
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol import wire
@@ -35,7 +35,7 @@ from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError
-from kinetic.options import DEFAULT_ACCELERATOR, Options, place_of, settings_of
+from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of, usage_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,11 @@ def single_call(
     """
     plain, settings = settings_of(function)
     binding = payload.Binding(plain)
-    if misfit := binding.misfit(args, kwargs):
-        hints = [misfit, *(place_of(name) for name in kwargs if not binding.takes(name))]
+    if misfit := binding.find_mismatch(args, kwargs):
+        hints = [
+            misfit,
+            *(usage_hint(name) for name in kwargs if not binding.accepts_keyword(name)),
+        ]
         raise of_the_caller(TypeError("; ".join(filter(None, hints))))
     name, arguments = _name_of(plain), (args, kwargs)
     return Call(function=plain, name=name, options=settings, arguments=arguments, owned=owned)
@@ -134,7 +137,7 @@ async def pack(call: Call) -> PackedCall:
     if (packed_archive := packed.archive) is not None:
         message = "Packed %s: %d files, %s"
         logging.info(
-            message, packed.project.root, packed_archive.files, amount(packed_archive.size)
+            message, packed.project.root, packed_archive.files, format_size(packed_archive.size)
         )
     return packed
 

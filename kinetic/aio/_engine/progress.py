@@ -109,7 +109,7 @@ class ItemCounter:
             known=self._batch.known,
             first_failure=self._first_failure(),
             stopped=self._batch.cause,
-            step=steps.current() or one_line(self._batch.submission.waiting_message()),
+            step=steps.current_line() or one_line(self._batch.submission.waiting_message()),
         )
 
     async def last(self) -> Progress:
@@ -221,7 +221,7 @@ class ShownProgress:
 
     def __init__(self, batch: Batch, wanted: bool | None = None) -> None:
         self._batch = batch
-        self._wanted = steps.WANTED.get() is not None if wanted is None else wanted
+        self._wanted = steps.SHOW_FACTORY.get() is not None if wanted is None else wanted
         self._ending = asyncio.Event()
         self._entry: Entry | None = None
 

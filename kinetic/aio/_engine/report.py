@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._report import file
-from kinetic._report.digest import grouped
+from kinetic._report.digest import group_failures
 from kinetic._report.facts import BatchReport, Direction, Example, Item
 from kinetic._report.page import render
 from kinetic._runner.protocol import frames
@@ -40,7 +40,7 @@ async def write(
 
     Cancelled: the file has its old content, or the whole new page.
     """
-    target = file.place_for(path)
+    target = file.check_path(path)
     report = replace(await read(batch), direction=direction, metric=metric)
     _check_metric(report)
     content = await in_thread(render, report)
@@ -76,7 +76,7 @@ async def read(batch: Batch) -> BatchReport:
         raise batch.submission.identity.gone_error
     items = await history.read(batch)
     manifest = batch.manifest
-    quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
+    quoted = [group.example for group in (await in_thread(group_failures, items))[:QUOTED]]
     examples = await _read_in_full(batch, [items[index] for index in quoted])
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
     return BatchReport(

@@ -251,7 +251,7 @@ class _Build:
 def _report_line(line: str, building: Step) -> None:
     if shown := one_line(line):
         logging.info("[build] %s", shown)
-        building.say(f"building: {shown}")
+        building.set_title(f"building: {shown}")
 
 
 def named_repo(repo: str | None) -> str:

@@ -127,7 +127,7 @@ class CurrentInterpreter:
             async for raw_line in process.stdout:
                 line = raw_line.decode("utf-8", "replace").rstrip()
                 lines.append(line)
-                installing.say(f"installing: {line}")
+                installing.set_title(f"installing: {line}")
             code = await process.wait()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kinetic._messages import both_ends
+from kinetic._messages import shorten_middle
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -252,7 +252,7 @@ _PREFIXES = re.compile(
 
 def gist(text: str) -> str:
     """Return the informative end of an error message."""
-    return both_ends(_PREFIXES.sub("", text), 400).rstrip(".")
+    return shorten_middle(_PREFIXES.sub("", text), 400).rstrip(".")
 
 
 NO_SECRET = Rule(

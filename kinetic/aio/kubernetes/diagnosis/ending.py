@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 
-from kinetic._messages import both_ends, one_line
+from kinetic._messages import one_line, shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import (
     ADVICE,
     LONGEST,
@@ -184,7 +184,7 @@ def exit_cause(container: Container) -> Cause:
         # containerd says Unknown of a container that ended while containerd was stopped.
         summary = "the node, or its container runtime, restarted while the program ran; exit code "
         return _platform_cause(Reason.NODE_LOST, f"{summary}{code} is a guess")
-    output = both_ends(message, 400)
+    output = shorten_middle(message, 400)
     subject = f"container {container.name!r}" if container.init else "the program"
     summary = f"{subject} ended with exit code {code}"
     email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from kinetic._messages import both_ends
+from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quoted
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
@@ -182,7 +182,7 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
     failure = pod.last_message("FailedScaleUp")
     if last == "FailedScaleUp" or (failure and "backoff" in message):
         return _scale_up_failure(pod.spec, failure)
-    text = both_ends(message.partition(": ")[2] or message, 400)
+    text = shorten_middle(message.partition(": ")[2] or message, 400)
     if _TEMPORARY_PROBLEM.search(text):
         advice = "wait for other work to end, or let the node pool grow"
         cause = replace(cause, advice=advice, outlook=Outlook.OPEN)
@@ -193,7 +193,9 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
 
 
 def _scale_up_failure(spec: Document, message: str) -> Cause:
-    text = both_ends(message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400)
+    text = shorten_middle(
+        message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400
+    )
     zones = re.search(r"zones? ([\w, -]+?) associated", message)
     in_zones = f" in {zones[1]}" if zones else ""
     summary = f"no node was added{in_zones}{_request_text(spec)}: {text}"

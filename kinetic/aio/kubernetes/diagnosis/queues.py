@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kinetic._messages import both_ends
+from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
@@ -68,7 +68,7 @@ def _queued_cause(summary: str, advice: str | None, outlook: Outlook = Outlook.B
 
 def _message_text(source: Document) -> str:
     """Return the message of a condition or check, without the prefix of each pod set."""
-    text = both_ends(_NO_FLAVOR.sub("", str(source.get("message") or "")), 300)
+    text = shorten_middle(_NO_FLAVOR.sub("", str(source.get("message") or "")), 300)
     return f": {text}" if text else ""
 
 
