@@ -188,7 +188,11 @@ class Invocation:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
         else:
-            text = self._localize_paths(outcomes.error_text(error, phase=self._phase))
+            # Unpickling runs the user's code; errors of the other phases may be kinetic's.
+            own_frames = _own_frames(error) if self._phase == "payload unpickle" else 0
+            text = self._localize_paths(
+                outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
+            )
             message = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
             text = replace(text, message=message + self._hint(error, ". "))
         text = self._annotate(text)
@@ -263,7 +267,7 @@ def _own_frames(error: BaseException) -> int:
     trace = error.__traceback__
     while trace is not None:
         count += 1
-        if trace.tb_frame.f_globals is globals():
+        if trace.tb_frame.f_globals.get("__name__") in (__name__, pickles.__name__):
             own = count
         trace = trace.tb_next
     return own

@@ -145,7 +145,7 @@ def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> Erro
     """Describe an exception as text, without the runner's *own_frames* outermost frames."""
     trace = error.__traceback__
     for _ in range(own_frames):
-        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+        trace = trace.tb_next if trace is not None else None
     lines = traceback.TracebackException(
         type(error), error, trace, capture_locals=False, compact=True
     ).format()

@@ -22,6 +22,22 @@ def test_a_plain_call_shows_the_traceback_of_its_job_once(script) -> None:
     assert "in inverse" in err.partition("Remote traceback")[2]
 
 
+def test_an_argument_that_cannot_be_rebuilt_shows_no_frames_of_the_runner(script) -> None:
+    code = """
+def rebuild():
+    raise ValueError("only on the caller's machine")
+
+class Local:
+    def __reduce__(self):
+        return rebuild, ()
+
+inverse(Local())
+"""
+    with script(code) as process:
+        _, _, err = process.end()
+    assert "in rebuild\n" in err and f'File "{ROOT}/runner' not in err, err
+
+
 def test_a_module_that_the_job_imports_is_shown_where_the_project_has_it(
     script, tmp_path: Path
 ) -> None:
