@@ -1,4 +1,4 @@
-"""What every cluster must do: tests for whoever imports them and has a fixture `place`."""
+"""Tests that every cluster must pass. Import them all and define the fixture `place`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kinetic.testing import Run
 from tests.orders import facts_of, order_of
 
 DEADLINE_S = 45.0
-"""For a machine that does much else: nothing here is expected to take this long."""
+"""How many seconds a step may take on a busy machine."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Place:
         code: int = 0,
         **more: Any,
     ) -> JobSpec:
-        """A job; with a *gate* it goes on only when that is opened."""
+        """Make a job that prints *lines*, waits for *gate* if given, and ends with *code*."""
         path = self.folder / gate
         if gate and gate not in self.gates:
             self.gates[gate] = asyncio.Event()
@@ -62,7 +62,7 @@ class Place:
         return replace(spec, **more)
 
     async def work(self, run: Run) -> int:
-        """The same job as a coroutine."""
+        """Do in a coroutine what such a job does."""
         order = facts_of(run.spec.order)
         run.print("\n".join(order["lines"]))
         if order["gate"]:
@@ -72,16 +72,16 @@ class Place:
         return int(order["code"])
 
     def open(self, gate: str) -> None:
-        """Let those who wait for *gate* go on."""
+        """Let the jobs that wait for *gate* continue."""
         self.gates[gate].set()
         self.open_files.append(os.open(self.folder / gate, os.O_RDWR | os.O_NONBLOCK))
 
     async def until(
         self, name: str, *phases: Phase, after: Observation | None = None
     ) -> Observation:
-        """The first word about the job that says it is in one of *phases*.
+        """Return the first observation of the job in one of *phases*.
 
-        *after* is of an earlier job of this name: a platform may go on telling of it for a while.
+        Skip the executor of *after*, an earlier job with this name that a watch may still report.
         """
         wanted = phases or (Phase.ENDED, Phase.GONE)
         async with asyncio.timeout(DEADLINE_S), watching(self.cluster) as watch:
@@ -93,7 +93,7 @@ class Place:
         raise AssertionError("a watch never ends")
 
     async def running(self, count: int, among: set[str]) -> set[str]:
-        """The first so many of these jobs that run: which ones, the cluster decides."""
+        """Return the names of the first *count* of these jobs that run."""
         found: set[str] = set()
         async with asyncio.timeout(DEADLINE_S), watching(self.cluster) as watch:
             async for seen in watch:
@@ -104,26 +104,26 @@ class Place:
         raise AssertionError("a watch never ends")
 
     async def gone(self, *names: str) -> None:
-        """Wait until these jobs are not there any more."""
+        """Wait until these jobs no longer exist."""
         async with asyncio.timeout(DEADLINE_S):
             while await self.cluster.find(names=names):
                 await asyncio.sleep(0.01)
 
-    async def names(self, **which: Any) -> list[str]:
-        """The names of what is found."""
-        return sorted(seen.name for seen in await self.cluster.find(**which))
+    async def names(self, **labels_or_names: Any) -> list[str]:
+        """Return the sorted names of the jobs that match."""
+        return sorted(seen.name for seen in await self.cluster.find(**labels_or_names))
 
-    async def lines(self, name: str, **how: Any) -> list[str]:
-        """The job's log."""
+    async def lines(self, name: str, **options: Any) -> list[str]:
+        """Read the job's log."""
         async with asyncio.timeout(DEADLINE_S):
-            return [line async for line in self.cluster.logs(name, **how)]
+            return [line async for line in self.cluster.logs(name, **options)]
 
 
 @contextlib.asynccontextmanager
 async def watching(
     cluster: Cluster, labels: dict[str, str] | None = None
 ) -> AsyncIterator[AsyncIterator[Observation]]:
-    """A watch that is closed."""
+    """Open a watch, and close it at the end of the block."""
     watch = cluster.watch({"test": "yes"} if labels is None else labels)
     try:
         yield watch
@@ -134,7 +134,7 @@ async def watching(
 # --- launch ---
 
 
-async def test_a_job_runs_and_its_end_is_told(place: Place) -> None:
+async def test_a_job_runs_and_its_end_is_reported(place: Place) -> None:
     await place.cluster.launch(place.job("one", lines=["hello"], code=7))
     seen = await place.until("one")
     assert (seen.phase, seen.exit_code) == (Phase.ENDED, 7)
@@ -143,7 +143,7 @@ async def test_a_job_runs_and_its_end_is_told(place: Place) -> None:
     assert seen.created_at.endswith("+00:00")
 
 
-async def test_the_executor_that_is_told_is_the_one_the_job_knows(place: Place) -> None:
+async def test_the_reported_executor_is_the_one_the_job_knows(place: Place) -> None:
     await place.cluster.launch(place.job("one"))
     seen = await place.until("one")
     assert (await place.lines("one"))[-1] == seen.executor != ""
@@ -153,7 +153,7 @@ async def test_launching_twice_starts_once(place: Place) -> None:
     job = place.job("same")
     await asyncio.gather(*(place.cluster.launch(job) for _ in range(5)))
     seen = await place.until("same")
-    await place.cluster.launch(job)  # it has ended: still there, still success
+    await place.cluster.launch(job)  # succeeds: the job has ended but still exists
     assert await place.cluster.find(names=["same"]) == [seen]
     assert len(await place.lines("same")) == 3
 
@@ -191,7 +191,7 @@ async def test_jobs_wait_in_order_for_a_slot(place: Place) -> None:
 
 
 async def test_a_job_is_ended_at_its_timeout(place: Place) -> None:
-    # With time to end by itself: one that is killed says that instead.
+    # The grace lets the job end by itself: a killed job has another reason.
     await place.cluster.launch(place.job("late", gate="never", timeout=0.2, grace=30.0))
     seen = await place.until("late")
     assert (seen.phase, seen.reason) == (Phase.ENDED, Reason.DEADLINE)
@@ -201,14 +201,14 @@ async def test_a_job_is_ended_at_its_timeout(place: Place) -> None:
 async def test_a_job_that_waits_too_long_never_starts(place: Place) -> None:
     for name in ("h1", "h2"):
         await place.cluster.launch(place.job(name, gate="hold"))
-    await place.running(2, {"h1", "h2"})  # a cluster starts them in any order, this one too
+    await place.running(2, {"h1", "h2"})
     await place.cluster.launch(place.job("late", start_timeout=0.2))
     seen = await place.until("late")
     assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
     assert "start_timeout" in seen.message
     await place.cluster.delete(names=["h1", "h2"])
     await place.gone("h1", "h2")
-    place.cluster = place.again()  # there may be clients that give every job some time
+    place.cluster = place.again()  # a client may extend the start timeouts of its jobs
     await place.cluster.launch(place.job("now", start_timeout=0.0))
     assert (await place.until("now")).exit_code == 0
 
@@ -227,7 +227,7 @@ async def test_one_call_deletes_all_that_carry_labels(place: Place) -> None:
     waiting = max(numbers.keys() - running)
     await place.cluster.delete(labels={"group": "a", "number": numbers[waiting]})
     left = sorted(numbers.keys() - {waiting})
-    await place.gone(waiting)  # it is there until nothing of it can run any more
+    await place.gone(waiting)  # a deleted job exists until none of its processes can run
     assert await place.names(labels={"group": "a"}) == left
     await place.cluster.delete(labels={"group": "a"})
     await place.gone(*left)
@@ -264,29 +264,29 @@ async def test_what_was_launched_is_found_and_what_was_deleted_is_not(place: Pla
 async def test_a_watch_tells_what_is_there_and_then_what_changes(place: Place) -> None:
     await place.cluster.launch(place.job("before"))
     await place.until("before")
-    told: list[tuple[str, Phase]] = []
+    news: list[tuple[str, Phase]] = []
     async with asyncio.timeout(DEADLINE_S), watching(place.cluster) as watch:
         assert (first := await anext(watch)).name == "before"
         assert first.phase is Phase.ENDED
         await place.cluster.launch(place.job("other", labels={"test": "no"}))
         await place.cluster.launch(place.job("after", gate="gate"))
         async for seen in watch:
-            told.append((seen.name, seen.phase))
-            if told[-1] == ("after", Phase.RUNNING):
+            news.append((seen.name, seen.phase))
+            if news[-1] == ("after", Phase.RUNNING):
                 place.open("gate")
-            elif told[-1] == ("after", Phase.ENDED):
+            elif news[-1] == ("after", Phase.ENDED):
                 await place.cluster.delete(names=["after", "before", "nobody"])
-            if {("after", Phase.GONE), ("before", Phase.GONE)} <= {*told}:
+            if {("after", Phase.GONE), ("before", Phase.GONE)} <= {*news}:
                 break
-    assert not [one for one in told if one[0] == "other"]
-    assert [phase for name, phase in told if name == "after" and phase is not Phase.PENDING] == [
+    assert not [pair for pair in news if pair[0] == "other"]
+    assert [phase for name, phase in news if name == "after" and phase is not Phase.PENDING] == [
         Phase.RUNNING,
         Phase.ENDED,
         Phase.GONE,
     ]
 
 
-async def test_a_job_that_is_deleted_while_it_runs_is_told_as_gone(place: Place) -> None:
+async def test_a_job_that_is_deleted_while_it_runs_is_reported_as_gone(place: Place) -> None:
     await place.cluster.launch(place.job("one", gate="never"))
     async with asyncio.timeout(DEADLINE_S), watching(place.cluster) as watch:
         async for seen in watch:
@@ -298,15 +298,15 @@ async def test_a_job_that_is_deleted_while_it_runs_is_told_as_gone(place: Place)
     assert await place.cluster.find() == []
 
 
-async def test_every_watcher_is_told_everything(place: Place) -> None:
+async def test_every_watcher_sees_everything(place: Place) -> None:
     async def ends(labels: dict[str, str]) -> set[str]:
-        told: set[str] = set()
+        ended: set[str] = set()
         async with watching(place.cluster, labels) as watch:
             async for seen in watch:
                 if seen.phase is Phase.ENDED:
-                    told.add(seen.name)
-                if "last" in told:
-                    return told
+                    ended.add(seen.name)
+                if "last" in ended:
+                    return ended
         raise AssertionError("a watch never ends")
 
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -330,7 +330,7 @@ async def test_a_watcher_that_does_not_read_gets_the_latest_state(place: Place) 
         await place.cluster.launch(place.job("first", gate="seen"))
         seen = await anext(slow)
         assert (seen.name, seen.phase is Phase.ENDED) == ("first", False)
-        place.open("seen")  # not before: what had ended already would be told only once
+        place.open("seen")  # only now: a watch reports a job that has already ended only once
         await place.until("first")
         await place.cluster.launch(place.job("one"))
         await place.until("one")
@@ -357,13 +357,13 @@ async def test_a_log_is_lines_and_can_be_cut_to_its_last(place: Place) -> None:
 async def test_following_a_log_waits_for_the_end(place: Place) -> None:
     await place.cluster.launch(place.job("one", lines=["a"], gate="gate"))
     await place.until("one", Phase.RUNNING)
-    told: list[str] = []
+    lines: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in place.cluster.logs("one", follow=True):
-            told.append(line)
+            lines.append(line)
             if line == "a":
                 place.open("gate")
-    assert told[:2] == ["a", "last"] and len(told) == 3
+    assert lines[:2] == ["a", "last"] and len(lines) == 3
 
 
 async def test_there_is_no_log_of_what_is_not_there(place: Place) -> None:
@@ -375,7 +375,7 @@ async def test_there_is_no_log_of_what_is_not_there(place: Place) -> None:
     await place.gone("one")
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(NotFound, match="no job 'one'"):
-            while True:  # a pod outlives the object that made it, and its log is there as long
+            while True:  # a pod, and its log with it, outlives the object that created it
                 await place.lines("one")
                 await asyncio.sleep(0.05)
 
@@ -384,35 +384,35 @@ async def test_there_is_no_log_of_what_is_not_there(place: Place) -> None:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say again what is said; "end" ends it."""
-    while (said := await reader.read(65536)) not in (b"", b"end"):
-        writer.write(said)
+    """Send back what arrives, until "end"."""
+    while (data := await reader.read(65536)) not in (b"", b"end"):
+        writer.write(data)
         await writer.drain()
     writer.close()
     await writer.wait_closed()
 
 
 async def test_a_port_of_a_running_job_is_reached(place: Place) -> None:
-    """In both directions, by several at once; these jobs have the loopback of this process."""
+    """Data flows both ways on several connections; the jobs share this process's loopback."""
     content = os.urandom(300_000)
 
-    async def spoken() -> bytes:
+    async def exchanged() -> bytes:
         stream = await place.cluster.dial("one", port)
         async with stream:
             await stream.send(content)
-            heard = b""
-            while len(heard) < len(content):
-                heard += await stream.receive()
+            received = b""
+            while len(received) < len(content):
+                received += await stream.receive()
             await stream.send(b"end")
             with pytest.raises(anyio.EndOfStream):
                 await stream.receive()
-        return heard
+        return received
 
-    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(echo, "127.0.0.1") as here:
-        port = here.sockets[0].getsockname()[1]
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(echo, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
         await place.cluster.launch(place.job("one", gate="gate"))
         await place.until("one", Phase.RUNNING)
-        assert await asyncio.gather(spoken(), spoken()) == [content, content]
+        assert await asyncio.gather(exchanged(), exchanged()) == [content, content]
         for name, host in (("one", 7), ("nobody", 0)):
             with pytest.raises(NotFound, match=name):
                 await place.cluster.dial(name, port, host=host)
@@ -430,12 +430,12 @@ async def test_a_port_of_a_running_job_is_reached(place: Place) -> None:
 
 async def test_the_root_key_is_always_the_same(place: Place) -> None:
     clients = place.cluster, place.again()
-    keys = await asyncio.gather(*(one.root_key() for one in clients for _ in range(4)))
+    keys = await asyncio.gather(*(client.root_key() for client in clients for _ in range(4)))
     assert len({*keys}) == 1 and len(keys[0]) == 32
 
 
 async def test_a_secret_is_kept_until_it_is_dropped(place: Place) -> None:
-    """Or not at all, where it would be a plain file."""
+    """A cluster that would keep it in a plain file doesn't keep it."""
     cluster: Any = place.cluster
     if not place.keeps_secrets:
         await cluster.keep_secret("grp-a", b"1")
@@ -461,8 +461,8 @@ async def test_a_batch_that_is_finished_can_be_launched_again(place: Place) -> N
     await place.cluster.keep_secret("grp-a", b"environment")
     for number in range(2):
         job = place.job(f"grp-a-{number}-1", code=number)
-        mine = replace(job.order, group_id="grp-a", fence=number + 1)
-        await place.cluster.launch(replace(job, order=mine))
+        order = replace(job.order, group_id="grp-a", fence=number + 1)
+        await place.cluster.launch(replace(job, order=order))
         assert (await place.until(job.name)).exit_code == number
         for _ in range(2):
             await place.cluster.finish("grp-a", number + 1)
@@ -488,20 +488,20 @@ async def test_a_client_that_is_closed_follows_no_log_any_more(place: Place) -> 
     await place.until("one", Phase.RUNNING)
     closed, place.cluster = place.cluster, place.again()
     if place.cluster is closed:
-        pytest.skip("all clients of this cluster are one, which holds nothing")
-    heard = asyncio.Event()
+        pytest.skip("all clients of this cluster are one object, which holds nothing open")
+    printed = asyncio.Event()
 
     async def follow() -> None:
         async for line in closed.logs("one", follow=True):
             assert line == "a"
-            heard.set()
+            printed.set()
 
     following = asyncio.create_task(follow())
     async with asyncio.timeout(DEADLINE_S), watching(closed) as watch:
-        await heard.wait()
+        await printed.wait()
         await anext(watch)
         await closed.aclose()
-        asked: list[Callable[[], Awaitable[object]]] = [
+        requests: list[Callable[[], Awaitable[object]]] = [
             lambda: following,
             lambda: anext(watch),
             lambda: closed.find(names=["one"]),
@@ -509,9 +509,9 @@ async def test_a_client_that_is_closed_follows_no_log_any_more(place: Place) -> 
             lambda: closed.launch(place.job("two")),
             lambda: closed.dial("one", 1),
         ]
-        for ask in asked:
+        for request in requests:
             with pytest.raises(BackendError, match="closed"):
-                await ask()
+                await request()
     async with asyncio.timeout(DEADLINE_S), watching(closed) as watch:
         with pytest.raises(BackendError, match="closed"):
             await anext(watch)
@@ -520,10 +520,10 @@ async def test_a_client_that_is_closed_follows_no_log_any_more(place: Place) -> 
     assert (await place.until("one")).exit_code == 3
 
 
-async def test_who_asks_while_a_client_is_closed_is_answered_or_told(place: Place) -> None:
+async def test_a_request_during_a_close_succeeds_or_fails_as_closed(place: Place) -> None:
     other = place.again()
     asking = [asyncio.create_task(other.find()) for _ in range(3)]
-    await asyncio.sleep(0)  # they have begun
+    await asyncio.sleep(0)  # start the tasks
     await other.aclose()
     async with asyncio.timeout(DEADLINE_S):
         for answer in await asyncio.gather(*asking, return_exceptions=True):

@@ -1,4 +1,4 @@
-"""The server that the store of the cloud platforms is tried on."""
+"""Provide the emulator that the tests of the cloud store use."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ __all__ = ["fake_gcs"]
 
 @pytest.fixture(autouse=True)
 def project(small_project: Path) -> Path:
-    """Of every test here."""
+    """Use the small project in every test of this folder."""
     return small_project

@@ -1,4 +1,4 @@
-"""Names of objects that a store must not stumble over."""
+"""Unusual object names that every store must accept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The port's contract, on the clusters that need nothing but this machine."""
+"""Run the contract suite on the clusters that need only this machine."""
 
-# ruff: noqa: F403 - every test of the suite, whichever there are
+# ruff: noqa: F403 - the whole suite
 from __future__ import annotations
 
 import os
@@ -30,7 +30,7 @@ def main(order, key, executor, site):
     print(executor, flush=True)
     return facts["code"]
 """
-"""In place of `kinetic._runner.job.attempt`."""
+"""Replacement for `kinetic._runner.job.attempt`."""
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ async def place(
         cluster: Cluster = MemoryCluster(MemoryStore(), lambda run: made.work(run), slots=2)
         made = Place(cluster, lambda: cluster, tmp_path)
     yield made
-    for one in opened:
-        await one.aclose()
+    for opened_cluster in opened:
+        await opened_cluster.aclose()
     for fd in made.open_files:
         os.close(fd)

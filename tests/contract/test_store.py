@@ -1,4 +1,4 @@
-"""What every store must do; the same suite for all adapters."""
+"""One suite that every store must pass."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_an_object_is_created_once(store: Store) -> None:
     assert await store.create("a", b"first", {"k": "v"})
     assert not await store.create("a", b"second")
-    there = await store.get("a")
-    assert (there.body, dict(there.metadata)) == (b"first", {"k": "v"})
-    assert [one.generation for one in await store.list("a")] == [there.generation]
+    stored = await store.get("a")
+    assert (stored.body, dict(stored.metadata)) == (b"first", {"k": "v"})
+    assert [info.generation for info in await store.list("a")] == [stored.generation]
 
 
 @pytest.mark.parametrize("size", [10, 400_000])
 async def test_the_end_of_an_object_is_read_without_the_rest(store: Store, size: int) -> None:
     content = bytes(range(10)) * (size // 10)
     await store.create("a", content, {"k": "v"})
-    there = await store.get("a", start=size - 7)
-    assert (there.body, dict(there.metadata)) == (content[-7:], {"k": "v"})
+    stored = await store.get("a", start=size - 7)
+    assert (stored.body, dict(stored.metadata)) == (content[-7:], {"k": "v"})
     assert (await store.get("a", start=size - 7, limit=7)).body == content[-7:]
 
 
@@ -67,16 +67,16 @@ async def test_the_end_of_an_object_is_read_without_the_rest(store: Store, size:
 async def test_any_name_comes_back_as_it_was(store: Store, name: str) -> None:
     assert await store.create(name, name.encode(), {"name": "é"})
     assert (await store.get(name)).body == name.encode()
-    assert [one.name for one in await store.list("")] == [name]
+    assert [info.name for info in await store.list("")] == [name]
     await store.delete([name])
     assert await store.list("") == []
 
 
 async def test_of_fifty_creators_one_wins(store: Store) -> None:
     bodies = [bytes([number]) * 1000 for number in range(50)]
-    won = await asyncio.gather(*(store.create("race", body) for body in bodies))
-    assert won.count(True) == 1
-    assert (await store.get("race")).body == bodies[won.index(True)]
+    created = await asyncio.gather(*(store.create("race", body) for body in bodies))
+    assert created.count(True) == 1
+    assert (await store.get("race")).body == bodies[created.index(True)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000])
@@ -91,15 +91,15 @@ async def test_content_of_any_size(store: Store, tmp_path: Path, size: int) -> N
         assert (await store.get(name)).body == content
         await store.fetch(name, tmp_path / f"copy of {name}")
         assert (tmp_path / f"copy of {name}").read_bytes() == content
-    assert {one.name: one.size for one in await store.list("")} == {"bytes": size, "file": size}
+    assert {info.name: info.size for info in await store.list("")} == {"bytes": size, "file": size}
 
 
 async def test_a_listing_is_sorted_and_has_metadata(store: Store) -> None:
     for name in ("b/2", "b/10", "a", "bc", "b/1/x"):
         await store.create(name, b"", {"n": name})
-    assert [one.name for one in await store.list("b/")] == ["b/1/x", "b/10", "b/2"]
-    assert [one.name for one in await store.list("b")] == ["b/1/x", "b/10", "b/2", "bc"]
-    assert [one.metadata["n"] for one in await store.list("b/1")] == ["b/1/x", "b/10"]
+    assert [info.name for info in await store.list("b/")] == ["b/1/x", "b/10", "b/2"]
+    assert [info.name for info in await store.list("b")] == ["b/1/x", "b/10", "b/2", "bc"]
+    assert [stored.metadata["n"] for stored in await store.list("b/1")] == ["b/1/x", "b/10"]
     assert await store.list("nothing/") == []
 
 
@@ -120,21 +120,25 @@ async def test_only_the_known_generation_is_replaced(store: Store) -> None:
     assert second > first
     with pytest.raises(Conflict):
         await store.replace("lease", b"x", generation=first)
-    there = await store.get("lease")
-    assert (there.body, there.generation) == (b"2", second)
+    stored = await store.get("lease")
+    assert (stored.body, stored.generation) == (b"2", second)
 
 
-async def test_what_is_begun_can_be_replaced_without_a_look(store: Store) -> None:
+async def test_begin_returns_the_generation_for_a_replacement(store: Store) -> None:
     first = await store.begin("lease", b"1")
     assert first is not None
     assert await store.begin("lease", b"x") is None
     second = await store.replace("lease", b"2", generation=first)
-    there = await store.get("lease")
-    assert (there.body, there.generation) == (b"2", second)
-    begun = await asyncio.gather(*(store.begin("race", bytes([number])) for number in range(20)))
-    won = [number for number, generation in enumerate(begun) if generation is not None]
-    there = await store.get("race")
-    assert [(bytes([number]), begun[number]) for number in won] == [(there.body, there.generation)]
+    stored = await store.get("lease")
+    assert (stored.body, stored.generation) == (b"2", second)
+    generations = await asyncio.gather(
+        *(store.begin("race", bytes([number])) for number in range(20))
+    )
+    winners = [number for number, generation in enumerate(generations) if generation is not None]
+    stored = await store.get("race")
+    assert [(bytes([number]), generations[number]) for number in winners] == [
+        (stored.body, stored.generation)
+    ]
 
 
 async def test_of_many_replacers_of_a_generation_one_wins(store: Store) -> None:
@@ -157,12 +161,12 @@ async def test_a_deleted_name_is_free_again(store: Store) -> None:
     assert await store.create("a/b", b"2")
 
 
-async def test_a_look_tells_of_one_object_what_a_listing_does(store: Store) -> None:
+async def test_look_returns_what_a_listing_says_of_the_object(store: Store) -> None:
     assert await store.look("a") is None
     await store.create("ab", b"longer")
-    assert await store.look("a") is None, "it is no prefix"
+    assert await store.look("a") is None, "a look doesn't match prefixes"
     await store.create("a", b"one", {"k": "v"})
-    assert [await store.look("a")] == [one for one in await store.list("a") if one.name == "a"]
+    assert [await store.look("a")] == [info for info in await store.list("a") if info.name == "a"]
 
 
 @pytest.mark.parametrize("size", [1, 2_000_000])
@@ -170,11 +174,11 @@ async def test_what_is_shared_tells_when_it_was_made(store: Store, size: int) ->
     before = time.time()
     assert await store.create("code/a", bytes(size), {"k": "v"}, shared=True)
     assert not await store.create("code/a", b"", shared=True)
-    there = await store.look("code/a")
-    assert there is not None
-    assert there.used == pytest.approx((before + time.time()) / 2, abs=10)
-    assert [one.used for one in await store.list("code/")] == [there.used]
-    assert (there.size, dict(there.metadata)) == (size, {"k": "v"})
+    stored = await store.look("code/a")
+    assert stored is not None
+    assert stored.used == pytest.approx((before + time.time()) / 2, abs=10)
+    assert [info.used for info in await store.list("code/")] == [stored.used]
+    assert (stored.size, dict(stored.metadata)) == (size, {"k": "v"})
 
 
 @pytest.mark.parametrize("count", [1, 5, 120])
@@ -182,13 +186,13 @@ async def test_what_is_renewed_is_the_same_but_for_its_time(store: Store, count:
     names = [f"data/{number} é%/" for number in range(count)]
     for name in names:
         await store.create(name, name.encode(), {"n": name}, shared=True)
-    before = {one.name: one for one in await store.list("data/")}
-    await asyncio.sleep(0.02)  # the time has milliseconds, or the ticks of a kernel
+    before = {info.name: info for info in await store.list("data/")}
+    await asyncio.sleep(0.02)  # longer than the resolution: milliseconds or kernel ticks
     assert await store.renew([*names, "data/missing"]) == {"data/missing"}
-    for one in await store.list("data/"):
-        was = before[one.name]
-        assert one.used is not None and was.used is not None and one.used > was.used
-        assert replace(one, used=was.used, metageneration=was.metageneration) == was
+    for stored in await store.list("data/"):
+        was = before[stored.name]
+        assert stored.used is not None and was.used is not None and stored.used > was.used
+        assert replace(stored, used=was.used, metageneration=was.metageneration) == was
     assert (await store.get(names[0])).body == names[0].encode()
     assert await store.renew([]) == set()
     assert await store.renew(["nobody"]) == {"nobody"}
@@ -201,13 +205,13 @@ async def test_what_nobody_has_renewed_since_it_was_listed_is_collected(
     for number in range(count):
         await store.create(f"code/{number:03}", b"x", shared=True)
     listed = await store.list("code/")
-    await asyncio.sleep(0.01)  # files and buckets tell times apart by milliseconds
+    await asyncio.sleep(0.01)  # longer than the resolution of files and buckets
     await store.renew([listed[0].name])
     assert not await store.collect(listed)
-    assert [one.name for one in await store.list("code/")] == [one.name for one in listed]
+    assert [info.name for info in await store.list("code/")] == [info.name for info in listed]
     assert await store.collect(await store.list("code/"))
     assert await store.list("code/") == []
-    assert await store.collect(listed), "what is gone already does not matter"
+    assert await store.collect(listed), "objects that no longer exist don't count"
     assert await store.collect([])
 
 
@@ -229,7 +233,7 @@ async def test_a_renewed_object_is_replaced_and_deleted_as_any(store: Store) -> 
 def test_content_may_look_like_anything(
     tmp_path: Path, content: bytes, metadata: dict[str, str]
 ) -> None:
-    """Content that begins like the header of the directory store is told from a header."""
+    """The directory store tells a header from content that begins like one."""
     objects = DirectoryObjects(tmp_path / "s")
     for start in (b"", b"\x89KNO\r\n\x1a\n"):
         objects.delete(["x"])
@@ -238,7 +242,7 @@ def test_content_may_look_like_anything(
 
 
 def test_a_second_try_of_the_same_write_to_a_shared_directory_succeeds(tmp_path: Path) -> None:
-    """An NFS client may repeat a request whose reply was lost: the file is its own then."""
+    """An NFS client may repeat a request whose reply was lost; then the file is its own."""
     source = tmp_path / "source"
     source.write_bytes(b"content")
     for shared, again in ((False, False), (True, True)):
@@ -254,12 +258,12 @@ async def test_a_place_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> No
         DirectoryStore(tmp_path / "file" / "s")
 
 
-async def test_what_is_cancelled_while_it_is_created_does_not_come_later(tmp_path: Path) -> None:
-    """A directory's: whoever is cancelled removes what he has made, and must come after it."""
+async def test_a_cancelled_create_writes_nothing_afterwards(tmp_path: Path) -> None:
+    """A cancelled caller removes what it created, so the cancellation must end after the write."""
     store, pipe = DirectoryStore(tmp_path / "store"), tmp_path / "pipe"
     os.mkfifo(pipe)
     creating = asyncio.ensure_future(store.create("a/b", pipe))
-    with await asyncio.to_thread(pipe.open, "wb") as feed:  # it is being read
+    with await asyncio.to_thread(pipe.open, "wb") as feed:  # opens once the store reads it
         creating.cancel()
         for _ in range(100):
             await asyncio.sleep(0)
@@ -267,4 +271,4 @@ async def test_what_is_cancelled_while_it_is_created_does_not_come_later(tmp_pat
         feed.write(b"the rest")
     with pytest.raises(asyncio.CancelledError):
         await creating
-    assert [one.name for one in await store.list("")] == ["a/b"]
+    assert [info.name for info in await store.list("")] == ["a/b"]

@@ -14,7 +14,8 @@ from kinetic import aio
 from kinetic.aio.platforms import Platform
 from tests.engine.world import World
 
-LATEST_S = 60.0
+THREAD_LIMIT_S = 60.0
+"""Seconds after which a worker thread counts as hanging."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ async def threads_take_no_time() -> None:
 
     def select(timeout: float | None = None) -> Any:
         if (limiter.borrowed_tokens or working) and timeout != 0 and loop.looptime_on:
-            done = waiting(selector, LATEST_S)  # a finished thread wakes the loop
+            done = waiting(selector, THREAD_LIMIT_S)  # a finished thread wakes the loop
             assert done, "a worker thread waits for a timer"
             return done
         return jumping(timeout)

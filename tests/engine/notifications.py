@@ -19,19 +19,19 @@ FAULTS = ("dropped", "delayed", "doubled")
 class Fault:
     """Drop, delay or repeat notification number *at*, from 0, of the watches that share this fault.
 
-    A delayed notification comes after *delay_s* seconds; later ones overtake it. ``told`` counts
-    all notifications.
+    A delayed notification comes after *delay_s* seconds; later ones overtake it. ``count`` is
+    the number of notifications so far.
     """
 
-    what: str
+    kind: str
     at: int
     delay_s: float = 30.0
-    told: int = 0
+    count: int = 0
 
     @property
     def happened(self) -> bool:
         """Whether the watches reached that notification."""
-        return self.told > self.at
+        return self.count > self.at
 
 
 class Unreliable:
@@ -59,14 +59,14 @@ class Unreliable:
                         yield seen
                     if not coming.done():
                         continue
-                    seen, number = coming.result(), fault.told
+                    seen, number = coming.result(), fault.count
                     coming = asyncio.ensure_future(anext(news))
-                    fault.told += 1
-                    if number != fault.at or fault.what == "doubled":
+                    fault.count += 1
+                    if number != fault.at or fault.kind == "doubled":
                         yield seen
                         if number == fault.at:
                             yield seen
-                    elif fault.what == "delayed":
+                    elif fault.kind == "delayed":
                         held = loop.time() + fault.delay_s, seen
             finally:
                 coming.cancel()

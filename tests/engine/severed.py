@@ -1,4 +1,4 @@
-"""Simulate a process that vanishes: from a moment on, its requests reach nothing."""
+"""Simulate a process that vanishes: after the cut, its requests reach nothing."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Severed:
         self._last = last
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self._port, name)
-        if not inspect.iscoroutinefunction(asked):
-            return asked
+        method = getattr(self._port, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
-        async def ask(*args: Any, **kwargs: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
             await self._connected()
-            answer = await asked(*args, **kwargs)
+            answer = await method(*args, **kwargs)
             if self._last and name in ("create", "begin") and args[0].endswith(self._last):
                 self._cut.set()
             await self._connected()
             return answer
 
-        return ask
+        return call
 
     async def _connected(self) -> None:
         if self._cut.is_set():
@@ -52,7 +52,7 @@ class Severed:
             yield seen
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this port holds nothing."""
 
 
 def severed(platform: Platform, last: str = "") -> tuple[Platform, asyncio.Event]:

@@ -1,4 +1,4 @@
-"""What the platform answers when it is asked, beside what it tells by itself meanwhile."""
+"""Answers to requests may be older than what the watches report meanwhile."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.engine.severed import on_loop_time, severed
 from tests.engine.world import VIRTUAL, Passing, claim, until
 
 
-async def held(x: int, gate: str) -> int:
-    """Runs until there is a file named *gate*."""
+async def wait_for_gate(x: int, gate: str) -> int:
+    """Wait until the file *gate* exists."""
     while not os.path.exists(gate):
         await asyncio.sleep(1)
     return x
 
 
 class Held:
-    """A platform whose jobs claim their attempts, and run until they are let go."""
+    """A platform whose jobs claim their attempts and run until the gate file exists."""
 
     def __init__(self, folder: Path, work: Any = carry_out) -> None:
         self.gate = folder / "gate"
@@ -41,14 +41,14 @@ class Held:
         return [(index, str(self.gate)) for index in range(count)]
 
     async def claimed(self, count: int) -> None:
-        """Wait until so many attempts are claimed."""
+        """Wait until *count* attempts are claimed."""
         async with asyncio.timeout(1000):
             while await self._claims() < count:
                 await asyncio.sleep(0.1)
 
     async def _claims(self) -> int:
         listed = await self.store.list("batches/")
-        return sum(one.name.endswith(".claim") for one in listed)
+        return sum(stored.name.endswith(".claim") for stored in listed)
 
 
 @pytest.fixture
@@ -57,17 +57,17 @@ async def world(tmp_path: Path) -> Held:
 
 
 async def hangs(run: Run) -> int | None:
-    """Claims its attempt, and does not hear when it is asked to end."""
+    """Claim the attempt and ignore requests to stop."""
     await claim(run)
     await asyncio.Event().wait()
     return 1
 
 
-async def left(world: Held, count: int) -> str:
-    """A batch whose submitter has vanished while all of it ran."""
+async def abandoned(world: Held, count: int) -> str:
+    """Start a batch whose submitter vanishes while all items run."""
     platform, cut = severed(world.platform)
     client = aio.Client(platform=platform)
-    batch = await client.run_async_map(held, world.inputs(count))
+    batch = await client.run_async_map(wait_for_gate, world.inputs(count))
     await world.claimed(count)
     cut.set()
     await client.aclose()
@@ -77,47 +77,47 @@ async def left(world: Held, count: int) -> str:
 @VIRTUAL
 async def test_those_that_died_together_are_asked_about_together(tmp_path: Path) -> None:
     world = Held(tmp_path, hangs)
-    group = await left(world, 30)
+    group = await abandoned(world, 30)
     for index in range(30):
         world.cluster.end(f"{group}-{index}-1")
-    await world.cluster.delete(labels={})  # nothing is known of them any more
+    await world.cluster.delete(labels={})  # the cluster forgets them
     async with aio.Client(platform=world.platform) as client:
         batch = await client.attach_batch(group)
         world.cluster.requests.clear()
         await batch.resume()
-        outcomes = [one.outcome async for one in batch.outcomes()]
-    assert {type(one).__name__ for one in outcomes} == {"Lost"}
-    assert world.cluster.requests["find"] <= 5, "not once for each"
+        outcomes = [item.outcome async for item in batch.outcomes()]
+    assert {type(outcome).__name__ for outcome in outcomes} == {"Lost"}
+    assert world.cluster.requests["find"] <= 5, "not one request per item"
 
 
 class TellsMeanwhile(Passing):
-    """What is asked for is found while a job waits; it begins before the answer arrives."""
+    """Answer requests with a pending job, which starts before the answer arrives."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster)
-        self.told = asyncio.Event()
+        self.asked = asyncio.Event()
         self.late = False
 
-    async def find(self, **which: Any) -> list[Observation]:
-        found = await self.port.find(**which)
+    async def find(self, **selection: Any) -> list[Observation]:
+        found = await self.port.find(**selection)
         if not self.late:
             return found
-        self.told.set()
+        self.asked.set()
         await asyncio.sleep(1)
-        return [replace(one, phase=Phase.PENDING, executor="") for one in found]
+        return [replace(seen, phase=Phase.PENDING, executor="") for seen in found]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         async for seen in self.port.watch(labels):
             if self.late and seen.phase is Phase.RUNNING:
-                await self.told.wait()
+                await self.asked.wait()
             yield seen
 
 
 @VIRTUAL
-async def test_whoever_resumes_takes_no_old_answer_for_what_was_told_since(
+async def test_resuming_ignores_answers_older_than_notifications(
     world: Held,
 ) -> None:
-    group = await left(world, 2)
+    group = await abandoned(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
         batch = await client.attach_batch(group)
@@ -130,12 +130,12 @@ async def test_whoever_resumes_takes_no_old_answer_for_what_was_told_since(
 
 
 @VIRTUAL
-async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world: Held) -> None:
+async def test_a_check_of_an_attempt_ignores_answers_older_than_notifications(world: Held) -> None:
     cluster: Any = TellsMeanwhile(world.cluster)
     cluster.late = True
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
-        batch = await client.run_async_map(held, world.inputs(2))
-        await cluster.told.wait()
+        batch = await client.run_async_map(wait_for_gate, world.inputs(2))
+        await cluster.asked.wait()
         await asyncio.sleep(5)
         assert {status for _, status in await batch.statuses()} == {JobStatus.RUNNING}
         cluster.late = False
@@ -144,15 +144,15 @@ async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world:
 
 
 class Late(Passing):
-    """Of a request that is on its way when it is asked for, it is told nothing; then it arrives."""
+    """Launch the late *orders* right after answering a request, which therefore misses them."""
 
     def __init__(self, cluster: MemoryCluster, world: Held) -> None:
         super().__init__(cluster)
         self.world = world
         self.orders: list[JobSpec] = []
 
-    async def find(self, **which: Any) -> list[Observation]:
-        found = await self.port.find(**which)
+    async def find(self, **selection: Any) -> list[Observation]:
+        found = await self.port.find(**selection)
         orders, self.orders = self.orders, []
         for order in orders:
             await self.port.launch(order)
@@ -161,7 +161,7 @@ class Late(Passing):
 
 
 class Withheld(Passing):
-    """The second request is on its way for long."""
+    """Withhold every launch but that of the first item."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster)
@@ -176,17 +176,17 @@ class Withheld(Passing):
 
 
 @VIRTUAL
-async def test_what_began_while_it_was_asked_for_is_not_given_up(world: Held) -> None:
+async def test_a_job_that_starts_during_a_request_about_it_is_not_given_up(world: Held) -> None:
     withheld: Any = Withheld(world.cluster)
     platform, cut = severed(replace(world.platform, cluster=withheld))
-    gone = aio.Client(platform=platform)
-    made = await gone.run_async_map(held, world.inputs(3), max_concurrent=2)
+    vanished = aio.Client(platform=platform)
+    submitted = await vanished.run_async_map(wait_for_gate, world.inputs(3), max_concurrent=2)
     await world.claimed(1)
     await until(lambda: withheld.held)
     cut.set()
     late: Any = Late(world.cluster, world)
     async with aio.Client(platform=replace(world.platform, cluster=late)) as client:
-        batch = await client.attach_batch(made.group_id)
+        batch = await client.attach_batch(submitted.group_id)
         late.orders = withheld.held
         with pytest.raises(errors.SubmitterLost, match="1 of its items have no outcome"):
             await batch.wait()
@@ -194,4 +194,4 @@ async def test_what_began_while_it_was_asked_for_is_not_given_up(world: Held) ->
         assert await (await batch.job(1)).result(timeout=100, cleanup=False) == 1
         with pytest.raises(errors.SubmitterLost):
             await (await batch.job(2)).result(timeout=100, cleanup=False)
-    await gone.aclose()
+    await vanished.aclose()

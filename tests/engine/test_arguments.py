@@ -1,4 +1,4 @@
-"""What is asked of a batch: wrong arguments are refused in words before anything is sent."""
+"""Wrong arguments raise errors that name the argument and its rule, before anything is sent."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ OPTIONS: dict[str, list[Any]] = {
 
 
 def refused(name: str, value: object) -> Any:
-    """Expect the refusal of an argument: with its name, the rule, and the value."""
-    words = rf"(?m)^{name} must be .*, not {re.escape(repr(value))}$"
-    return pytest.raises(errors.ConfigurationError, match=words)
+    """Expect an error that names the argument, the rule and the value."""
+    message = rf"(?m)^{name} must be .*, not {re.escape(repr(value))}$"
+    return pytest.raises(errors.ConfigurationError, match=message)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -84,7 +84,7 @@ async def test_inputs_that_are_meant_as_one_are_refused_with_a_hint(
 
 
 @pytest.mark.parametrize(
-    ("ask", "name", "value"),
+    ("call", "name", "value"),
     [
         (lambda batch: batch.job(1.5), "index", 1.5),
         (lambda batch: batch.job("a"), "index", "a"),
@@ -102,16 +102,16 @@ async def test_inputs_that_are_meant_as_one_are_refused_with_a_hint(
     ],
 )
 async def test_a_batch_names_a_wrong_argument_and_goes_on(
-    client: aio.Client, ask: Callable[[Any], Any], name: str, value: object
+    client: aio.Client, call: Callable[[Any], Any], name: str, value: object
 ) -> None:
     batch = await client.run_async_map(same, [1])
     with refused(name, value):
-        await ask(batch)
+        await call(batch)
     assert await batch.results() == [1]
 
 
 @pytest.mark.parametrize(
-    ("ask", "name", "value"),
+    ("call", "name", "value"),
     [
         (lambda client: client.list_batches(tags="x"), "tags", "x"),
         (lambda client: client.list_batches(name=1), "name", 1),
@@ -125,17 +125,17 @@ async def test_a_batch_names_a_wrong_argument_and_goes_on(
     ],
 )
 async def test_a_client_names_a_wrong_argument(
-    client: aio.Client, ask: Callable[[Any], Any], name: str, value: object
+    client: aio.Client, call: Callable[[Any], Any], name: str, value: object
 ) -> None:
     with refused(name, value):
-        await ask(client)
+        await call(client)
 
 
 BATCH = "grp-local-000000000000"
 
 
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("call", "hint"),
     [
         (lambda client: client.attach(BATCH), f"attach_batch('{BATCH}')"),
         (lambda client: client.attach("grp-123456789012"), "attach_batch('grp-123456789012')"),
@@ -147,14 +147,14 @@ BATCH = "grp-local-000000000000"
     ],
 )
 async def test_an_id_of_the_other_kind_names_the_call_that_takes_it(
-    client: aio.Client, ask: Callable[[Any], Any], words: str
+    client: aio.Client, call: Callable[[Any], Any], hint: str
 ) -> None:
     with pytest.raises(errors.ConfigurationError) as caught:
-        await ask(client)
-    assert words in str(caught.value)
+        await call(client)
+    assert hint in str(caught.value)
 
 
-async def test_a_batch_error_tells_the_first_failure_and_what_to_do(client: aio.Client) -> None:
+async def test_a_batch_error_names_the_first_failure_and_what_to_do(client: aio.Client) -> None:
     batch = await client.run_async_map(inverse, [1, 0, 2, 0])
     with pytest.raises(errors.BatchError) as caught:
         await batch.results()
@@ -167,13 +167,13 @@ async def test_a_batch_error_tells_the_first_failure_and_what_to_do(client: aio.
 
 
 @pytest.mark.parametrize(
-    ("inputs", "words"), [([1], "dicts, not int"), ([{"x": 1}, {1: 2}], "keys, not int")]
+    ("inputs", "message"), [([1], "dicts, not int"), ([{"x": 1}, {1: 2}], "keys, not int")]
 )
 async def test_a_batch_error_names_an_input_of_the_wrong_kind(
-    client: aio.Client, inputs: list[Any], words: str
+    client: aio.Client, inputs: list[Any], message: str
 ) -> None:
     batch = await client.run_async_map(same, inputs, input_mode="kwargs")
-    with pytest.raises(errors.BatchError, match=f'input_mode="kwargs".* {words}'):
+    with pytest.raises(errors.BatchError, match=f'input_mode="kwargs".* {message}'):
         await batch.results()
 
 
@@ -181,13 +181,13 @@ async def test_a_batch_error_names_an_input_of_the_wrong_kind(
 async def test_what_cannot_be_called_is_refused_before_anything_is_sent(
     client: aio.Client, platform: Platform, function: Any
 ) -> None:
-    for ask in (
+    for call in (
         lambda: client.submit(function, 1),
         lambda: client.run(function, 1),
         lambda: client.run_async_map(function, [1]),
     ):
         with pytest.raises(TypeError, match="kinetic runs functions, not"):
-            await ask()
+            await call()
     assert await platform.store.list("") == []
 
 
@@ -196,7 +196,7 @@ def train(config: dict[str, float], *, steps: int = 1) -> Any:
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """It gives the first argument itself."""
+    """Wrap *function* so that its first argument is always an empty dict."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "words"),
+    ("args", "kwargs", "message"),
     [
         ((), {}, "missing a required argument: 'config'"),
         (({}, 1), {}, "too many positional arguments"),
@@ -217,12 +217,12 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 async def test_a_call_that_does_not_fit_the_function_is_a_type_error_before_anything_is_sent(
-    client: aio.Client, platform: Platform, args: Any, kwargs: Any, words: str
+    client: aio.Client, platform: Platform, args: Any, kwargs: Any, message: str
 ) -> None:
     for function in (train, kinetic.run("cpu")(train), functools.partial(train)):
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match=message):
             await client.submit(function, *args, **kwargs)
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match=message):
             await client.run(function, *args, **kwargs)
     assert await platform.store.list("") == []
 
@@ -265,27 +265,27 @@ async def test_a_wrong_limit_of_a_client_is_refused_in_words(limit: Any) -> None
         aio.Client(max_concurrent=limit)
 
 
-async def test_whoever_asks_for_several_hosts_is_told_that_there_is_one(
+async def test_a_request_for_several_hosts_warns_that_there_is_one(
     client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     spread = kinetic.run(backend="local", accelerator="cpu:hosts=3")(same)
     assert await client.run(spread, 1) == 1
-    [told] = [one for one in caplog.records if "hosts" in one.getMessage()]
-    assert told.levelname == "WARNING"
-    assert "the 3 hosts of cpu:hosts=3 become one process here" in told.getMessage()
+    [warning] = [record for record in caplog.records if "hosts" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert "the 3 hosts of cpu:hosts=3 become one process here" in warning.getMessage()
 
 
 def test_outside_asyncio_an_error_says_so(platform_outside: Platform) -> None:
     client = aio.Client(platform=platform_outside)
-    for asked in (client.submit(same, 1), client.run_async_map(same, [1]), aio.submit(same, 1)):
+    for call in (client.submit(same, 1), client.run_async_map(same, [1]), aio.submit(same, 1)):
         with pytest.raises(errors.PortalError, match="runs on asyncio"):
-            asked.send(None)
+            call.send(None)
 
 
 async def test_a_second_cleanup_returns_at_once(platform: Platform) -> None:
     loop = asyncio.get_running_loop()
-    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
-        batch = await one.run_async_map(same, [1, 2])
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(same, [1, 2])
         assert await batch.results() == [1, 2]
         found = await other.attach_batch(batch.group_id)
         await batch.cleanup()
@@ -319,9 +319,9 @@ async def test_after_cleanup_every_call_says_that_it_was_cleaned_up(client: aio.
     await batch.cleanup()
     await batch.cancel()
     await batch.submitted()
-    for ask in CLEANED:
+    for call in CLEANED:
         with pytest.raises(errors.NotFound, match=f"batch {batch.group_id} was cleaned up"):
-            await ask(batch)
+            await call(batch)
 
 
 async def test_an_iterator_that_raises_is_named_with_what_to_do(
@@ -344,9 +344,9 @@ async def test_an_iterator_that_raises_is_named_with_what_to_do(
 
 
 async def test_a_batch_that_is_found_knows_how_much_is_stored(platform: Platform) -> None:
-    """Whoever gives the rest of the inputs skips as many."""
-    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
-        batch = await one.run_async_map(same, [1, 2, 3], name="three")
+    """A caller that provides the remaining inputs can skip the stored ones."""
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(same, [1, 2, 3], name="three")
         await batch.results()
         [found] = await other.list_batches(name="three")
         assert found.stored == 3
@@ -384,7 +384,7 @@ async def test_what_has_no_log_is_a_runtime_error_as_well(client: aio.Client) ->
     batch = await client.run_async_map(inverse, [1])
     await batch.results()
     single = await client.submit(inverse, 1)
-    await single.result()  # which removes it
+    await single.result()  # removes the job
     for job in (await batch.job(0), single):
         with pytest.raises(RuntimeError) as tail:
             await job.tail()
@@ -430,7 +430,7 @@ async def test_a_timeout_without_end_is_none(client: aio.Client) -> None:
     assert await (await client.submit(bare, 2)).result(timeout=float("inf")) == 2
 
 
-async def test_who_goes_on_with_a_batch_asks_for_the_same_machines(client: aio.Client) -> None:
+async def test_a_resumed_batch_requests_the_same_machines(client: aio.Client) -> None:
     function = kinetic.run(accelerator="v5e-8:hosts=2", spot=True, cpu=3, memory="1Gi")(same)
     batch = await client.run_async_map(function, [1])
     manifest = json.loads(json.dumps(batch._batch.manifest))
@@ -475,7 +475,7 @@ async def test_what_a_notebook_shows_of_a_handle_is_escaped(client: aio.Client) 
     assert '<th scope="col">succeeded</th></tr><tr><td>2</td>' in shown["text/html"]
 
 
-async def test_showing_a_handle_asks_nobody() -> None:
+async def test_showing_a_handle_sends_no_request() -> None:
     platform = memory_platform()
     async with aio.Client(backend="local", platform=platform) as client:
         batch = await client.run_async_map(same, [1, 2])
@@ -485,11 +485,13 @@ async def test_showing_a_handle_asks_nobody() -> None:
         async with aio.Client(backend="local", platform=platform) as other:
             [listed] = await other.list_batches()
             platform.store.requests.clear()
-            shown = [one._repr_mimebundle_() for one in (batch, job, listed)]
+            shown = [handle._repr_mimebundle_() for handle in (batch, job, listed)]
             assert not platform.store.requests
-    assert [one["text/plain"] for one in shown] == [repr(one) for one in (batch, job, listed)]
+    assert [bundle["text/plain"] for bundle in shown] == [
+        repr(handle) for handle in (batch, job, listed)
+    ]
     assert "<caption>Items</caption>" in shown[0]["text/html"]
-    assert "<caption>Items</caption>" not in shown[2]["text/html"], "nothing is known of its items"
+    assert "<caption>Items</caption>" not in shown[2]["text/html"], "its items are unknown"
 
 
 async def test_a_batch_says_when_it_was_made_as_its_jobs_do(client: aio.Client) -> None:
@@ -505,8 +507,11 @@ async def test_the_report_that_was_written_is_linked(
     batch = await client.run_async_map(same, [1])
     await batch.wait()
     await batch.report(tmp_path / 'a "b" & c.html')
-    away = batch._repr_mimebundle_()["text/html"]
-    assert f'<a href="{tmp_path.as_uri()}/a%20%22b%22%20%26%20c.html">{tmp_path}/a &quot;b' in away
+    elsewhere = batch._repr_mimebundle_()["text/html"]
+    assert (
+        f'<a href="{tmp_path.as_uri()}/a%20%22b%22%20%26%20c.html">{tmp_path}/a &quot;b'
+        in elsewhere
+    )
     monkeypatch.chdir(tmp_path)
-    near = batch._repr_mimebundle_()["text/html"]
-    assert '<a href="a%20%22b%22%20%26%20c.html">a &quot;b&quot; &amp; c.html</a>' in near
+    nearby = batch._repr_mimebundle_()["text/html"]
+    assert '<a href="a%20%22b%22%20%26%20c.html">a &quot;b&quot; &amp; c.html</a>' in nearby

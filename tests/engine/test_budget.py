@@ -1,4 +1,4 @@
-"""A budget: what is counted against it, and what becomes of the rest when it is spent."""
+"""A batch's budget: what counts against it, and what happens once it is spent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An hour of a processor costs a dollar."""
+    """Set the price of a CPU hour to one dollar."""
     file = tmp_path / "prices.json"
     file.write_text(json.dumps({"cpu": 1.0}))
     monkeypatch.setenv("KINETIC_PRICES", str(file))
@@ -31,7 +31,7 @@ def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class HourLong:
-    """A store to which each outcome says that its attempt took an hour."""
+    """A run's store that changes each outcome: its attempt took an hour."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -42,25 +42,25 @@ class HourLong:
     async def create(self, name: str, body: bytes, metadata: Any = None, **more: Any) -> bool:
         if name.endswith(".outcome") and metadata:
             order, key = self._run.spec.order, self._run.spec.key
-            place = (order.scope, order.index, order.attempt)
-            outcome = wire.Outcome.verified(metadata, key, *place)
+            attempt = (order.scope, order.index, order.attempt)
+            outcome = wire.Outcome.verified(metadata, key, *attempt)
             if outcome.started is not None and outcome.ended is not None:
                 outcome = outcome._replace(started=outcome.ended - HOUR)
-            metadata = outcome.signed(key, *place)
+            metadata = outcome.signed(key, *attempt)
         return await self._run.store.create(name, body, metadata, **more)
 
 
 async def for_an_hour(run: Run) -> int:
-    same: Any = copy.copy(run)
-    same.store = HourLong(run)
-    return await carry_out(same)
+    changed: Any = copy.copy(run)
+    changed.store = HourLong(run)
+    return await carry_out(changed)
 
 
 @pytest.fixture
 async def world() -> World:
-    made = World(for_an_hour)
-    made.gate.set()
-    return made
+    world = World(for_an_hour)
+    world.gate.set()
+    return world
 
 
 @kinetic.run(accelerator="cpu")
@@ -73,9 +73,9 @@ def an_hour_of_failing(x: Any) -> Any:
     raise ValueError(x)
 
 
-async def kinds(batch: aio.BatchHandle[Any]) -> list[str]:
-    found = [one async for one in batch.outcomes(ordered=True)]
-    return [type(one.outcome).__name__ for one in found]
+async def outcome_types(batch: aio.BatchHandle[Any]) -> list[str]:
+    found = [item async for item in batch.outcomes(ordered=True)]
+    return [type(item.outcome).__name__ for item in found]
 
 
 async def test_without_a_price_it_is_refused_before_anything_is_sent(
@@ -86,27 +86,27 @@ async def test_without_a_price_it_is_refused_before_anything_is_sent(
     assert await world.store.list("") == []
 
 
-async def test_when_it_is_spent_nothing_starts_and_what_runs_goes_on(
+async def test_a_spent_budget_starts_nothing_and_lets_running_attempts_finish(
     client: aio.Client, world: World, priced: Path
 ) -> None:
     batch = await client.run_async_map(an_hour, range(10), max_concurrent=1, budget=3.5)
-    assert await kinds(batch) == ["Succeeded"] * 4 + ["Cancelled"] * 6
+    assert await outcome_types(batch) == ["Succeeded"] * 4 + ["Cancelled"] * 6
     assert world.started == 4
     assert await batch.reason() == "budget=3.5 US dollars was spent, by estimate"
-    found = [one.outcome async for one in batch.outcomes(ordered=True)]
+    found = [item.outcome async for item in batch.outcomes(ordered=True)]
     assert "(budget=3.5 US dollars was spent" in str(found[9].error)
     assert isinstance(found[0], Succeeded) and isinstance(found[9], Cancelled)
     with pytest.raises(errors.BatchError, match=r"6 were cancelled \(budget=3.5 US dollars was"):
         await batch.results(cleanup=False)
-    last = [one async for one in batch.progress()][-1]
+    last = [snapshot async for snapshot in batch.progress()][-1]
     assert "stopped: budget=3.5" in last.line()
 
 
-async def test_whatever_has_begun_comes_to_its_end(
+async def test_a_spent_budget_ends_no_running_attempt(
     client: aio.Client, world: World, priced: Path
 ) -> None:
     batch = await client.run_async_map(an_hour, range(20), max_concurrent=4, budget=1.0)
-    assert (await kinds(batch)).count("Succeeded") == world.started <= 4
+    assert (await outcome_types(batch)).count("Succeeded") == world.started <= 4
 
 
 async def test_a_budget_that_is_enough_changes_nothing(
@@ -121,13 +121,11 @@ async def test_attempts_count_not_items(client: aio.Client, world: World, priced
     batch = await client.run_async_map(
         an_hour_of_failing, range(3), max_concurrent=1, retries=9, budget=2.5
     )
-    assert await kinds(batch) == ["Failed"] * 3
-    assert world.started == 3  # of thirty
+    assert await outcome_types(batch) == ["Failed"] * 3
+    assert world.started == 3  # of thirty possible
 
 
-async def test_inputs_without_end_come_to_one(
-    client: aio.Client, world: World, priced: Path
-) -> None:
+async def test_a_budget_ends_endless_inputs(client: aio.Client, world: World, priced: Path) -> None:
 
     def forever() -> Any:
         while True:
@@ -138,7 +136,7 @@ async def test_inputs_without_end_come_to_one(
     assert 5 <= values.count(1) <= 6  # one may run when the fifth ends
 
 
-async def test_it_is_counted_on_by_who_resumes_and_at_the_price_it_began_with(
+async def test_a_resumed_batch_keeps_its_budget_and_the_original_price(
     world: World, priced: Path
 ) -> None:
     async with aio.Client(platform=world.platform) as first:
@@ -153,20 +151,20 @@ async def test_it_is_counted_on_by_who_resumes_and_at_the_price_it_began_with(
     async with aio.Client(platform=world.platform) as second:
         batch = await second.attach_batch(group)
         await batch.resume()
-        assert (await kinds(batch)).count("Succeeded") == 3
+        assert (await outcome_types(batch)).count("Succeeded") == 3
         assert world.started == 3
         assert (await batch.estimate()).cost == pytest.approx(3.0, rel=0.01)
 
 
-async def test_what_is_tried_again_after_it_was_spent_does_not_start(
+async def test_a_retry_after_the_budget_was_spent_does_not_start(
     client: aio.Client, world: World, priced: Path
 ) -> None:
     batch = await client.run_async_map(an_hour, range(3), max_concurrent=1, budget=1.0)
-    assert await kinds(batch) == ["Succeeded", "Cancelled", "Cancelled"]
+    assert await outcome_types(batch) == ["Succeeded", "Cancelled", "Cancelled"]
     await batch.retry_failed()
     await batch.wait()
     assert world.started == 1
-    assert await kinds(batch) == ["Succeeded", "Cancelled", "Cancelled"]
+    assert await outcome_types(batch) == ["Succeeded", "Cancelled", "Cancelled"]
 
 
 async def test_a_batch_without_a_budget_is_estimated_as_well(
@@ -187,7 +185,7 @@ async def test_a_batch_without_a_budget_is_estimated_as_well(
     assert str(later).startswith("estimate: 4.00 of 4.00 hours of cpu, $4.00 of $4.00")
 
 
-async def test_what_somebody_has_cleaned_up_has_no_estimate(
+async def test_a_job_that_another_client_cleaned_up_has_no_estimate(
     client: aio.Client, world: World, priced: Path
 ) -> None:
     job = await client.submit(an_hour, 1)

@@ -1,4 +1,4 @@
-"""Cancelled anywhere, a submission leaves nothing half-made."""
+"""A submission that is cancelled at any point leaves nothing half-made."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_cancelled_submit_leaves_no_job(home: Path, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     async with aio.Client(backend="local") as client:
-        await (await client.submit(nothing))  # warm: what follows is the submission itself
+        await (await client.submit(nothing))  # warm up: the rest only submits
         for _ in range(5):
             task = asyncio.ensure_future(client.submit(nothing))
-            await asyncio.wait({task}, timeout=chance.random() * 0.03)
+            await asyncio.wait({task}, timeout=rng.random() * 0.03)
             if task.done():
                 await (await task)
                 continue
@@ -35,22 +35,24 @@ async def test_a_cancelled_submit_leaves_no_job(home: Path, seed: int) -> None:
                 await (await task)
         assert await client.list_jobs() == []
     store = DirectoryStore(home / "store")
-    assert [one.name for one in await store.list("jobs/")] == []
+    assert [stored.name for stored in await store.list("jobs/")] == []
 
 
-async def test_of_many_who_share_a_task_each_is_told_what_has_become_of_him() -> None:
+async def test_each_waiter_of_a_shared_task_gets_its_own_outcome() -> None:
     work = asyncio.create_task(asyncio.sleep(1000))
-    early, both, waiting = (asyncio.create_task(shared(work, "the owner")) for _ in range(3))
+    cancelled, cancelled_with_work, waiting = (
+        asyncio.create_task(shared(work, "the owner")) for _ in range(3)
+    )
     await asyncio.sleep(0)
-    early.cancel()
-    await asyncio.wait({early})
-    assert early.cancelled() and not work.done()
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert cancelled.cancelled() and not work.done()
     work.cancel()
-    both.cancel()
+    cancelled_with_work.cancel()
     with pytest.raises(BackendError, match="the owner was closed meanwhile; open another"):
         await waiting
-    await asyncio.wait({both})
-    assert both.cancelled()
+    await asyncio.wait({cancelled_with_work})
+    assert cancelled_with_work.cancelled()
 
 
 async def test_a_release_survives_any_number_of_cancellations() -> None:

@@ -1,9 +1,8 @@
-"""What nobody wants any more is taken off the platform, and nothing else is."""
+"""Jobs that are no longer wanted are deleted from the platform, and no others."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-from tests.engine.world import VIRTUAL, World, until
+from tests.engine.severed import on_loop_time
+from tests.engine.world import VIRTUAL, World, platform_with, until
 
 
 def same(x: int) -> int:
@@ -24,44 +24,44 @@ def same(x: int) -> int:
 
 
 async def requests_of(world: World, group_id: str) -> ControlLog:
-    """What another process asks for."""
+    """Open the log of requests like another process."""
     scope = f"batches/{group_id}/"
     key = signing.submission_key(await world.platform.cluster.root_key(), scope)
     return ControlLog(world.platform.store, scope, key)
 
 
-async def lives(platform: Platform, group_id: str) -> list[str]:
-    """Item and attempt of each job that has not ended."""
+async def unended(platform: Platform, group_id: str) -> list[str]:
+    """Return item and attempt of each job that hasn't ended."""
     found = await platform.cluster.find(labels={LABEL_SUBMISSION: group_id})
     over = (Phase.ENDED, Phase.GONE)
-    return sorted(one.name.removeprefix(f"{group_id}-") for one in found if one.phase not in over)
+    return sorted(job.name.removeprefix(f"{group_id}-") for job in found if job.phase not in over)
 
 
 async def until_gone(platform: Platform, group_id: str, left: int) -> None:
     async with asyncio.timeout(1000):
-        while len(await lives(platform, group_id)) > left:
+        while len(await unended(platform, group_id)) > left:
             await asyncio.sleep(0.2)
 
 
-def one_fails(number: int) -> None:
+def first_fails(number: int) -> None:
     if number == 0:
         raise ValueError(number)
 
 
 @VIRTUAL
-async def test_what_has_not_begun_is_taken_off_the_platform_when_another_fails(
+async def test_fail_fast_deletes_jobs_that_have_not_started(
     world: World,
 ) -> None:
     waiting = asyncio.Event()
 
     async def work(run: Any) -> int | None:
         if run.spec.labels[LABEL_INDEX] != "0":
-            await waiting.wait()  # as one does for which there is no machine
+            await waiting.wait()  # like a job that no machine has room for
         return await carry_out(run)
 
-    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    platform = on_loop_time(memory_platform(work))
     async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(one_fails, range(5), max_concurrent=4, fail_fast=True)
+        batch = await client.run_async_map(first_fails, range(5), max_concurrent=4, fail_fast=True)
         await batch.wait()
         assert await batch.status_counts() == {"FAILED": 1, "NOT_FOUND": 4}
         await until_gone(platform, batch.group_id, 0)
@@ -69,7 +69,7 @@ async def test_what_has_not_begun_is_taken_off_the_platform_when_another_fails(
 
 
 @VIRTUAL
-async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
+async def test_fail_fast_leaves_running_jobs_alone(world: World) -> None:
     async def work(run: Any) -> int | None:
         while run.spec.labels[LABEL_INDEX] == "0" and not await claims(run.store):
             await asyncio.sleep(0.2)
@@ -81,7 +81,7 @@ async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
         await asyncio.sleep(30)
         return number
 
-    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    platform = on_loop_time(memory_platform(work))
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(lasts, range(2), max_concurrent=2, fail_fast=True)
         results = await batch.results(return_exceptions=True)
@@ -89,11 +89,11 @@ async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
 
 
 async def claims(store: Any) -> bool:
-    return any(one.name.endswith(".claim") for one in await store.list("batches/"))
+    return any(stored.name.endswith(".claim") for stored in await store.list("batches/"))
 
 
 class SlowToLaunch(MemoryCluster):
-    """Takes a job half a minute after it was asked to."""
+    """A cluster that launches a job half a minute after the request."""
 
     asked = 0
 
@@ -106,8 +106,7 @@ class SlowToLaunch(MemoryCluster):
 @VIRTUAL
 @pytest.mark.parametrize("single", [False, True])
 async def test_a_job_that_comes_after_the_stop_is_taken_back(world: World, single: bool) -> None:
-    cluster = SlowToLaunch(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
+    platform, cluster = platform_with(SlowToLaunch, world._work)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3), max_concurrent=2)
         await until(lambda: cluster.asked == 2)
@@ -121,10 +120,10 @@ async def test_a_job_that_comes_after_the_stop_is_taken_back(world: World, singl
 
 
 @VIRTUAL
-async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_off(
+async def test_a_job_that_was_stopped_before_its_launch_is_deleted(
     world: World, client: aio.Client
 ) -> None:
-    """Its submitter hears of the stop at its next look, and who asked for it found no job."""
+    """The stopping process finds no job yet; the submitter sees the stop at its next poll."""
     batch = await client.run_async_map(same, range(3), max_concurrent=1)
     await until(lambda: world.started == 1)
     async with aio.Client(platform=world.platform) as other:
@@ -134,15 +133,13 @@ async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_of
         assert await (await found.job(0)).status() is JobStatus.NOT_FOUND
     await until(lambda: world.started == 2)  # the next one has its slot
     live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
-    assert [one.labels[LABEL_INDEX] for one in live] == ["1"]
+    assert [job.labels[LABEL_INDEX] for job in live] == ["1"]
     world.gate.set()
     assert (await batch.results(return_exceptions=True))[1:] == [1, 2]
 
 
 @VIRTUAL
-async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_began(
-    world: World, client: aio.Client
-) -> None:
+async def test_resuming_deletes_the_jobs_of_stopped_items(world: World, client: aio.Client) -> None:
     batch = await client.run_async_map(same, range(4), max_concurrent=3)
     await until(lambda: world.started == 3)
     await client.aclose()
@@ -153,16 +150,16 @@ async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_beg
         await found.resume()
         await until(lambda: world.started == 4)
         live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
-        assert sorted(one.labels[LABEL_INDEX] for one in live) == ["1", "3"]
+        assert sorted(job.labels[LABEL_INDEX] for job in live) == ["1", "3"]
         world.gate.set()
         assert (await found.results(return_exceptions=True))[1::2] == [1, 3]
 
 
 @VIRTUAL
-async def test_who_goes_on_takes_off_every_job_of_an_item_that_was_stopped(
+async def test_resuming_deletes_every_job_of_a_stopped_item(
     world: World, client: aio.Client
 ) -> None:
-    """Also that of an attempt which will never start, for the item was tried again after it."""
+    """This includes the job of an earlier attempt that a retry has superseded."""
     batch = await client.run_async_map(same, range(2), max_concurrent=2)
     await until(lambda: world.started == 2)
     requests = await requests_of(world, batch.group_id)
@@ -170,14 +167,14 @@ async def test_who_goes_on_takes_off_every_job_of_an_item_that_was_stopped(
     assert await (await batch.job(0)).status() is JobStatus.NOT_FOUND
     assert await batch.retry_failed([0]) == 1
     await until(lambda: world.started == 3)
-    assert await lives(world.platform, batch.group_id) == ["0-1", "0-2", "1-1"]
+    assert await unended(world.platform, batch.group_id) == ["0-1", "0-2", "1-1"]
     await client.aclose()
     await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
         await found.resume()
         await until_gone(world.platform, batch.group_id, 1)
-        assert await lives(world.platform, batch.group_id) == ["1-1"]
+        assert await unended(world.platform, batch.group_id) == ["1-1"]
         world.gate.set()
         assert (await found.results(return_exceptions=True))[1] == 1
 
@@ -186,8 +183,7 @@ async def test_who_goes_on_takes_off_every_job_of_an_item_that_was_stopped(
 async def test_a_job_that_comes_after_its_item_was_stopped_and_tried_again_is_taken_back(
     world: World,
 ) -> None:
-    cluster = SlowToLaunch(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
+    platform, cluster = platform_with(SlowToLaunch, world._work)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(1))
         await until(lambda: cluster.asked == 1)
@@ -195,43 +191,42 @@ async def test_a_job_that_comes_after_its_item_was_stopped_and_tried_again_is_ta
         assert await batch.retry_failed() == 1
         await until(lambda: cluster.requests["launch"] == 2)
         await until_gone(platform, batch.group_id, 1)
-        assert await lives(platform, batch.group_id) == ["0-2"]
+        assert await unended(platform, batch.group_id) == ["0-2"]
         world.gate.set()
         assert await batch.results() == [0]
 
 
 class SlowToDelete(MemoryCluster):
-    """Deletes nothing before its gate is open."""
+    """A cluster that deletes nothing before its gate opens."""
 
     def __init__(self, store: Any, work: Any) -> None:
         super().__init__(store, work)
         self.gate = asyncio.Event()
         self.asked = 0
 
-    async def delete(self, **which: Any) -> None:
+    async def delete(self, **selection: Any) -> None:
         self.asked += 1
         await self.gate.wait()
-        await super().delete(**which)
+        await super().delete(**selection)
 
 
 @VIRTUAL
-@pytest.mark.parametrize("who", ["holder", "observer"])
-async def test_what_is_tried_again_survives_the_late_deletion_of_what_was_stopped(
-    world: World, who: str
+@pytest.mark.parametrize("canceller", ["holder", "observer"])
+async def test_a_retry_survives_the_late_deletion_of_stopped_jobs(
+    world: World, canceller: str
 ) -> None:
-    cluster = SlowToDelete(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
+    platform, cluster = platform_with(SlowToDelete, world._work)
     async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
         batch = await client.run_async_map(same, range(2), max_concurrent=2)
         await until(lambda: world.started == 2)
         found = await other.attach_batch(batch.group_id)
-        cancelling = asyncio.create_task((batch if who == "holder" else found).cancel())
+        cancelling = asyncio.create_task((batch if canceller == "holder" else found).cancel())
         await until(lambda: cluster.asked)
         assert await found.retry_failed() == 2
         await until(lambda: world.started == 4)
         cluster.gate.set()
         await until_gone(platform, batch.group_id, 2)
-        assert await lives(platform, batch.group_id) == ["0-2", "1-2"]
+        assert await unended(platform, batch.group_id) == ["0-2", "1-2"]
         world.gate.set()
         assert await found.results(cleanup=False) == [0, 1]
         await cancelling
@@ -239,22 +234,21 @@ async def test_what_is_tried_again_survives_the_late_deletion_of_what_was_stoppe
 
 @VIRTUAL
 async def test_results_delete_nothing_that_is_tried_again_while_they_do(world: World) -> None:
-    cluster = SlowToDelete(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
+    platform, cluster = platform_with(SlowToDelete, world._work)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(2), max_concurrent=2)
         await until(lambda: world.started == 2)
         cluster.gate.set()
         await batch.cancel()
         cluster.gate.clear()
-        asked = cluster.asked
+        earlier = cluster.asked
         collecting = asyncio.create_task(batch.results(return_exceptions=True))
-        await until(lambda: cluster.asked > asked)
+        await until(lambda: cluster.asked > earlier)
         assert await batch.retry_failed([1]) == 1
         await until(lambda: world.started == 3)
         cluster.gate.set()
-        assert {type(one) for one in await collecting} == {errors.JobCancelled}
-        assert await lives(platform, batch.group_id) == ["1-2"]
+        assert {type(result) for result in await collecting} == {errors.JobCancelled}
+        assert await unended(platform, batch.group_id) == ["1-2"]
         world.gate.set()
         assert (await batch.results(return_exceptions=True))[1] == 1
         assert await platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id}) == []
@@ -270,33 +264,28 @@ async def test_nothing_is_deleted_together_with_what_is_tried_again(
     assert await batch.retry_failed([1]) == 1
     await until(lambda: world.started == 3)
     await batch._batch.delete_jobs()
-    assert await lives(world.platform, batch.group_id) == ["1-2"]
+    assert await unended(world.platform, batch.group_id) == ["1-2"]
     world.gate.set()
     assert (await batch.results(return_exceptions=True))[1] == 1
-    assert await lives(world.platform, batch.group_id) == []
+    assert await unended(world.platform, batch.group_id) == []
 
 
-class Mute(MemoryCluster):
-    """Takes a job half a minute after it was asked to, and says neither so nor that it is there."""
-
-    asked = 0
+class Mute(SlowToLaunch):
+    """A cluster that launches late, loses the reply, and doesn't answer requests by name."""
 
     async def launch(self, job: JobSpec) -> None:
-        self.asked += 1
-        await asyncio.sleep(30)
         await super().launch(job)
         raise errors.Unavailable("the reply was lost")
 
-    async def find(self, **which: Any) -> list[Observation]:
-        if "names" in which:
-            raise errors.Unavailable("nobody answers")
-        return await super().find(**which)
+    async def find(self, **selection: Any) -> list[Observation]:
+        if "names" in selection:
+            raise errors.Unavailable("no answer")
+        return await super().find(**selection)
 
 
 @VIRTUAL
-async def test_a_job_that_nobody_could_ask_about_is_taken_off_at_the_end(world: World) -> None:
-    cluster = Mute(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
+async def test_a_job_whose_launch_was_never_confirmed_is_deleted_at_the_end(world: World) -> None:
+    platform, cluster = platform_with(Mute, world._work)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(1))
         await until(lambda: cluster.asked == 1)
@@ -306,7 +295,7 @@ async def test_a_job_that_nobody_could_ask_about_is_taken_off_at_the_end(world: 
 
 
 class Refusing(MemoryCluster):
-    """Does not answer who wants the first attempt of item 0 started."""
+    """A cluster that doesn't answer launches of item 0's first attempt while ``refuses`` is set."""
 
     asked = 0
     refuses = True
@@ -319,7 +308,7 @@ class Refusing(MemoryCluster):
 
 
 @VIRTUAL
-async def test_an_attempt_that_is_given_up_does_not_free_the_slot_of_the_next(
+async def test_giving_up_an_attempt_does_not_free_the_slot_of_the_next(
     world: World,
 ) -> None:
     async def work(run: Any) -> int | None:
@@ -327,11 +316,10 @@ async def test_an_attempt_that_is_given_up_does_not_free_the_slot_of_the_next(
             return await carry_out(run)
         return await world._work(run)
 
-    cluster = Refusing(world.platform.store, work)
-    platform = replace(world.platform, cluster=cluster)
+    platform, cluster = platform_with(Refusing, work)
     async with aio.Client(platform=platform, max_concurrent=1) as client:
         batch = await client.run_async_map(same, range(2))
-        await until(lambda: cluster.asked == 8)  # it is asked again ten seconds later
+        await until(lambda: cluster.asked == 8)  # the next request comes ten seconds later
         await (await batch.job(0)).cancel()
         assert await batch.retry_failed() == 1
         await until(lambda: world.started == 1)
@@ -340,13 +328,13 @@ async def test_an_attempt_that_is_given_up_does_not_free_the_slot_of_the_next(
         await asyncio.sleep(30)
         assert world.started == 1, "the only slot is taken"
         world.gate.set()
-        assert [await one.results() for one in (batch, after)] == [[0, 1], [0]]
+        assert [await each.results() for each in (batch, after)] == [[0, 1], [0]]
 
 
 class Undeletable(MemoryCluster):
-    """Its platform does not answer who wants a job deleted."""
+    """A cluster that doesn't answer requests to delete jobs."""
 
-    async def delete(self, **which: Any) -> None:
+    async def delete(self, **selection: Any) -> None:
         raise errors.Unavailable("nobody answers")
 
 
@@ -359,15 +347,15 @@ async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_en
             await asyncio.Event().wait()
         return await carry_out(run)
 
-    cluster = Undeletable(world.platform.store, work)
-    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
-        batch = await client.run_async_map(one_fails, range(2), fail_fast=True)
+    platform, _ = platform_with(Undeletable, work)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(first_fails, range(2), fail_fast=True)
         await batch.wait()
         async with asyncio.timeout(300):
             assert await batch.retry_failed() == 2
 
 
-async def test_what_was_tried_again_is_wanted() -> None:
+async def test_retried_items_are_wanted_again() -> None:
     requests = ControlLog(MemoryStore(), "batches/b/", b"key")
     await requests.append(wire.Request(kind="stop", cause="cancel"))
     assert [requests.standing(index).unwanted for index in (0, 1)] == [True, True]
@@ -382,5 +370,5 @@ async def test_what_was_tried_again_is_wanted() -> None:
     await requests.append(wire.Request(kind="retry", bases={0: 2}))
     for index in range(5):
         assert requests.standing(index) == wire.standing(index, requests.entries)
-    assert requests.standing(0).stopped, "nothing is tried again of what is cleaned up"
+    assert requests.standing(0).stopped, "a cleaned-up batch retries nothing"
     assert requests.reopened == [0, 2, 3]

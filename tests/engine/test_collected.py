@@ -1,4 +1,4 @@
-"""What results() has collected is removed, and what it was stays known."""
+"""results() removes what it has collected, and clients still know how each item ended."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tests.engine.world import VIRTUAL, dies
 
 KEPT = {"manifest", "collected", "lease"}
 CLOSED = "attempts/000000/00000001.0001.outcome"
-"""Keeps its process, should it live, from committing."""
+"""Outcome that stays: it keeps a lost process that still lives from committing."""
 
 
 class Weak(MemoryStore):
-    """A store whose connection breaks at a given request that changes something."""
+    """A store whose connection breaks after ``changes`` further changes; -1 means never."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changes = -1
 
-    async def create(self, name: str, *args: Any, **how: Any) -> bool:
-        self._counts(name)
-        return await super().create(name, *args, **how)
+    async def create(self, name: str, *args: Any, **options: Any) -> bool:
+        self._count_change(name)
+        return await super().create(name, *args, **options)
 
     async def delete(self, names: Collection[str]) -> None:
         for name in names:
             await asyncio.sleep(0)
-            self._counts(name)
+            self._count_change(name)
             await super().delete([name])
 
-    async def get(self, name: str, **how: Any) -> Object:
+    async def get(self, name: str, **options: Any) -> Object:
         await asyncio.sleep(0)
-        return await super().get(name, **how)
+        return await super().get(name, **options)
 
-    def _counts(self, name: str) -> None:
+    def _count_change(self, name: str) -> None:
         if name.startswith("batches/") and self.changes >= 0:
             self.changes -= 1
             if self.changes < 0:
@@ -63,7 +63,7 @@ async def platform(store: Weak) -> Platform:
 
 
 async def dies_once(run: Any) -> int | None:
-    """The first attempt of item 1 ends without a word."""
+    """Let the first attempt of item 1 end without an outcome."""
     order = run.spec.order
     if (order.index, order.attempt) == (1, 1):
         return await dies(run)
@@ -78,20 +78,20 @@ def double(number: int) -> int:
 
 async def names(store: Weak, batch: aio.BatchHandle[Any]) -> set[str]:
     scope = f"batches/{batch.group_id}/"
-    return {one.name.removeprefix(scope) for one in await store.list(scope)}
+    return {stored.name.removeprefix(scope) for stored in await store.list(scope)}
 
 
-async def begun(client: aio.Client, inputs: Any = (0, 1, 2)) -> aio.BatchHandle[int]:
+async def submitted(client: aio.Client, inputs: Any = (0, 1, 2)) -> aio.BatchHandle[int]:
     return await client.run_async_map(double, inputs, retries=1)
 
 
-async def elsewhere(platform: Platform, group_id: str) -> dict[str, Any]:
-    """What a fresh process is told."""
+async def seen_by_another(platform: Platform, group_id: str) -> dict[str, Any]:
+    """Return what a new client finds out about the batch."""
     async with aio.Client(platform=platform) as other:
         [listed] = await other.list_batches()
         batch = await other.attach_batch(group_id)
         assert listed.group_id == group_id
-        told = {
+        seen = {
             "finished": (listed.finished, batch.finished),
             "total": len(batch.jobs),
             "counts": (await listed.status_counts(), await batch.status_counts()),
@@ -100,10 +100,10 @@ async def elsewhere(platform: Platform, group_id: str) -> dict[str, Any]:
         }
         await batch.resume(force=True)
         await batch.wait()
-        return told | {"at the end": await batch.status_counts()}
+        return seen | {"at the end": await batch.status_counts()}
 
 
-TOLD = {
+KNOWN = {
     "finished": (True, True),
     "total": 3,
     "counts": ({"SUCCEEDED": 3}, {"SUCCEEDED": 3}),
@@ -123,7 +123,7 @@ async def test_what_was_collected_is_removed_and_stays_known(
             yield number
 
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client, inputs() if lazy else range(3))
+        batch = await submitted(client, inputs() if lazy else range(3))
         assert await batch.results() == [0, 2, 4]
         assert await names(store, batch) == {*KEPT, CLOSED}
         assert await platform.cluster.find() == []
@@ -131,12 +131,12 @@ async def test_what_was_collected_is_removed_and_stays_known(
             await platform.cluster.secret(batch.group_id)
         assert await batch.status_counts() == {"SUCCEEDED": 3}
         assert await batch.results() == [0, 2, 4]
-        assert [one.outcome.unwrap() async for one in batch.outcomes()] == [0, 2, 4]
+        assert [item.outcome.unwrap() async for item in batch.outcomes()] == [0, 2, 4]
         job = await batch.job(2)
         assert (await job.status(), await job.result()) == (JobStatus.NOT_FOUND, 4)
-    jobs = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
-    assert await elsewhere(platform, batch.group_id) == TOLD
-    assert platform.cluster.requests["launch"] == jobs  # type: ignore[attr-defined]
+    launches = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+    assert await seen_by_another(platform, batch.group_id) == KNOWN
+    assert platform.cluster.requests["launch"] == launches  # type: ignore[attr-defined]
 
 
 @VIRTUAL
@@ -144,7 +144,7 @@ async def test_a_batch_in_which_something_failed_keeps_what_retry_failed_needs(
     platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client, [0, -1])
+        batch = await submitted(client, [0, -1])
         with pytest.raises(errors.BatchError):
             await batch.results()
         assert "collected" not in await names(store, batch)
@@ -154,7 +154,7 @@ async def test_a_batch_in_which_something_failed_keeps_what_retry_failed_needs(
 @VIRTUAL
 async def test_failures_are_remembered_after_cleanup(platform: Platform) -> None:
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client, [0, -1, -2])
+        batch = await submitted(client, [0, -1, -2])
         await batch.results(return_exceptions=True)
         await batch.cleanup()
         failed = await batch.failures()
@@ -165,31 +165,31 @@ async def test_failures_are_remembered_after_cleanup(platform: Platform) -> None
 @VIRTUAL
 async def test_cleanup_after_collecting_leaves_nothing(platform: Platform, store: Weak) -> None:
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client)
+        batch = await submitted(client)
         await batch.results()
         await batch.cleanup()
         assert await batch.failures() == []
-        left = [one.name for one in await store.list("")]
-    assert [one for one in left if batch.group_id in one] == []
+        left = [stored.name for stored in await store.list("")]
+    assert [name for name in left if batch.group_id in name] == []
 
 
 @VIRTUAL
-async def test_who_still_reads_is_told_that_the_results_were_collected(
+async def test_a_reader_gets_an_error_once_the_results_are_collected(
     platform: Platform, store: Weak
 ) -> None:
-    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as two:
-        batch = await begun(one)
+    async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
+        batch = await submitted(first)
         await batch.wait()
-        found = await two.attach_batch(batch.group_id)
+        found = await second.attach_batch(batch.group_id)
         stream = found.outcomes(ordered=True)
         assert (await anext(stream)).outcome.unwrap() == 0
         assert await batch.results() == [0, 2, 4]
         with pytest.raises((errors.NotFound, StopAsyncIteration)):
-            while True:  # what it has read ahead it has
+            while True:  # the stream may have read some outcomes ahead
                 await anext(stream)
-        for ask in (found.results, (await found.job(2)).estimate):
+        for read in (found.results, (await found.job(2)).estimate):
             with pytest.raises(errors.NotFound, match="collected"):
-                await ask()
+                await read()
         assert await (await found.job(2)).status() is JobStatus.SUCCEEDED
 
 
@@ -197,9 +197,9 @@ async def test_who_still_reads_is_told_that_the_results_were_collected(
 async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
     platform: Platform, store: Weak
 ) -> None:
-    """The submitter had closed the attempt as lost, and the request was slow."""
+    """A slow request of the submitter, which had closed the attempt as lost."""
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client)
+        batch = await submitted(client)
         await batch.results()
         identity = batch._batch.submission.identity
     lost = wire.Outcome(
@@ -207,7 +207,7 @@ async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
     )
     name = wire.attempt_key(identity.scope, 2, 1, "outcome")
     await store.create(name, b"", lost.signed(identity.key, identity.scope, 2, 1))
-    assert await elsewhere(platform, batch.group_id) == TOLD
+    assert await seen_by_another(platform, batch.group_id) == KNOWN
     async with aio.Client(platform=platform) as other:
         found = await other.attach_batch(batch.group_id)
         job = await found.job(2)
@@ -221,15 +221,15 @@ async def test_an_outcome_that_arrives_after_the_removal_changes_nothing(
 async def test_of_two_that_collect_at_once_each_that_has_everything_returns_it(
     platform: Platform, store: Weak
 ) -> None:
-    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as two:
-        batch = await begun(one)
+    async with aio.Client(platform=platform) as first, aio.Client(platform=platform) as second:
+        batch = await submitted(first)
         await batch.wait()
-        found = await two.attach_batch(batch.group_id)
-        told = await asyncio.gather(batch.results(), found.results(), return_exceptions=True)
-        assert [0, 2, 4] in told
-        assert all(isinstance(one, errors.NotFound) or one == [0, 2, 4] for one in told)
+        found = await second.attach_batch(batch.group_id)
+        results = await asyncio.gather(batch.results(), found.results(), return_exceptions=True)
+        assert [0, 2, 4] in results
+        assert all(isinstance(result, errors.NotFound) or result == [0, 2, 4] for result in results)
         assert {"manifest", "collected"} <= await names(store, batch)
-    assert await elsewhere(platform, batch.group_id) == TOLD
+    assert await seen_by_another(platform, batch.group_id) == KNOWN
 
 
 @VIRTUAL
@@ -241,17 +241,17 @@ async def test_a_process_that_dies_while_it_removes_them_loses_and_repeats_nothi
     while broke:
         changes += 1
         async with aio.Client(platform=platform) as client:
-            batch = await begun(client)
+            batch = await submitted(client)
             await batch.wait()
             await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
             store.changes = changes
-            assert await batch.results() == [0, 2, 4], "what was collected is not lost"
+            assert await batch.results() == [0, 2, 4], "a failed removal loses no result"
             broke, store.changes = store.changes < 0, -1
             assert await batch.results() == [0, 2, 4]
-            assert await names(store, batch) == {*KEPT, CLOSED}, "it goes on where it was"
-        jobs = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
-        assert await elsewhere(platform, batch.group_id) == TOLD
-        assert platform.cluster.requests["launch"] == jobs  # type: ignore[attr-defined]
+            assert await names(store, batch) == {*KEPT, CLOSED}, "the removal continues"
+        launches = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+        assert await seen_by_another(platform, batch.group_id) == KNOWN
+        assert platform.cluster.requests["launch"] == launches  # type: ignore[attr-defined]
         async with aio.Client(platform=platform) as client:
             await client.cleanup(batch.group_id)
         assert await names(store, batch) == set()
@@ -263,7 +263,7 @@ async def test_results_that_are_cancelled_amid_the_removal_are_not_lost(
     platform: Platform, store: Weak
 ) -> None:
     async with aio.Client(platform=platform) as client:
-        batch = await begun(client)
+        batch = await submitted(client)
         await batch.wait()
         collecting = asyncio.create_task(batch.results())
         while "collected" not in await names(store, batch):
@@ -272,4 +272,4 @@ async def test_results_that_are_cancelled_amid_the_removal_are_not_lost(
         with pytest.raises(asyncio.CancelledError):
             await collecting
         assert await batch.results() == [0, 2, 4]
-        assert not [one for one in await names(store, batch) if one.startswith("values/")]
+        assert not [name for name in await names(store, batch) if name.startswith("values/")]

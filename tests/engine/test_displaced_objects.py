@@ -1,6 +1,6 @@
-"""What lies in an object's place in a directory store and is no object, or may not be read.
+"""A directory store with a directory in an object's place, or with an unreadable object.
 
-It costs its own item, or its own batch in a list, and nobody else.
+The damage affects only its own item, or its own batch in a list.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ async def same(x: int) -> int:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Path]:
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
     async with asyncio.timeout(HANGS_S):
         yield tmp_path / "store"
 
 
-def displaced(root: Path, pattern: str) -> None:
-    """A directory in place of the one object of this name."""
+def replace_by_directory(root: Path, pattern: str) -> None:
+    """Replace the one object that matches by a directory."""
     (path,) = root.rglob(pattern)
     path.unlink()
     path.mkdir()
 
 
-async def test_a_directory_in_place_of_a_lease_is_told_by_who_takes_the_batch(place: Path) -> None:
-    platform = platform_in(place)
+async def test_resuming_reports_a_directory_in_place_of_the_lease(folder: Path) -> None:
+    platform = platform_in(folder)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(2))
         await batch.results(cleanup=False)
-    displaced(place, "lease")
+    replace_by_directory(folder, "lease")
     async with aio.Client(platform=platform) as client:
         batch = await client.attach_batch(batch.group_id)
         with pytest.raises(errors.WireError, match=r"lease .*remove it"):
             await batch.resume(force=True)
 
 
-async def test_a_directory_in_place_of_an_outcome_costs_its_item(place: Path) -> None:
-    platform = platform_in(place)
+async def test_a_directory_in_place_of_an_outcome_costs_its_item(folder: Path) -> None:
+    platform = platform_in(folder)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3))
         await batch.results(cleanup=False)
-    displaced(place, "00000001.0001.outcome")
+    replace_by_directory(folder, "00000001.0001.outcome")
     async with aio.Client(platform=platform) as client:
         batch = await client.attach_batch(batch.group_id)
         first, second, third = await batch.results(cleanup=False, return_exceptions=True)
@@ -72,30 +72,32 @@ async def test_a_directory_in_place_of_an_outcome_costs_its_item(place: Path) ->
     assert isinstance(second, errors.WireError)
 
 
-@pytest.mark.parametrize("what", ["outcome", "claim"])
-async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(place: Path, what: str) -> None:
+@pytest.mark.parametrize("suffix", ["outcome", "claim"])
+async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(
+    folder: Path, suffix: str
+) -> None:
     async def work(run: Run) -> int:
         if run.spec.name.endswith(("-1-1", "job")) or run.spec.name.startswith("kinetic-job"):
             item = f"{int(run.spec.labels['kinetic.dev/index']):08}"
-            folder = place / run.spec.order.scope / "attempts" / "000000"
-            (folder / f"{item}.0001.{what}").mkdir(parents=True)
-            if what == "claim":
-                return 1  # somebody else has the attempt, as far as it can see
+            attempts = folder / run.spec.order.scope / "attempts" / "000000"
+            (attempts / f"{item}.0001.{suffix}").mkdir(parents=True)
+            if suffix == "claim":
+                return 1  # the job thinks that another process has claimed the attempt
         return await carry_out(run)
 
-    async with aio.Client(platform=platform_in(place, work)) as client:
+    async with aio.Client(platform=platform_in(folder, work)) as client:
         batch = await client.run_async_map(same, range(3))
         first, second, third = await batch.results(cleanup=False, return_exceptions=True)
         assert (first, third) == (0, 2)
         assert isinstance(second, errors.WireError)
         job = await client.submit(same, 3)
-        with pytest.raises(errors.WireError, match=what):
+        with pytest.raises(errors.WireError, match=suffix):
             await job.result()
 
 
 @pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may do anything")
 def test_what_may_not_be_read_is_left_out_of_lists_and_costs_its_item(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.engine.unreadable", str(tmp_path / "store")],
         check=False,
         preexec_fn=without_privileges,
@@ -103,4 +105,4 @@ def test_what_may_not_be_read_is_left_out_of_lists_and_costs_its_item(tmp_path: 
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr

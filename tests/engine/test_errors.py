@@ -1,4 +1,4 @@
-"""What cannot be read, stored or deleted: whoever waits hears of it, or of everything."""
+"""Failing requests and damaged objects: waiting callers get the error or all the results."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ SILENT = errors.Unavailable("503", retryable=True)
 
 
 class Faulty(Passing):
-    """A store or a cluster; ``fault`` says what a request fails with, if it does."""
+    """A store or a cluster; ``fault`` returns the error of a request, or None."""
 
     def __init__(self, port: Any) -> None:
         super().__init__(port)
         self.fault: Callable[[str, str], Exception | None] = lambda verb, name: None
 
     def __getattr__(self, verb: str) -> Any:
-        asked = getattr(self.port, verb)
-        if not inspect.iscoroutinefunction(asked):
-            return asked
+        method = getattr(self.port, verb)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
-        async def ask(*args: Any, **kwargs: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
             name = args[0] if args and isinstance(args[0], str) else ""
             if (error := self.fault(verb, name)) is not None:
                 raise error
-            return await asked(*args, **kwargs)
+            return await method(*args, **kwargs)
 
-        return ask
+        return call
 
     def once(self, verb: str, part: str, error: Exception) -> asyncio.Event:
-        """The next such request about a name with *part* in it fails; set when it has."""
+        """Fail the next such request for a name with *part* in it; the event is set then."""
         failed = asyncio.Event()
 
-        def fault(asked: str, name: str) -> Exception | None:
-            if failed.is_set() or asked != verb or part not in name:
+        def fault(called: str, name: str) -> Exception | None:
+            if failed.is_set() or called != verb or part not in name:
                 return None
             failed.set()
             return error
@@ -59,7 +59,7 @@ class Faulty(Passing):
 
 
 def faulty(world: World) -> tuple[Platform, Faulty, Faulty]:
-    """The platform as one client has it, its store and its cluster."""
+    """Return a platform for one client, with its faulty store and cluster."""
     store, cluster = Faulty(world.store), Faulty(world.cluster)
     return replace(world.platform, store=store, cluster=cluster), store, cluster
 
@@ -72,7 +72,7 @@ async def fails(x: int) -> int:
     raise ValueError(x)
 
 
-# --- whoever waits for a batch gets all of it ---
+# --- waiting for a batch ---
 
 
 @VIRTUAL
@@ -80,7 +80,7 @@ async def test_an_outcome_that_may_not_be_read_is_among_the_results(
     client: aio.Client, world: World
 ) -> None:
     batch = await client.run_async_map(same, range(4))
-    await world.begun(4)
+    await world.until_started(4)
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
@@ -89,7 +89,7 @@ async def test_an_outcome_that_may_not_be_read_is_among_the_results(
         await asyncio.sleep(0.5)
         world.gate.set()
         assert await waiting == [0, 1, REFUSED, 3]
-        assert await observed.results(cleanup=False) == [0, 1, 2, 3], "it may be read by now"
+        assert await observed.results(cleanup=False) == [0, 1, 2, 3], "readable by now"
 
 
 @VIRTUAL
@@ -97,7 +97,7 @@ async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
     client: aio.Client, world: World
 ) -> None:
     batch = await client.run_async_map(same, range(4))
-    await world.begun(4)
+    await world.until_started(4)
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
@@ -112,11 +112,11 @@ async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
 
 
 @VIRTUAL
-async def test_whoever_submits_asks_again_for_what_it_might_not_read(world: World) -> None:
+async def test_the_submitter_repeats_a_refused_read(world: World) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         store.once("get", "00000001.0001.outcome", REFUSED)
         world.gate.set()
         assert await asyncio.wait_for(batch.results(cleanup=False), 1000) == [0, 1, 2, 3]
@@ -126,7 +126,7 @@ async def test_whoever_submits_asks_again_for_what_it_might_not_read(world: Worl
 async def test_results_are_not_cut_short_by_a_client_that_closes(world: World) -> None:
     client = aio.Client(platform=world.platform)
     batch = await client.run_async_map(same, range(4), max_concurrent=2)
-    await world.begun(2)
+    await world.until_started(2)
     waiting = asyncio.create_task(batch.results())
     await asyncio.sleep(1)
     await client.aclose()
@@ -134,13 +134,13 @@ async def test_results_are_not_cut_short_by_a_client_that_closes(world: World) -
         await waiting
 
 
-# --- whoever waits for a job ---
+# --- waiting for a job ---
 
 
 @VIRTUAL
-async def test_whoever_attached_waits_through_one_error(client: aio.Client, world: World) -> None:
+async def test_an_attached_client_waits_through_one_error(client: aio.Client, world: World) -> None:
     job = await client.submit(same, 3)
-    await world.begun(1)
+    await world.until_started(1)
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         attached = await other.attach(job.job_id)
@@ -152,11 +152,11 @@ async def test_whoever_attached_waits_through_one_error(client: aio.Client, worl
 
 
 @VIRTUAL
-async def test_whoever_attached_hears_of_a_store_that_stays_silent(
+async def test_an_attached_client_reports_a_store_that_stays_silent(
     client: aio.Client, world: World
 ) -> None:
     job = await client.submit(same, 3)
-    await world.begun(1)
+    await world.until_started(1)
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         attached = await other.attach(job.job_id)
@@ -179,8 +179,8 @@ def no_room_for(part: str) -> Callable[[str, str], Exception | None]:
     return lambda verb, name: FULL if verb == "create" and part in name else None
 
 
-async def to_be_stopped(client: aio.Client, cause: str) -> aio.BatchHandle[int]:
-    """Five items, two at once, that *cause* stops; of `fail_fast`, also what runs."""
+async def stoppable(client: aio.Client, cause: str) -> aio.BatchHandle[int]:
+    """Submit five items, two at a time, that *cause* stops; `fail_fast` also ends running ones."""
     fast = cause == "fail_fast"
     return await client.run_async_map(
         fails if fast else same,
@@ -198,24 +198,24 @@ async def test_a_stop_ends_a_batch_whose_jobs_may_not_be_deleted(world: World, c
     platform, _, cluster = faulty(world)
     cluster.fault = lambda verb, name: REFUSED if verb == "delete" else None
     async with aio.Client(platform=platform) as client:
-        batch = await to_be_stopped(client, cause)
-        await world.begun(2)
+        batch = await stoppable(client, cause)
+        await world.until_started(2)
         waiting = asyncio.create_task(batch.cancel() if cause == "cancel" else batch.wait())
         await asyncio.sleep(20)
         world.gate.set()
         await asyncio.wait_for(waiting, 1000)
         results = await batch.results(cleanup=False, return_exceptions=True)
     assert world.started == 2
-    begun = ValueError if cause == "fail_fast" else errors.JobCancelled
-    assert [type(one) for one in results] == [begun] * 2 + [errors.JobCancelled] * 3
+    expected = ValueError if cause == "fail_fast" else errors.JobCancelled
+    assert [type(result) for result in results] == [expected] * 2 + [errors.JobCancelled] * 3
 
 
 @VIRTUAL
-async def test_a_stop_whose_end_cannot_be_looked_at_tells_everybody(world: World) -> None:
+async def test_all_callers_get_the_error_when_a_stop_cannot_be_verified(world: World) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(5), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         waiting = asyncio.create_task(batch.wait())
         await asyncio.sleep(1)
         store.fault = lambda verb, name: REFUSED if "attempts/" in name else None
@@ -226,11 +226,11 @@ async def test_a_stop_whose_end_cannot_be_looked_at_tells_everybody(world: World
 
 
 @VIRTUAL
-async def test_the_end_of_endless_inputs_that_cannot_be_stored_is_told(world: World) -> None:
+async def test_the_end_of_endless_inputs_that_cannot_be_stored_is_reported(world: World) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, iter(range(10**9)), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         store.fault = no_room_for("/inputs/")
         with pytest.raises(errors.StoreFull):
             await asyncio.wait_for(batch.cancel(), 1000)
@@ -243,7 +243,7 @@ async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> Non
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(5), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         waiting = asyncio.create_task(batch.results())
         store.fault = no_room_for("/control/")
         with pytest.raises(errors.StoreFull):
@@ -254,11 +254,13 @@ async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> Non
 
 @VIRTUAL
 @pytest.mark.parametrize("cause", ["timeout", "fail_fast"])
-async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cause: str) -> None:
+async def test_an_automatic_stop_that_cannot_be_stored_is_reported(
+    world: World, cause: str
+) -> None:
     platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
-        batch = await to_be_stopped(client, cause)
-        await world.begun(2)
+        batch = await stoppable(client, cause)
+        await world.until_started(2)
         store.fault = no_room_for("/control/")
         if cause == "fail_fast":
             world.gate.set()
@@ -271,14 +273,14 @@ async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cau
 
 
 async def forges(run: Run) -> int | None:
-    """Item 1 is said to have ended by somebody who has not the key."""
+    """Store for item 1 an outcome that is signed with a wrong attempt."""
     order = run.spec.order
     if order.index != 1:
         return await carry_out(run)
-    place = (order.scope, order.index, order.attempt)
+    attempt = (order.scope, order.index, order.attempt)
     await claim(run)
-    forged = wire.Outcome(kind=wire.Kind.VALUE, executor=run.executor).signed(b"x" * 32, *place)
-    await run.store.create(wire.attempt_key(*place, "outcome"), b"", forged)
+    forged = wire.Outcome(kind=wire.Kind.VALUE, executor=run.executor).signed(b"x" * 32, *attempt)
+    await run.store.create(wire.attempt_key(*attempt, "outcome"), b"", forged)
     return wire.EXIT_VALUE
 
 
@@ -290,52 +292,52 @@ async def until_forged(world: World, group_id: str) -> None:
 
 
 async def forges_later(run: Run) -> int | None:
-    """The first attempt of item 1 dies without a word, the second is forged."""
+    """The first attempt of item 1 dies without an outcome; that of the second is forged."""
     order = run.spec.order
     return 9 if (order.index, order.attempt) == (1, 1) else await forges(run)
 
 
-async def puts(run: Run, metadata: dict[str, str]) -> int | None:
-    """Beside the claim of item 1's first attempt lies an outcome with *metadata*, and no body."""
+async def write_outcome(run: Run, metadata: dict[str, str]) -> int | None:
+    """Give item 1's first attempt a claim and an outcome with *metadata* but no body."""
     order = run.spec.order
     if (order.index, order.attempt) != (1, 1):
         return await carry_out(run)
-    place = (order.scope, order.index, order.attempt)
+    attempt = (order.scope, order.index, order.attempt)
     await claim(run)
-    await run.store.create(wire.attempt_key(*place, "outcome"), b"", metadata)
+    await run.store.create(wire.attempt_key(*attempt, "outcome"), b"", metadata)
     return wire.EXIT_VALUE
 
 
-async def empties(run: Run) -> int | None:
-    """As a power cut leaves it."""
-    return await puts(run, {})
+async def write_empty_outcome(run: Run) -> int | None:
+    """Simulate what a power cut leaves."""
+    return await write_outcome(run, {})
 
 
-async def signs_in_no_alphabet(run: Run) -> int | None:
-    return await puts(run, {"header": "\udc80", "mac": "ä"})
+async def write_undecodable_signature(run: Run) -> int | None:
+    return await write_outcome(run, {"header": "\udc80", "mac": "ä"})
 
 
 @VIRTUAL
-@pytest.mark.parametrize("work", [empties, signs_in_no_alphabet, forges])
-async def test_what_cannot_be_verified_is_tried_again_by_who_asks_for_it(work: Any) -> None:
-    """It fails its item at once, whatever the budget; the retry goes past it."""
+@pytest.mark.parametrize("work", [write_empty_outcome, write_undecodable_signature, forges])
+async def test_retry_failed_retries_an_outcome_that_cannot_be_verified(work: Any) -> None:
+    """It fails its item at once, despite retries; retry_failed() starts the next attempt."""
     world = World(work)
     world.gate.set()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.run_async_map(same, range(3), retries=2)
-        live = {one.index: one.outcome async for one in batch.outcomes()}
+        live = {item.index: item.outcome async for item in batch.outcomes()}
         assert [live[0].unwrap(), live[2].unwrap()] == [0, 2]
         with pytest.raises(errors.WireError):
             live[1].unwrap()
         await batch.retry_failed()
         results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
-        if work is forges:  # again
+        if work is forges:  # the next attempt's outcome is forged too
             assert isinstance(results.pop(1), errors.WireError)
         assert results in ([0, 1, 2], [0, 2])
 
 
 class Swapping(Faulty):
-    """A store that keeps something else than the body of an outcome."""
+    """A store that replaces the bodies of outcomes."""
 
     async def create(self, name: str, body: bytes, *args: Any, **kwargs: Any) -> bool:
         body = b"X" if name.endswith(".outcome") else body
@@ -344,15 +346,15 @@ class Swapping(Faulty):
 
 
 async def swaps(run: Run) -> int | None:
-    """The value of item 1 is not what its job has signed."""
+    """Store for item 1 a value that its job hasn't signed."""
     if run.spec.name.endswith("-1-1"):
         store: Any = Swapping(run.store)
         run.store = store
     return await carry_out(run)
 
 
-class Unmentioned(Faulty):
-    """A cluster whose watch never mentions item 1."""
+class Unreported(Faulty):
+    """A cluster whose watches never report item 1."""
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         async for seen in self.port.watch(labels):
@@ -362,12 +364,12 @@ class Unmentioned(Faulty):
 
 @VIRTUAL
 @pytest.mark.parametrize("work", [forges, swaps])
-@pytest.mark.parametrize("mentioned", [True, False])
-async def test_damage_is_the_end_of_its_item_and_of_no_other(work: Any, mentioned: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+async def test_damage_is_the_end_of_its_item_and_of_no_other(work: Any, reported: bool) -> None:
     world = World(work)
     platform = world.platform
-    if not mentioned:
-        cluster: Any = Unmentioned(platform.cluster)
+    if not reported:
+        cluster: Any = Unreported(platform.cluster)
         platform = replace(platform, cluster=cluster)
     async with (
         aio.Client(platform=platform) as client,
@@ -376,13 +378,13 @@ async def test_damage_is_the_end_of_its_item_and_of_no_other(work: Any, mentione
         batch = await client.run_async_map(same, range(4), max_concurrent=2)
         observed = await other.attach_batch(batch.group_id)
         waiting = asyncio.create_task(observed.results(cleanup=False, return_exceptions=True))
-        await world.begun(2)
+        await world.until_started(2)
         world.gate.set()
-        own = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
-        for results in (own, await asyncio.wait_for(waiting, 1000)):
-            assert [type(one) for one in results] == [int, errors.WireError, int, int]
+        own_results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+        for results in (own_results, await asyncio.wait_for(waiting, 1000)):
+            assert [type(result) for result in results] == [int, errors.WireError, int, int]
         damaged = await observed.job(1)
-        if work is forges:  # only reading its value shows other damage
+        if work is forges:  # a swapped body shows only when the value is read
             assert observed.unavailable_children == {1: damaged.job_id}
         with pytest.raises(errors.WireError):
             await (await batch.job(1)).result(cleanup=False)
@@ -391,34 +393,34 @@ async def test_damage_is_the_end_of_its_item_and_of_no_other(work: Any, mentione
 
 
 @VIRTUAL
-async def test_damage_is_told_to_all_who_ask_after_another() -> None:
+async def test_damage_is_reported_to_every_later_reader() -> None:
     world = World(forges_later)
     async with aio.Client(platform=world.platform) as client:
         batch = await client.run_async_map(same, range(4), retries=1)
         world.gate.set()
         for _ in range(2):
             results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
-            assert [type(one) for one in results] == [int, errors.WireError, int, int]
+            assert [type(result) for result in results] == [int, errors.WireError, int, int]
 
 
 @VIRTUAL
 async def test_a_batch_with_a_forged_outcome_can_be_cancelled() -> None:
     world = World(forges)
-    cluster: Any = Unmentioned(world.platform.cluster)
+    cluster: Any = Unreported(world.platform.cluster)
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
         batch = await client.run_async_map(same, range(40), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         world.gate.set()
         await until_forged(world, batch.group_id)
         await batch.cancel()
         await batch.cancel()
         results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
         assert isinstance(results[1], errors.WireError)
-        assert {type(one) for one in results} <= {int, errors.WireError, errors.JobCancelled}
+        assert {type(result) for result in results} <= {int, errors.WireError, errors.JobCancelled}
 
 
 class Silent(Faulty):
-    """A cluster that takes everything, and never says that anything has ended."""
+    """A cluster that accepts every request but whose watches report nothing."""
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         await asyncio.Event().wait()
@@ -426,13 +428,13 @@ class Silent(Faulty):
 
 
 @VIRTUAL
-async def test_damage_keeps_nobody_waiting_for_a_submitter_that_is_gone_or_from_resuming() -> None:
-    """Two of four items had begun when it went, and one of these has a forged outcome."""
+async def test_damage_blocks_neither_waiting_nor_resuming_after_the_submitter_left() -> None:
+    """When the submitter leaves, two of four items have started, one with a forged outcome."""
     world = World(forges)
     cluster: Any = Silent(world.platform.cluster)
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         world.gate.set()
         await until_forged(world, batch.group_id)
     async with aio.Client(platform=world.platform) as other:
@@ -444,13 +446,13 @@ async def test_damage_keeps_nobody_waiting_for_a_submitter_that_is_gone_or_from_
             await (await found.job(3)).result(timeout=1000, cleanup=False)
         await found.resume()
         results = await found.results(timeout=1000, cleanup=False, return_exceptions=True)
-        assert [type(one) for one in results] == [int, errors.WireError, int, int]
+        assert [type(result) for result in results] == [int, errors.WireError, int, int]
 
 
 class Babbling(Faulty):
-    """A cluster whose log is one line without an end, which comes in pieces."""
+    """A cluster whose log is one very long line in pieces."""
 
-    async def logs(self, name: str, **how: Any) -> AsyncIterator[str]:
+    async def logs(self, name: str, **options: Any) -> AsyncIterator[str]:
         for number in range(200):
             yield f"{number:04}" * (1 << 18)
 
@@ -466,41 +468,41 @@ async def test_the_last_lines_of_a_job_take_no_memory_however_long_they_are() ->
         try:
             with pytest.raises(errors.JobLost, match=r"(?m)01990199$"):
                 await job.result(timeout=1000)
-            _, most = tracemalloc.get_traced_memory()
+            _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert most < 100 << 20
+    assert peak < 100 << 20
 
 
 # --- a client that is closed ---
 
 
 @VIRTUAL
-async def test_whoever_attaches_while_the_client_closes_is_told(
+async def test_attaching_while_the_client_closes_raises_client_closed(
     client: aio.Client, world: World
 ) -> None:
     world.gate.set()
     batch = await client.run_async_map(same, [1])
     platform, _, cluster = faulty(world)
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def root_key() -> bytes:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
         return b""
 
     cluster.root_key = root_key  # type: ignore[attr-defined]
     other = aio.Client(platform=platform)
     attaching = asyncio.create_task(other.attach_batch(batch.group_id))
-    await asked.wait()
+    await requested.wait()
     await other.aclose()
     with pytest.raises(errors.ClientClosed, match="open another"):
         await attaching
 
 
-async def test_nobody_asks_a_closed_client_again() -> None:
-    async def ask() -> None:
+async def test_requests_to_a_closed_client_are_not_repeated() -> None:
+    async def request() -> None:
         raise errors.ClientClosed("the client is closed")
 
     with pytest.raises(errors.ClientClosed):
-        await retry_forever(ask, "asking")
+        await retry_forever(request, "asking")

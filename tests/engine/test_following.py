@@ -1,4 +1,4 @@
-"""A log that is followed goes on with the next attempt, and ends with the job."""
+"""Following a log continues with the next attempt and ends with the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def client() -> AsyncIterator[aio.Client]:
 
 
 def fail_twice(x: int, followed: str) -> int:
-    """The first attempt ends once it is followed: who comes later begins with a later one."""
+    """Fail twice; each attempt ends once the test follows, so that it sees the first one."""
     attempt = int(os.environ["KINETIC_ATTEMPT"])
     print(f"attempt {attempt}", flush=True)
     print("same", flush=True)
@@ -44,7 +44,7 @@ async def lines_of(job: aio.JobHandle[int], followed: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("attached", [False, True])
-async def test_every_attempt_is_told_once_and_in_order(
+async def test_every_attempt_is_followed_once_and_in_order(
     client: aio.Client, tmp_path: Path, attached: bool
 ) -> None:
     followed = tmp_path / "followed"
@@ -53,10 +53,10 @@ async def test_every_attempt_is_told_once_and_in_order(
         await batch.submitted()
         job = await (other.attach(f"{batch.group_id}-0") if attached else batch.job(0))
         lines = await lines_of(job, followed)
-        said = [line for line in lines if line == "same" or line.startswith("attempt")]
-        assert said == ["attempt 1", "same", "attempt 2", "same", "attempt 3", "same"]
+        printed = [line for line in lines if line == "same" or line.startswith("attempt")]
+        assert printed == ["attempt 1", "same", "attempt 2", "same", "attempt 3", "same"]
         assert await job.result(cleanup=False) == 7
-        assert [line async for line in job.logs()] == ["attempt 3", "same"], "without: the last one"
+        assert [line async for line in job.logs()] == ["attempt 3", "same"], "the last attempt"
         assert [line async for line in job.logs(follow=True)] == ["attempt 3", "same"]
         await batch.cleanup()
 

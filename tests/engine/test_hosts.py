@@ -1,4 +1,4 @@
-"""A job on several hosts: what another host than the first did is told with its failure."""
+"""When another host than the first fails, the job's error names that host."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def on_four(x: int) -> int:
 
 
 class Hosts(MemoryCluster):
-    """Says of what has ended how another host has."""
+    """A cluster that says for ended jobs how another host ended."""
 
     silent = False
-    """Only who asks is told."""
+    """Whether only requests say it, not watches."""
 
-    async def find(self, **which: Any) -> list[Observation]:
-        return [_told(one) for one in await super().find(**which)]
+    async def find(self, **selection: Any) -> list[Observation]:
+        return [_with_cause(seen) for seen in await super().find(**selection)]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         async for seen in super().watch(labels):
-            yield seen if self.silent else _told(seen)
+            yield seen if self.silent else _with_cause(seen)
 
 
-def _told(seen: Observation) -> Observation:
+def _with_cause(seen: Observation) -> Observation:
     return replace(seen, message=CAUSE, host=2) if seen.phase is Phase.ENDED else seen
 
 

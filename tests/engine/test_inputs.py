@@ -1,4 +1,4 @@
-"""Inputs of any kind: pulled when they are wanted, stored before anything needs them."""
+"""Inputs of any kind are pulled on demand and stored before any job needs them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def same(x: Any) -> Any:
 
 async def chunks(platform: Platform, group: str) -> list[int]:
     listed = await platform.store.list(f"batches/{group}/inputs/")
-    return [int(one.metadata["count"]) for one in listed if "count" in one.metadata]
+    return [int(stored.metadata["count"]) for stored in listed if "count" in stored.metadata]
 
 
 async def signed(platform: Platform, group: str, name: str, slot: wire.Slot) -> dict[str, str]:
-    """The metadata of a slot as another process that submits the batch writes them."""
+    """Sign *slot* like another process that submits the batch; return the metadata."""
     scope = f"batches/{group}/"
     key = signing.submission_key(await platform.cluster.root_key(), scope)
     return slot.signed(key, scope, name)
 
 
-async def at_work() -> None:
-    """Let all that can be done be done: virtual time goes on when no thread is at work."""
+async def settle() -> None:
+    """Let all pending work finish: virtual time advances only when no thread works."""
     await asyncio.sleep(1)
 
 
-async def some_stored(batch: aio.BatchHandle[Any]) -> None:
-    """Of inputs that have no end: there is always something to be done, and no time goes by."""
+async def until_stored(batch: aio.BatchHandle[Any]) -> None:
+    """Wait without virtual time, which stands still while endless inputs are pulled."""
     while not batch.stored:
         await asyncio.sleep(0)
 
@@ -71,7 +71,7 @@ async def test_a_consumer_that_stops_reading_stops_the_pulling(
     async with await client.run_async_map(same, inputs, max_concurrent=4, window=window) as batch:
         stream = batch.outcomes()
         taken = [(await anext(stream)).index for _ in range(3)]
-        await at_work()
+        await settle()
         at_rest = inputs.pulled
         assert at_rest <= len(taken) + 4 + (window or 8)
         await asyncio.sleep(60)  # the first minute imports what reading again needs
@@ -100,12 +100,12 @@ async def test_a_window_bounds_a_list_as_well(client: aio.Client, platform: Plat
     async with await client.run_async_map(same, range(50), max_concurrent=8, window=10) as batch:
         stream = batch.outcomes()
         first = (await anext(stream)).index
-        await at_work()
-        begun = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+        await settle()
+        launched = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
         async for _ in stream:
             pass
     assert first == 0
-    assert begun <= 8 + 11, "what had begun before anybody read, or a window after it"
+    assert launched <= 8 + 11, "those before the first read, and one window"
 
 
 @VIRTUAL
@@ -119,7 +119,7 @@ async def test_a_list_is_stored_in_chunks_of_a_hundred(
 
 @VIRTUAL
 async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: Platform) -> None:
-    async def fast() -> AsyncIterator[int]:  # no thread: virtual time would not wait for one
+    async def fast() -> AsyncIterator[int]:  # a plain generator needs a thread
         for x in range(1000):
             yield x
 
@@ -132,44 +132,44 @@ async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: P
 
 @VIRTUAL
 async def test_a_slow_input_starts_at_once(client: aio.Client, platform: Platform) -> None:
-    loop, given = asyncio.get_running_loop(), dict[int, float]()
+    loop, pulled_at = asyncio.get_running_loop(), dict[int, float]()
 
     async def slow() -> AsyncIterator[int]:
         for number in range(3):
-            given[number] = loop.time()
+            pulled_at[number] = loop.time()
             yield number
             await asyncio.sleep(1000)
 
     batch = await client.run_async_map(same, slow())
     async for done in batch.outcomes():
-        assert loop.time() - given[done.index] < 900, "it does not wait for the next one"
+        assert loop.time() - pulled_at[done.index] < 900, "an item doesn't wait for the next input"
         assert done.outcome.unwrap() == done.index
     assert await chunks(platform, batch.group_id) == [1, 1, 1]
 
 
 @VIRTUAL
 async def test_the_next_input_may_depend_on_the_last_outcome(client: aio.Client) -> None:
-    told: asyncio.Queue[int] = asyncio.Queue()
+    outcomes: asyncio.Queue[int] = asyncio.Queue()
 
     async def adaptive() -> AsyncIterator[int]:
         value = 1
         while value < 100:
             yield value
-            value = await told.get()
+            value = await outcomes.get()
 
     batch = await client.run_async_map(lambda x: x * 3, adaptive())
     values = []
     async for done in batch.outcomes():
         values.append(done.outcome.unwrap())
-        told.put_nowait(values[-1])
+        outcomes.put_nowait(values[-1])
     assert values == [3, 9, 27, 81, 243]
 
 
 @VIRTUAL
-async def test_a_slot_that_somebody_else_has_won_is_taken_in(
+async def test_inputs_that_another_process_stored_are_kept(
     client: aio.Client, platform: Platform
 ) -> None:
-    """Two give the same slot different inputs: one of them moves on, and nothing is mixed up."""
+    """When two processes fill the same slot, the loser uses the next one; no input is lost."""
     gate = asyncio.Event()
 
     async def inputs() -> AsyncIterator[str]:
@@ -180,14 +180,14 @@ async def test_a_slot_that_somebody_else_has_won_is_taken_in(
     batch = await client.run_async_map(same, inputs())
     group = batch.group_id
     async with aio.Client(platform=platform) as other:
-        strange = await other.run_async_map(same, ["late"])
-        await strange.wait()
-        there = await platform.store.get(f"batches/{strange.group_id}/inputs/00000000")
+        unrelated = await other.run_async_map(same, ["late"])
+        await unrelated.wait()
+        stored = await platform.store.get(f"batches/{unrelated.group_id}/inputs/00000000")
     await asyncio.sleep(1)
-    footer = hashlib.sha256(frames.footer_of(there.body)).hexdigest()
-    late = wire.Slot(first=1, count=1, footer=footer, size=len(there.body))
+    footer = hashlib.sha256(frames.footer_of(stored.body)).hexdigest()
+    late = wire.Slot(first=1, count=1, footer=footer, size=len(stored.body))
     name = f"batches/{group}/inputs/00000001"
-    assert await platform.store.create(name, there.body, await signed(platform, group, name, late))
+    assert await platform.store.create(name, stored.body, await signed(platform, group, name, late))
     gate.set()
     assert await batch.results(cleanup=False) == ["a", "late", "b"]
     assert await chunks(platform, group) == [1, 1, 1]
@@ -216,11 +216,11 @@ async def test_nothing_comes_after_the_end(client: aio.Client, platform: Platfor
 
 @VIRTUAL
 async def test_inputs_come_back_as_they_were_given(client: aio.Client, platform: Platform) -> None:
-    given: list[Any] = [1, [2, 3], {"a": 4}, (5,), {"not a name": 6}]
-    batch = await client.run_async_map(lambda *args, **kwargs: None, given)
+    inputs: list[Any] = [1, [2, 3], {"a": 4}, (5,), {"not a name": 6}]
+    batch = await client.run_async_map(lambda *args, **kwargs: None, inputs)
     await batch.wait()
     found = [done.input async for done in batch.outcomes(ordered=True)]
-    assert all(one is another for one, another in zip(found, given, strict=True))
+    assert all(read is input_ for read, input_ in zip(found, inputs, strict=True))
     async with aio.Client(platform=platform) as other:
         again = await other.attach_batch(batch.group_id)
         found = [done.input async for done in again.outcomes(ordered=True)]
@@ -231,7 +231,7 @@ async def test_inputs_come_back_as_they_were_given(client: aio.Client, platform:
 async def test_a_sealed_input_ends_with_what_was_pulled(client: aio.Client) -> None:
     inputs = Endless()
     batch = await client.run_async_map(same, inputs, max_concurrent=2)
-    await some_stored(batch)
+    await until_stored(batch)
     await batch._batch.seal()
     pulled = inputs.pulled
     assert len(await batch.results()) <= pulled
@@ -309,7 +309,7 @@ async def test_the_rest_of_the_inputs_may_come_from_elsewhere(platform: Platform
 async def test_inputs_may_be_declared_finished(platform: Platform) -> None:
     async with aio.Client(platform=platform) as first:
         batch = await first.run_async_map(same, Endless(), max_concurrent=2)
-        await some_stored(batch)
+        await until_stored(batch)
     async with aio.Client(platform=platform) as second:
         found = await second.attach_batch(batch.group_id)
         await found.resume()

@@ -1,4 +1,4 @@
-"""Whoever is cancelled, or comes after a removal, at any request he makes, leaves nothing."""
+"""A cancellation or a removal at any request of a client leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Request = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Cancellation:
-    """Cancels *task* at its *number*-th request: before it is made, or when it was answered.
+    """Cancel ``task`` at request number *number*: before it is sent, or after it is *answered*.
 
-    A *stubborn* one does so at every request after that as well, as somebody does who presses
-    Ctrl-C all the time.
+    A *stubborn* cancellation repeats at every later request, like a user who keeps pressing
+    Ctrl-C.
     """
 
     def __init__(self, number: int, *, answered: bool, stubborn: bool) -> None:
@@ -55,11 +55,11 @@ class Cancellation:
         self.reached = True
         assert self.task is not None
         self.task.cancel()
-        await asyncio.sleep(0)  # who is cancelled hears of it here
+        await asyncio.sleep(0)  # raises CancelledError in the task
 
 
 class Intrusion:
-    """Has somebody else come in between, before the *number*-th request that is counted."""
+    """Call ``deed`` before request number *number*, counted from when ``deed`` is set."""
 
     def __init__(self, number: int) -> None:
         self.deed: Callable[[], Coroutine[Any, Any, Any]] | None = None
@@ -76,17 +76,17 @@ class Intrusion:
 
 
 class Watched:
-    """Passes on what a client asks a port for, through *gate*."""
+    """Pass each request of a client to a port through *gate*."""
 
     def __init__(self, port: Any, gate: Callable[[Request], Coroutine[Any, Any, Any]]) -> None:
         self._port = port
         self._gate = gate
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self._port, name)
-        if not inspect.iscoroutinefunction(asked) or name == "aclose":
-            return asked
-        return lambda *args, **kwargs: self._gate(lambda: asked(*args, **kwargs))
+        method = getattr(self._port, name)
+        if not inspect.iscoroutinefunction(method) or name == "aclose":
+            return method
+        return lambda *args, **kwargs: self._gate(lambda: method(*args, **kwargs))
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         async for seen in self._port.watch(labels):
@@ -108,15 +108,15 @@ async def for_ever(value: object) -> object:
     return value
 
 
-async def until_there_is(store: Any, what: str) -> None:
-    while not any(one.name.endswith(what) for one in await store.list("jobs/")):
+async def until_stored(store: Any, suffix: str) -> None:
+    while not any(stored.name.endswith(suffix) for stored in await store.list("jobs/")):
         await asyncio.sleep(0)
 
 
 async def interrupted(
     begin: Callable[[aio.Client], Any], moment: Cancellation
 ) -> tuple[bool, list[str]]:
-    """Whether a call was cancelled at *moment*, and what is left of it."""
+    """Return whether the call was cancelled at *moment*, and the names that it left behind."""
     platform = memory_platform()
     async with aio.Client(platform=watched(platform, moment)) as client:
         moment.task = asyncio.ensure_future(begin(client))
@@ -147,7 +147,7 @@ async def test_a_submission_that_is_cancelled_leaves_nothing(
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_cancelled_call_leaves_nothing(answered: bool, stubborn: bool) -> None:
-    """While it is submitted, while it waits, and while its value is read and cleaned up after."""
+    """At any request: of the submission, the wait, the reading of the value and the cleanup."""
 
     async def call(client: aio.Client) -> object:
         return await client.run(same, 1)
@@ -162,91 +162,91 @@ async def test_a_cancelled_call_leaves_nothing(answered: bool, stubborn: bool) -
         assert number > 17
 
 
-async def test_who_cancels_what_is_removed_in_that_moment_has_nothing_to_complain_about() -> None:
+async def test_cancelling_a_job_during_its_removal_raises_nothing() -> None:
     async with asyncio.timeout(DEADLINE_S):
         for number in range(1, 100):
-            moment = Intrusion(number)
+            intrusion = Intrusion(number)
             platform = memory_platform()
             async with (
                 aio.Client(platform=platform) as owner,
-                aio.Client(platform=watched(platform, moment)) as other,
+                aio.Client(platform=watched(platform, intrusion)) as other,
             ):
                 job = await owner.submit(for_ever, 1)
                 found = await other.attach(job.job_id)
-                moment.deed = job.cleanup
+                intrusion.deed = job.cleanup
                 await found.cancel()
-                if not moment.reached:
+                if not intrusion.reached:
                     break
                 assert await left_on(platform) == [], f"at request {number}"
                 assert await found.status() is JobStatus.NOT_FOUND
         assert number > 4
 
 
-async def test_an_end_that_is_told_while_its_job_is_cleaned_up_is_removed_with_it() -> None:
-    """By another process, which has seen the handle a moment before."""
+async def test_an_outcome_written_during_a_cleanup_is_removed() -> None:
+    """Another process, which saw the handle just before, writes the outcome."""
     async with asyncio.timeout(DEADLINE_S):
         for number in range(1, 100):
-            moment, platform = Intrusion(number), memory_platform()
+            intrusion, platform = Intrusion(number), memory_platform()
             store = platform.store
-            async with aio.Client(platform=watched(platform, moment)) as client:
+            async with aio.Client(platform=watched(platform, intrusion)) as client:
                 job = await client.submit(for_ever, 1)
                 scope = f"jobs/{job.job_id}/"
 
-                async def tell(scope: str = scope, store: Any = store) -> None:
+                async def write_outcome(scope: str = scope, store: Any = store) -> None:
                     if await store.look(f"{scope}handle.json") is not None:
                         await store.create(wire.attempt_key(scope, 0, 1, "outcome"), b"", {})
 
-                moment.deed = tell
+                intrusion.deed = write_outcome
                 await job.cleanup()
-                if not moment.reached:
+                if not intrusion.reached:
                     break
                 assert await left_on(platform) == [], f"at request {number}"
         assert number > 4
 
 
 async def test_a_job_that_was_cancelled_is_gone() -> None:
-    """Also one whose process takes its time after it has told that it was cancelled."""
-    leaving, store = asyncio.Event(), MemoryStore()
+    """cancel() waits until the process has ended, even if it lingers after its outcome."""
+    may_leave, store = asyncio.Event(), MemoryStore()
 
     async def work(run: Any) -> int | None:
         try:
             return await carry_out(run)
         finally:
-            await leaving.wait()
+            await may_leave.wait()
 
-    async def late(request: Request) -> Any:
+    async def delay_deletes(request: Request) -> Any:
         if cluster.requests["delete"]:
-            await until_there_is(store, "outcome")
+            await until_stored(store, "outcome")
         return await request()
 
     cluster = MemoryCluster(store, work)
-    platform = watched(replace(memory_platform(), store=store, cluster=cluster), late)
+    platform = watched(replace(memory_platform(), store=store, cluster=cluster), delay_deletes)
     async with aio.Client(platform=platform) as client, asyncio.timeout(DEADLINE_S):
         job = await client.submit(for_ever, 1)
-        await until_there_is(store, "claim")
+        await until_stored(store, "claim")
         ending = asyncio.ensure_future(job.cancel())
         while cluster.requests["find"] < 2 and not ending.done():
             await asyncio.sleep(0)
         assert not ending.done()
-        leaving.set()
+        may_leave.set()
         await ending
         assert await cluster.find() == []
 
 
-async def test_what_was_stopped_is_cleaned_up_with_its_job() -> None:
-    """Whoever stopped it has not come to delete it."""
+async def test_cleanup_of_a_stopped_job_removes_its_objects() -> None:
+    """The process that stopped the job hasn't deleted it."""
     platform = memory_platform()
     store, cluster = platform.store, platform.cluster
     assert isinstance(cluster, MemoryCluster)
     async with aio.Client(platform=platform) as client, asyncio.timeout(DEADLINE_S):
         job = await client.submit(for_ever, 1)
-        await until_there_is(store, "claim")
+        await until_stored(store, "claim")
         stop = wire.Request(kind="stop", cause="cancel")
         scope = f"jobs/{job.job_id}/"
         key = signing.submission_key(await platform.cluster.root_key(), scope)
         await ControlLog(store, scope, key).append(stop)
         cluster.end(job.k8s_name, exit_code=-15, reason=None)
-        await until_there_is(store, "outcome")
+        await until_stored(store, "outcome")
         assert await job.status() is JobStatus.NOT_FOUND
         await job.cleanup()
         assert await left_on(platform) == []

@@ -1,4 +1,4 @@
-"""A log outlives its pod, as far as the runner has kept it, and following one ends with the job."""
+"""The runner keeps a log that outlives its pod; following a log ends with the job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def same(x: int) -> int:
     return x
 
 
-async def ended(run: Run) -> int | None:
-    """As in a pod: the outcome is there, and what was written is kept before it."""
+async def print_and_end(run: Run) -> int | None:
+    """Print a line, then commit the outcome."""
     run.print("platform")
     return await carry_out(run)
 
 
 async def lingers(run: Run) -> int | None:
-    """Its outcome is there, and the platform never says that it has ended."""
+    """Commit the outcome, print a last line, and never end."""
     run.print("first")
     await carry_out(run)
     run.print("last")
@@ -36,7 +36,7 @@ async def lingers(run: Run) -> int | None:
 async def keep(
     client: aio.Client, job: JobHandle[Any], text: str, host: int = 0, key: bytes | None = None
 ) -> str:
-    """The object that a runner writes at the end."""
+    """Write the log object that a runner writes at the end; return its name."""
     identity = (await job._follow()).submission.identity
     name, content = wire.log_key(identity.scope, 0, 1, host), text.encode()
     mac = signing.sign(key or identity.key, identity.scope, name, content)
@@ -44,26 +44,26 @@ async def keep(
     return name
 
 
-async def without_its_pod(client: aio.Client) -> JobHandle[int]:
+async def without_pod(client: aio.Client) -> JobHandle[int]:
     job = await client.submit(same, 1)
     assert await job.result(cleanup=False) == 1
     await client._platform.cluster.delete(names=[f"kinetic-{job.job_id}"])
     return job
 
 
-async def lines(job: JobHandle[Any], **how: Any) -> list[str]:
-    return [line async for line in job.logs(**how)]
+async def lines(job: JobHandle[Any], **options: Any) -> list[str]:
+    return [line async for line in job.logs(**options)]
 
 
-async def shouts(run: Run) -> int | None:
-    """Each of its lines is nearly as long as a tail may be, one is longer."""
+async def print_long_lines(run: Run) -> int | None:
+    """Print lines of nearly a tail's limit, and one above it."""
     for line in ("a" * 900_000, "€" * 1_000_000, "b" * 900_000):
         run.print(line)
     return await carry_out(run)
 
 
 async def test_a_tail_is_bounded_in_bytes_however_long_the_lines_are() -> None:
-    async with aio.Client(platform=memory_platform(shouts)) as client:
+    async with aio.Client(platform=memory_platform(print_long_lines)) as client:
         job = await client.submit(same, 1)
         await job.result(cleanup=False)
         assert await job.tail(1) == await job.tail() == "b" * 900_000
@@ -71,13 +71,13 @@ async def test_a_tail_is_bounded_in_bytes_however_long_the_lines_are() -> None:
 
 
 async def test_what_the_platform_has_lost_is_read_from_the_store() -> None:
-    async with aio.Client(platform=memory_platform(ended)) as client:
-        job = await without_its_pod(client)
+    async with aio.Client(platform=memory_platform(print_and_end)) as client:
+        job = await without_pod(client)
         with pytest.raises(errors.NoLog):
             await lines(job)
         name = await keep(client, job, "one\ntwo\nthree\n")
-        told = [await lines(job, **how) for how in ({}, {"follow": True}, {"attempt": 1})]
-        assert told == [["one", "two", "three"]] * 3
+        logs = [await lines(job, **options) for options in ({}, {"follow": True}, {"attempt": 1})]
+        assert logs == [["one", "two", "three"]] * 3
         assert await job.tail(2) == "two\nthree"
         assert await job.tail(0) == ""
         await job.cleanup()
@@ -85,7 +85,7 @@ async def test_what_the_platform_has_lost_is_read_from_the_store() -> None:
 
 
 async def test_those_of_a_batch_go_with_it() -> None:
-    async with aio.Client(platform=memory_platform(ended)) as client:
+    async with aio.Client(platform=memory_platform(print_and_end)) as client:
         batch = await client.run_async_map(same, [1, 2])
         assert await batch.results(cleanup=False) == [1, 2]
         await keep(client, await batch.job(0), "kept")
@@ -94,24 +94,24 @@ async def test_those_of_a_batch_go_with_it() -> None:
 
 
 async def test_what_the_platform_has_comes_first() -> None:
-    async with aio.Client(platform=memory_platform(ended)) as client:
+    async with aio.Client(platform=memory_platform(print_and_end)) as client:
         job = await client.submit(same, 1)
         assert await job.result(cleanup=False) == 1
         await keep(client, job, "kept")
         assert await lines(job) == ["platform"]
 
 
-async def test_what_was_kept_of_several_hosts_is_told_apart() -> None:
-    async with aio.Client(platform=memory_platform(ended)) as client:
-        job = await without_its_pod(client)
+async def test_kept_logs_of_several_hosts_are_labeled() -> None:
+    async with aio.Client(platform=memory_platform(print_and_end)) as client:
+        job = await without_pod(client)
         await keep(client, job, "a\n", 0)
         await keep(client, job, "b\nc\n", 1)
         assert await lines(job) == ["[0] a", "[1] b", "[1] c"]
 
 
 async def test_a_log_that_nobody_has_signed_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    async with aio.Client(platform=memory_platform(ended)) as client:
-        job = await without_its_pod(client)
+    async with aio.Client(platform=memory_platform(print_and_end)) as client:
+        job = await without_pod(client)
         await keep(client, job, "forged\n", key=b"x" * 32)
         with caplog.at_level(logging.WARNING), pytest.raises(errors.NoLog):
             await lines(job)

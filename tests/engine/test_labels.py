@@ -1,4 +1,4 @@
-"""By what people who look after a platform tell jobs apart."""
+"""Labels let operators of a platform tell jobs apart."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.kubernetes.orders import order
 
 
 async def labels_of(name: str) -> Mapping[str, str]:
-    """What a job of a function of this name carries."""
-    told: list[Mapping[str, str]] = []
+    """Return the labels of a job whose function has this *name*."""
+    seen: list[Mapping[str, str]] = []
 
     async def work(run: Run) -> int | None:
-        told.append(run.spec.labels)
+        seen.append(run.spec.labels)
         return await carry_out(run)
 
     def function() -> int:
@@ -30,7 +30,7 @@ async def labels_of(name: str) -> Mapping[str, str]:
     async with aio.Client(platform=memory_platform(work)) as client:
         run: Any = kinetic.run(accelerator="cpu")
         assert await client.run(run(function)) == 1
-    return told[0]
+    return seen[0]
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ async def labels_of(name: str) -> Mapping[str, str]:
 )
 async def test_functions_are_told_apart_whatever_they_are_called(name: str, begins: str) -> None:
     found, other = await labels_of(name), await labels_of(name + "2")
-    made = [
-        job_manifest(order(labels=dict(one)), Placement(secret="s"))["metadata"]["labels"]
-        for one in (found, other)
+    rendered = [
+        job_manifest(order(labels=dict(labels)), Placement(secret="s"))["metadata"]["labels"]
+        for labels in (found, other)
     ]
-    mine, theirs = (one["kinetic.dev/function"] for one in made)
-    assert mine.startswith(begins) and len(mine) <= 63
-    assert mine != theirs or len(name) > 200
+    first, second = (labels["kinetic.dev/function"] for labels in rendered)
+    assert first.startswith(begins) and len(first) <= 63
+    assert first != second or len(name) > 200
 
 
-async def test_who_has_no_name_submits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may run under a number that nobody has entered anywhere."""
+async def test_a_user_without_a_name_can_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a user ID without a name."""
 
     def unknown(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

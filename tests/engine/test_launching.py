@@ -1,4 +1,4 @@
-"""What a platform does not take now is asked for again, and given up for a reason only."""
+"""A launch that the platform can't take yet is repeated, up to the start timeout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.world import VIRTUAL, platform_with
 
 
 class Full(MemoryCluster):
-    """A quota is used up for item 1, as long as others come to run."""
+    """A cluster whose quota has no room for item 1 before the time ``until``."""
 
     until = 0.0
     finds = 0
@@ -25,9 +25,9 @@ class Full(MemoryCluster):
             raise errors.Throttled("quota 'few' is used up", retryable=True)
         await super().launch(job)
 
-    async def find(self, **which: Any) -> list[Observation]:
+    async def find(self, **selection: Any) -> list[Observation]:
         self.finds += 1
-        return await super().find(**which)
+        return await super().find(**selection)
 
 
 def same(x: int) -> int:
@@ -50,7 +50,7 @@ async def test_a_used_up_quota_is_waited_for_until_the_start_timeout(
         refused = values.pop(1)
         assert values == [0, 2, 3, 4, 5]
         if start_timeout is None:
-            assert refused == 1 and cluster.finds == 0, "a refusal is not asked about"
+            assert refused == 1 and cluster.finds == 0, "a refused launch needs no find"
         else:
             assert "quota 'few' is used up" in str(refused)
             assert start_timeout <= loop.time() - began < 2000

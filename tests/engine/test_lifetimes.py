@@ -1,4 +1,4 @@
-"""What a client keeps and what it lets go of: in apps that never end, and on the way out."""
+"""What clients keep and release, in long-running applications and when they close."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def platform() -> Platform:
     return memory_platform()
 
 
-async def until(what: Any) -> None:
+async def until(condition: Any) -> None:
     async with asyncio.timeout(30):
-        while not what():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -50,7 +50,7 @@ async def briefly(value: object) -> object:
 
 
 def gated(gate: asyncio.Event) -> Platform:
-    """A platform whose jobs begin when the gate is open."""
+    """Return a platform whose jobs start their work when *gate* is set."""
 
     async def work(run: Run) -> int | None:
         await gate.wait()
@@ -59,7 +59,7 @@ def gated(gate: asyncio.Event) -> Platform:
     return memory_platform(work)
 
 
-# --- in apps that never end ---
+# --- in long-running applications ---
 
 
 async def test_a_batch_that_nobody_asks_for_any_more_is_forgotten(
@@ -79,16 +79,16 @@ async def test_a_batch_that_nobody_asks_for_any_more_is_forgotten(
         kept.append(weakref.ref(observed._batch))
         del observed
     for _ in range(100):
-        await asyncio.sleep(0)  # the turns in which what has ended lets go
+        await asyncio.sleep(0)  # let ended tasks release their references
     gc.collect()
     assert [ref() for ref in kept] == [None] * 6
     again = await other.attach_batch(ids[0])
     assert (await again.status_counts()) == {"SUCCEEDED": 5}
-    one_more = await client.run_async_map(for_ever, [1])
+    another = await client.run_async_map(for_ever, [1])
     watches = [task for task in asyncio.all_tasks() if "watch grp-" in task.get_name()]
-    assert await other.attach_batch(one_more.group_id)
+    assert await other.attach_batch(another.group_id)
     await until(lambda: sum(not task.done() for task in watches) <= 1)  # that of `again`
-    await one_more.cancel()
+    await another.cancel()
 
 
 async def test_a_batch_goes_on_when_its_handle_is_dropped(
@@ -101,7 +101,7 @@ async def test_a_batch_goes_on_when_its_handle_is_dropped(
     assert await (await other.attach_batch(group_id)).results(timeout=30) == [*range(6)]
 
 
-async def test_a_job_that_completed_is_held_by_who_takes_it_and_by_nobody_else(
+async def test_only_the_consumer_keeps_a_reference_to_a_completed_job(
     client: aio.Client,
 ) -> None:
     batch = await client.run_async_map(echo, iter(range(40)))
@@ -118,9 +118,9 @@ def test_a_stop_of_many_items_is_looked_up_in_few_steps() -> None:
     class Counted(int):
         compared = 0
 
-        def __lt__(self, one: int) -> bool:
+        def __lt__(self, other: int) -> bool:
             Counted.compared += 1
-            return int(self) < int(one)
+            return int(self) < int(other)
 
     request = wire.Request(kind="stop", items=tuple(map(Counted, range(0, 10_000, 2))))
     states = [
@@ -137,25 +137,25 @@ def test_items_to_be_stopped_are_found_in_whatever_order_they_were_written() -> 
     assert state is wire.ItemState.CANCELLED
 
 
-# --- on the way out ---
+# --- closing ---
 
 
 class Silent(Passing):
-    """A store that answers nothing from a moment on."""
+    """A store that never answers while ``silent`` is set."""
 
     silent = False
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self.port, name)
-        if name == "aclose" or not inspect.iscoroutinefunction(asked):
-            return asked
+        method = getattr(self.port, name)
+        if name == "aclose" or not inspect.iscoroutinefunction(method):
+            return method
 
-        async def ask(*args: Any, **kwargs: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
             if self.silent:
                 await asyncio.Event().wait()
-            return await asked(*args, **kwargs)
+            return await method(*args, **kwargs)
 
-        return ask
+        return call
 
 
 @pytest.mark.looptime(noop_cycles=300)
@@ -176,41 +176,41 @@ async def test_a_client_with_many_batches_closes_when_its_store_is_silent(
 
 
 class Held(Passing):
-    """A port that does not answer requests of one kind, about one thing, until it may."""
+    """Hold requests called *verb* for names that end with *suffix*, until ``may`` is set."""
 
-    def __init__(self, port: Any, verb: str, about: str = "") -> None:
+    def __init__(self, port: Any, verb: str, suffix: str = "") -> None:
         super().__init__(port)
         self.verb = verb
-        self.about = about
+        self.suffix = suffix
         self.asked = asyncio.Event()
         self.may = asyncio.Event()
         self.done = 0
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self.port, name)
+        method = getattr(self.port, name)
         if name != self.verb:
-            return asked
+            return method
 
-        async def ask(*args: Any, **kwargs: Any) -> Any:
-            if not args or str(args[0]).endswith(self.about):
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if not args or str(args[0]).endswith(self.suffix):
                 self.asked.set()
                 await self.may.wait()
-            answer = await asked(*args, **kwargs)
+            answer = await method(*args, **kwargs)
             self.done += 1
             return answer
 
-        return ask
+        return call
 
 
-@pytest.mark.parametrize("about", ["secret", "manifest", "lease"])
+@pytest.mark.parametrize("held_request", ["secret", "manifest", "lease"])
 async def test_a_batch_that_is_being_made_when_its_client_closes_is_undone(
-    platform: Platform, about: str
+    platform: Platform, held_request: str
 ) -> None:
-    if about == "secret":
+    if held_request == "secret":
         held = Held(platform.cluster, "keep_secret")
         opened = replace(platform, cluster=held)
     else:
-        held = Held(platform.store, "begin" if about == "lease" else "create", about)
+        held = Held(platform.store, "begin" if held_request == "lease" else "create", held_request)
         opened = replace(platform, store=held)
     async with aio.Client(platform=opened) as client:
         making = asyncio.ensure_future(client.run_async_map(echo, range(3)))
@@ -239,12 +239,12 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
     assert (cluster.asked, await left_on(platform)) == (1, [])
 
 
-async def test_who_closes_a_client_and_is_cancelled_has_closed_all_of_it(
+async def test_a_cancelled_aclose_closes_all_platforms(
     platform: Platform,
 ) -> None:
     store = Held(platform.store, "aclose")
     client = aio.Client(backend="local", platform=replace(platform, store=store))
-    for project in ("one", "two", "three"):  # each is opened for itself
+    for project in ("one", "two", "three"):  # the client opens a platform for each
         await client.list_jobs(project=project)
     closing = asyncio.ensure_future(client.aclose())
     await store.asked.wait()
@@ -271,7 +271,7 @@ async def test_platforms_that_do_not_close_cost_the_time_of_one(
 
 
 class Slow(Passing):
-    """A cluster that takes its time over each launch."""
+    """A cluster whose launches wait until ``open`` is set."""
 
     def __init__(self, port: Any) -> None:
         super().__init__(port)
@@ -284,7 +284,7 @@ class Slow(Passing):
         await self.port.launch(job)
 
 
-async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(
+async def test_items_that_were_not_launched_are_reported_as_waiting(
     platform: Platform, other: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Slow(platform.cluster)
@@ -299,34 +299,34 @@ async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(
     await (await other.attach_batch(batch.group_id)).cancel()
 
 
-async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
+async def test_sealing_first_stores_the_inputs_that_were_pulled(
     client: aio.Client,
 ) -> None:
-    given: queue.SimpleQueue[int] = queue.SimpleQueue()
+    supplied: queue.SimpleQueue[int] = queue.SimpleQueue()
     pulled: list[int] = []
 
     def inputs() -> Iterator[int]:
         while True:
-            pulled.append(given.get())
+            pulled.append(supplied.get())
             yield pulled[-1]
 
     batch = await client.run_async_map(for_ever, inputs(), max_concurrent=4)
-    for number in range(1, 6):  # each in a chunk of its own: the reader has been asked for more
-        given.put(number)
+    for number in range(1, 6):  # one chunk for each input
+        supplied.put(number)
         await until(lambda number=number: batch.stored == number)
     for number in range(6, 20):
-        given.put(number)
+        supplied.put(number)
     await batch.detach(seal=True)
     assert batch.stored == len(pulled) >= 5
     await batch.cancel()
 
 
-async def test_what_an_iterator_is_just_giving_counts_when_it_is_closed() -> None:
-    asked, may_give = threading.Event(), threading.Event()
+async def test_an_input_that_is_being_produced_counts_when_the_source_closes() -> None:
+    second_requested, may_give = threading.Event(), threading.Event()
 
     def inputs() -> Iterator[int]:
         yield 1
-        asked.set()
+        second_requested.set()
         may_give.wait(30)
         yield 2
         yield 3
@@ -334,7 +334,7 @@ async def test_what_an_iterator_is_just_giving_counts_when_it_is_closed() -> Non
     source = Source(inputs(), "auto")
     assert await source.take(1) == [1]
     taking = asyncio.ensure_future(source.take(1))
-    await until(asked.is_set)
+    await until(second_requested.is_set)
     taking.cancel()
     draining = asyncio.ensure_future(source.drain(30))
     await until(lambda: source._stopped)
@@ -361,39 +361,40 @@ async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, cap
 
 @pytest.mark.parametrize("kind", ["as_completed", "outcomes", "progress"])
 def test_an_iteration_that_is_left_open_ends_quietly_with_its_loop(kind: str) -> None:
-    left: list[Any] = []
-    said: list[dict[str, Any]] = []
+    iterations: list[Any] = []
+    reports: list[dict[str, Any]] = []
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
         async with aio.Client(platform=memory_platform()) as client:
             batch = await client.run_async_map(echo, range(3))
             await batch.wait()
-            left.append(getattr(batch, kind)())
-            await anext(left[0])
+            iterations.append(getattr(batch, kind)())
+            await anext(iterations[0])
 
     asyncio.run(main())
-    assert said == []
+    assert reports == []
 
 
-# --- bounds and lengths ---
+# --- windows and lengths ---
 
 
-async def test_a_window_bounds_what_is_pulled_without_a_bound_of_what_runs() -> None:
+async def test_a_window_bounds_pulled_inputs_without_max_concurrent() -> None:
     gate, taken = asyncio.Event(), 0
-    ahead: list[int] = []
+    in_window: list[int] = []
 
     async def inputs() -> AsyncIterator[int]:
         for pulled in itertools.count(1):
-            ahead.append(pulled - taken)
+            in_window.append(pulled - taken)
             yield pulled
             await asyncio.sleep(0)
 
     async with aio.Client(platform=gated(gate)) as client:
         batch = await client.run_async_map(echo, inputs(), max_concurrent=None, window=5)
         outcomes = batch.outcomes()
-        reading = asyncio.ensure_future(anext(outcomes))  # its window is there before any input
-        await until(lambda: len(ahead) == 5)
+        # Reading opens the window before any input is pulled.
+        reading = asyncio.ensure_future(anext(outcomes))
+        await until(lambda: len(in_window) == 5)
         gate.set()
         await reading
         taken = 1
@@ -401,13 +402,13 @@ async def test_a_window_bounds_what_is_pulled_without_a_bound_of_what_runs() -> 
             taken += 1
             if taken == 50:
                 break
-        assert max(ahead) == 5
+        assert max(in_window) == 5
         await outcomes.aclose()
         await batch.cancel()
 
 
 class Promising:
-    """Says that it has more inputs than there are."""
+    """Inputs whose length promises more than they yield."""
 
     def __len__(self) -> int:
         return 10
@@ -424,19 +425,19 @@ async def test_a_length_that_was_promised_counts_until_the_end_is_known(
     assert await batch.results() == [*range(8)]
     assert len(batch.jobs) == 8
     assert await observed.status_counts() == {"SUCCEEDED": 8}
-    assert [one async for one in observed.progress()][-1].total == 8
+    assert [snapshot async for snapshot in observed.progress()][-1].total == 8
 
 
-# --- going on ---
+# --- continuing ---
 
 
-async def test_what_is_tried_again_has_the_whole_time_again() -> None:
-    gate = asyncio.Event()  # what waits for it is out of time, however late that is noticed
+async def test_a_retry_gets_the_whole_batch_timeout() -> None:
+    gate = asyncio.Event()  # holds the jobs until the batch timeout has stopped them
     async with aio.Client(platform=gated(gate)) as client:
         batch = await client.run_async_map(briefly, range(3), batch_timeout=0.1)
         assert {*await batch.status_counts()} <= {"PENDING", "RUNNING", "NOT_FOUND"}
-        given = await batch.results(return_exceptions=True, timeout=30)
-        assert all(isinstance(one, errors.JobCancelled) for one in given)
+        results = await batch.results(return_exceptions=True, timeout=30)
+        assert all(isinstance(result, errors.JobCancelled) for result in results)
         batch._batch.manifest["terms"]["batch_timeout"] = 30.0
         gate.set()
         assert await batch.retry_failed() == 3
@@ -457,7 +458,7 @@ class Failing(Passing):
 
 
 @pytest.mark.full
-async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_submits_it(
+async def test_after_a_failed_attach_the_loss_of_the_submitter_is_still_reported(
     client: aio.Client, platform: Platform
 ) -> None:
     store = Failing(platform.store)
@@ -476,6 +477,6 @@ async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_subm
 async def test_the_newest_batch_comes_first_within_a_second_too(
     client: aio.Client, other: aio.Client
 ) -> None:
-    made = [(await client.run_async_map(echo, [1])).group_id for _ in range(6)]
+    created = [(await client.run_async_map(echo, [1])).group_id for _ in range(6)]
     listed = [batch.group_id for batch in await other.list_batches()]
-    assert listed == made[::-1]
+    assert listed == created[::-1]

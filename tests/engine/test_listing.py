@@ -1,4 +1,4 @@
-"""Which jobs there are, and how little is read to say so."""
+"""Clients list jobs and read little from the store for it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ async def test_only_the_handles_that_are_returned_are_read(limit: int | None) ->
         jobs = [await client.submit(add, 1, number) for number in range(10)]
         batch = await client.run_async_map(add, [(1, number) for number in range(10)])
         await batch.wait()
-        for job in jobs:  # a job that runs reads from the store, too
+        for job in jobs:  # a running job would read from the store too
             await job.result(cleanup=False)
-    made = {job.job_id for job in jobs} | {f"{batch.group_id}-{index}" for index in range(10)}
+    submitted = {job.job_id for job in jobs} | {f"{batch.group_id}-{index}" for index in range(10)}
     async with aio.Client(platform=platform) as other:
         before = store.requests["get"]
         found = await other.list_jobs(limit=limit)
         read = store.requests["get"] - before
-    wanted = 20 if limit is None else limit
-    assert len({job.job_id for job in found} & made) == len(found) == wanted
-    assert [job.created_at for job in found] == sorted(one.created_at for one in found)[::-1]
-    assert read <= wanted
+    expected = 20 if limit is None else limit
+    assert len({job.job_id for job in found} & submitted) == len(found) == expected
+    assert [job.created_at for job in found] == sorted(job.created_at for job in found)[::-1]
+    assert read <= expected
 
 
 class Counts:
-    """Counts the objects that the listings of a store return."""
+    """Count the objects that the listings of a store return."""
 
     objects = 0
 
@@ -93,12 +93,12 @@ async def test_single_jobs_on_this_machine_are_found_without_a_listing(tmp_path:
 
 
 class Late(MemoryCluster):
-    """Items of batches are there long after their batch was made, as behind many others."""
+    """A cluster where the items of a batch start long after the batch was created."""
 
     async def find(self, **wanted: Any) -> list[Observation]:
         return [
-            replace(one, created_at="2999-01-01T00:00:00Z") if "grp-" in one.name else one
-            for one in await super().find(**wanted)
+            replace(seen, created_at="2999-01-01T00:00:00Z") if "grp-" in seen.name else seen
+            for seen in await super().find(**wanted)
         ]
 
 
@@ -111,15 +111,15 @@ async def test_a_limit_leaves_out_the_oldest_also_where_items_began_late() -> No
         while utc_now() == batch.created_at:
             await asyncio.sleep(0.01)
         jobs = [await client.submit(add, 1, number) for number in range(3)]
-        everything = [one.job_id for one in await client.list_jobs()]
-        assert {*everything[:3]} == {one.job_id for one in jobs} and len(everything) == 8
+        everything = [job.job_id for job in await client.list_jobs()]
+        assert {*everything[:3]} == {job.job_id for job in jobs} and len(everything) == 8
         for limit in range(9):
             found = await client.list_jobs(limit=limit)
-            assert [one.job_id for one in found] == everything[:limit]
+            assert [job.job_id for job in found] == everything[:limit]
 
 
 class Crowded(MemoryCluster):
-    """Knows as well a hundred jobs whose objects are in another store."""
+    """A cluster that also runs a hundred jobs of another store."""
 
     async def find(self, **wanted: Any) -> list[Observation]:
         own = await super().find(**wanted)
@@ -132,20 +132,20 @@ class Crowded(MemoryCluster):
 
 
 class Busy(MemoryStore):
-    """Knows how many reads there were at once."""
+    """A store that records how many reads ran at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
+        self.running = self.peak = 0
 
     async def get(self, *args: Any, **kwargs: Any) -> Object:
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.running += 1
+        self.peak = max(self.peak, self.running)
         try:
             await asyncio.sleep(0)
             return await super().get(*args, **kwargs)
         finally:
-            self.now -= 1
+            self.running -= 1
 
 
 async def test_jobs_of_another_store_are_passed_over_side_by_side() -> None:
@@ -155,8 +155,8 @@ async def test_jobs_of_another_store_are_passed_over_side_by_side() -> None:
     async with aio.Client(platform=platform) as client:
         job = await client.submit(add, 1, 2)
         await job.wait()
-        assert [one.job_id for one in await client.list_jobs(limit=2)] == [job.job_id]
-    assert store.most > 16
+        assert await client.list_jobs(limit=2) == [job]
+    assert store.peak > 16
 
 
 async def test_a_job_without_a_handle_is_left_out_with_a_warning(
@@ -167,19 +167,19 @@ async def test_a_job_without_a_handle_is_left_out_with_a_warning(
     async with aio.Client(platform=platform) as client:
         job = await client.submit(add, 1, 2)
         await job.wait()
-        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
-    [told] = [one.getMessage() for one in caplog.records if "handle" in one.getMessage()]
-    assert "100" in told and "job-0000000000" in told
+        assert await client.list_jobs() == [job]
+    [warning] = [message for message in caplog.messages if "handle" in message]
+    assert "100" in warning and "job-0000000000" in warning
 
 
-async def test_of_this_machine_also_what_its_platform_has_forgotten_is_listed() -> None:
+async def test_listing_includes_jobs_that_the_local_platform_has_forgotten() -> None:
     async with aio.Client(backend="local") as client:
         jobs = [await client.submit(add, 1, number) for number in range(4)]
         for job in jobs:
             await job.wait()
         found = await client.list_jobs(limit=2)
     assert len(found) == 2
-    assert {one.job_id for one in found} == {job.job_id for job in jobs[2:]}
+    assert {job.job_id for job in found} == {job.job_id for job in jobs[2:]}
 
 
 async def test_an_item_is_as_old_as_its_last_attempt() -> None:

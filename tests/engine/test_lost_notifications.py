@@ -1,7 +1,7 @@
-"""A watch makes things faster, correctness never depends on it.
+"""Watches make clients faster, but correctness never depends on them.
 
-Each notification in turn is dropped, delayed or doubled, until there is none left; every wait
-ends with the truth all the same.
+The tests drop, delay or double each notification in turn. Every wait must still end with the true
+outcome.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.engine.notifications import FAULTS, Fault, Unreliable
 from tests.engine.world import VIRTUAL, claim, platform_with, preempted
 
 ENDS_S = 240.0
-"""Virtual seconds within which every wait ends: each loss costs a minute at most."""
+"""Virtual seconds within which every wait ends; a lost notification costs at most a minute."""
 
 WORK_S = 1.0
 
@@ -44,32 +44,32 @@ async def on_two(x: int) -> int:
 
 
 async def works(run: Run) -> int | None:
-    """Does what a job does, after a while."""
+    """Do the job's work after a while."""
     await asyncio.sleep(WORK_S)
     return await carry_out(run)
 
 
 async def dies(run: Run) -> int | None:
-    """Claims its attempt, and ends without a word."""
+    """Claim the attempt and end without an outcome."""
     await claim(run)
     await asyncio.sleep(WORK_S)
     return 9
 
 
 async def dies_before(run: Run) -> int | None:
-    """Ends without a word, before it has claimed anything."""
+    """End without a claim or an outcome."""
     await asyncio.sleep(WORK_S)
     return 9
 
 
 async def dies_once(run: Run) -> int | None:
-    """A first attempt ends without a word, every other does its work."""
+    """Let first attempts end without an outcome, and later ones do their work."""
     first = run.spec.order.attempt == 1
     return await (dies(run) if first else works(run))
 
 
 async def preempted_once(run: Run) -> int | None:
-    """The first attempt commits that it was preempted, the next one does its work."""
+    """Let the first attempt commit that it was preempted, and the next one do its work."""
     if run.spec.order.attempt > 1:
         return await works(run)
     await claim(run)
@@ -78,7 +78,7 @@ async def preempted_once(run: Run) -> int | None:
 
 
 async def commits_and_stays(run: Run) -> int | None:
-    """Its outcome is stored, and its process never ends."""
+    """Commit the outcome and never end."""
     await works(run)
     await asyncio.Event().wait()
     return 0
@@ -106,7 +106,7 @@ async def three_failures(client: aio.Client) -> Any:
 
 @dataclass(frozen=True)
 class Course:
-    """What is submitted, what its jobs do, and what whoever waits must hear."""
+    """What is submitted, what its jobs do, and the outcome that every waiting client must see."""
 
     submit: Callable[[aio.Client], Awaitable[Any]]
     work: Callable[[Run], Any]
@@ -128,12 +128,12 @@ COURSES = {
 }
 
 
-async def told(handle: Any) -> str:
-    """What whoever waits for *handle* hears in the end."""
+async def outcome_of(handle: Any) -> str:
+    """Wait for *handle* and describe its outcome."""
     if isinstance(handle, aio.BatchHandle):
         await handle.wait()
         results = await handle.results(cleanup=False, return_exceptions=True)
-        kinds = [type(one).__name__ for one in results if isinstance(one, Exception)]
+        kinds = [type(result).__name__ for result in results if isinstance(result, Exception)]
         return f"['{kinds[0]}'] * {len(kinds)}" if kinds else str(results)
     try:
         return str(await handle.result(cleanup=False))
@@ -147,38 +147,40 @@ async def attached(client: aio.Client, handle: Any) -> Any:
     return await client.attach(handle.job_id)
 
 
-async def played(course: Course, mine: Fault, others: Fault) -> None:
-    """Play *course* once: its submitter waits, and so does another client from the beginning."""
+async def play(course: Course, submitter_fault: Fault, observer_fault: Fault) -> None:
+    """Run *course* once while its submitter and an observer wait for it."""
     plain, cluster = platform_with(MemoryCluster, course.work)
     platforms = [
         replace(plain, cluster=Unreliable(cluster, fault), **course.platform)
-        for fault in (mine, others)
+        for fault in (submitter_fault, observer_fault)
     ]
     async with AsyncExitStack() as stack:
         submitter, observer = [
-            await stack.enter_async_context(aio.Client(platform=one)) for one in platforms
+            await stack.enter_async_context(aio.Client(platform=platform)) for platform in platforms
         ]
         handle = await course.submit(submitter)
         waiting = [handle, await attached(observer, handle)]
         async with asyncio.timeout(ENDS_S):
-            heard = await asyncio.gather(*map(told, waiting))
-        assert heard == [course.truth] * 2
+            outcomes = await asyncio.gather(*map(outcome_of, waiting))
+        assert outcomes == [course.truth] * 2
 
 
 @VIRTUAL
 @pytest.mark.parametrize("course", COURSES)
-@pytest.mark.parametrize("what", FAULTS)
-async def test_no_single_notification_is_needed(course: str, what: str) -> None:
+@pytest.mark.parametrize("kind", FAULTS)
+async def test_no_single_notification_is_needed(course: str, kind: str) -> None:
     cases = 0
-    for whose in ("submitter", "observer"):
+    for receiver in ("submitter", "observer"):
         at, happened = 0, True
         while happened:
-            fault, sound = Fault(what, at), Fault("dropped", -1)
-            mine, others = (fault, sound) if whose == "submitter" else (sound, fault)
+            fault, no_fault = Fault(kind, at), Fault("dropped", -1)
+            submitter_fault, observer_fault = (
+                (fault, no_fault) if receiver == "submitter" else (no_fault, fault)
+            )
             try:
-                await played(COURSES[course], mine, others)
+                await play(COURSES[course], submitter_fault, observer_fault)
             except Exception as exc:
-                raise AssertionError(f"notification {at} of the {whose} was {what}") from exc
+                raise AssertionError(f"notification {at} of the {receiver} was {kind}") from exc
             happened = fault.happened
             at, cases = at + 1, cases + happened
     print(f"cases: {cases}")
@@ -198,12 +200,12 @@ async def test_no_notification_is_needed_at_all(course: str) -> None:
     async with aio.Client(platform=platform) as submitter:
         handle = await COURSES[course].submit(submitter)
         async with asyncio.timeout(4 * ENDS_S), aio.Client(platform=platform) as observer:
-            assert await told(await attached(observer, handle)) == COURSES[course].truth
-            assert await told(handle) == COURSES[course].truth
+            assert await outcome_of(await attached(observer, handle)) == COURSES[course].truth
+            assert await outcome_of(handle) == COURSES[course].truth
 
 
 class SaysLast(MemoryCluster):
-    """Ends the job of a pod that was deleted, and says so a second after the end of the pod."""
+    """A cluster that reports a pod's end, and a second later that no attempt follows."""
 
     async def watch(self, labels: Mapping[str, str]) -> Any:
         async for seen in super().watch(labels):
@@ -213,15 +215,15 @@ class SaysLast(MemoryCluster):
                 yield replace(seen, last=True)
 
     async def find(self, **wanted: Any) -> Any:
-        """Of what has ended only the watch tells."""
+        """Never answer once a job has ended, so that only the watch reports the end."""
         found = await super().find(**wanted)
-        if any(one.phase is Phase.ENDED for one in found):
+        if any(seen.phase is Phase.ENDED for seen in found):
             await asyncio.Event().wait()
         return found
 
 
 @VIRTUAL
-async def test_that_no_attempt_follows_is_heard_whichever_attempt_it_is_told_of() -> None:
+async def test_the_last_attempt_is_recognized_from_a_notification_of_any_attempt() -> None:
     plain, _ = platform_with(SaysLast, preempted_once)
     async with aio.Client(platform=replace(plain, restarts=True)) as client:
         job = await client.submit(same, 3)
@@ -231,10 +233,10 @@ async def test_that_no_attempt_follows_is_heard_whichever_attempt_it_is_told_of(
 
 
 @VIRTUAL
-async def test_a_job_whose_end_was_never_told_is_closed_with_its_reason() -> None:
+async def test_a_job_whose_end_was_never_reported_is_closed_with_its_reason() -> None:
     plain, cluster = platform_with(MemoryCluster, dies)
-    lost: Any = Unreliable(cluster, Fault("dropped", 1))
-    async with aio.Client(platform=replace(plain, cluster=lost)) as client:
+    unreliable: Any = Unreliable(cluster, Fault("dropped", 1))
+    async with aio.Client(platform=replace(plain, cluster=unreliable)) as client:
         job = await client.submit(same, 3)
         await asyncio.sleep(WORK_S / 2)
         name = f"kinetic-{job.job_id}"
@@ -244,7 +246,7 @@ async def test_a_job_whose_end_was_never_told_is_closed_with_its_reason() -> Non
 
 
 class Breaking(MemoryCluster):
-    """A platform whose first watches break."""
+    """A cluster whose first watches break."""
 
     breaks = 2
 
@@ -252,9 +254,9 @@ class Breaking(MemoryCluster):
         if self.requests["watch"] < self.breaks:
             self.requests["watch"] += 1
             raise Unavailable("the network is down")
-        async with aclosing(super().watch(labels)) as seen:
-            async for one in seen:
-                yield one
+        async with aclosing(super().watch(labels)) as observations:
+            async for seen in observations:
+                yield seen
 
 
 @VIRTUAL

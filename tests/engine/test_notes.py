@@ -1,4 +1,4 @@
-"""The scalars that lie beside the pickles of a batch, and what reading them costs."""
+"""Scalars of inputs and results are stored beside the pickles and are cheap to read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = VIRTUAL
 
 
 class Counting(MemoryStore):
-    """Counts the bytes that are read."""
+    """A store that counts the bytes read."""
 
     bytes = 0
 
-    async def get(self, name: str, **where: Any) -> Object:
-        found = await super().get(name, **where)
+    async def get(self, name: str, **options: Any) -> Object:
+        found = await super().get(name, **options)
         self.bytes += len(found.body)
         return found
 
@@ -32,19 +32,19 @@ def train(lr: float, config: Any = None, *, seed: int = 0) -> dict[str, Any]:
     return {"loss": lr * 2, "seed": seed, "weights": object}
 
 
-async def noted(inputs: list[Any], function: Any = train, **options: Any) -> Any:
+async def run_and_read_notes(inputs: list[Any], function: Any = train, **options: Any) -> Any:
     platform = memory_platform()
     async with aio.Client(backend="local", platform=platform) as client:
         batch = await client.run_async_map(function, inputs, **options)
         await batch.wait()
-        inside = batch._batch
-        found = await inside.inputs.notes(inside.manifest["parameters"])
-        return found, await inside.submission.all_attempts(range(len(inputs))), platform.store
+        internal = batch._batch
+        found = await internal.inputs.notes(internal.manifest["parameters"])
+        return found, await internal.submission.all_attempts(range(len(inputs))), platform.store
 
 
 async def test_inputs_are_noted_by_the_names_of_the_parameters() -> None:
     inputs = [0.5, (0.1, {"layers": 2}), {"lr": 0.2, "seed": 3}, object]
-    found, attempts, _ = await noted(inputs)
+    found, attempts, _ = await run_and_read_notes(inputs)
     assert found == {
         0: {"lr": 0.5},
         1: {"lr": 0.1, "config.layers": 2},
@@ -56,7 +56,7 @@ async def test_inputs_are_noted_by_the_names_of_the_parameters() -> None:
 
 
 async def test_a_failure_is_noted_in_words() -> None:
-    _, attempts, _ = await noted([object], lambda lr: lr.nothing)
+    _, attempts, _ = await run_and_read_notes([object], lambda lr: lr.nothing)
     assert attempts[0][1].outcome.note == {
         "error": "AttributeError: type object 'object' has no attribute 'nothing'"
     }
@@ -70,42 +70,42 @@ async def test_notes_are_read_without_the_inputs_and_verified(length: int) -> No
         batch = await client.run_async_map(train, [(0.5, "x" * length)] * 20)
         await batch.wait()
         observer = await client.attach_batch(batch.group_id)
-        inside = observer._batch
-        inside.inputs._bodies.clear()
-        parameters = inside.manifest["parameters"]
+        internal = observer._batch
+        internal.inputs._bodies.clear()
+        parameters = internal.manifest["parameters"]
         store.requests.clear()
         store.bytes = 0
-        assert len(await inside.inputs.notes(parameters)) == 20
+        assert len(await internal.inputs.notes(parameters)) == 20
         assert store.requests == {"get": 1}
         assert store.bytes <= FOOTER_BYTES
-        name = next(one.name for one in await store.list("") if "/inputs/" in one.name)
+        name = next(stored.name for stored in await store.list("") if "/inputs/" in stored.name)
         content = await store.get(name)
         await store.delete([name])
         body = content.body.replace(b'"[0]":0.5', b'"[0]":0.6')
         assert body != content.body
         await store.create(name, body, content.metadata)
-        inside.inputs._bodies.clear()
+        internal.inputs._bodies.clear()
         with pytest.raises(WireError, match="is not what the submitter"):
-            await inside.inputs.notes(parameters)
+            await internal.inputs.notes(parameters)
 
 
-async def test_one_that_goes_on_elsewhere_calls_its_inputs_the_same() -> None:
+async def test_a_resumed_batch_names_its_inputs_by_the_same_parameters() -> None:
     platform = memory_platform()
     async with aio.Client(backend="local", platform=platform) as client:
 
-        def some():
+        def inputs():
             yield 0.5
             raise RuntimeError("the file ended early")
 
-        batch = await client.run_async_map(_first, some())
+        batch = await client.run_async_map(_first, inputs())
         with pytest.raises(RuntimeError, match="ended early"):
             await batch.wait()
         group = batch.group_id
     async with aio.Client(backend="local", platform=platform) as client:
         again = await (await client.attach_batch(group)).resume(inputs=[0.25])
         assert await again.results(cleanup=False) == [0.5, 0.25]
-        inside = again._batch
-        found = await inside.inputs.notes(inside.manifest["parameters"])
+        internal = again._batch
+        found = await internal.inputs.notes(internal.manifest["parameters"])
         assert found == {0: {"rate": 0.5}, 1: {"rate": 0.25}}
 
 

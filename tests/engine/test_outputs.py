@@ -1,4 +1,4 @@
-"""What comes out of a batch: in which order, as what, to whom, and what is left behind."""
+"""The outcomes of a batch: their order, kinds, consumers, and what reading them leaves behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def raise_or_return(x: int) -> Exception:
 
 
 class Gates:
-    """Jobs on a platform in memory that go on when their gate is opened."""
+    """A client of a platform in memory where each item waits for its gate."""
 
     def __init__(self, opened: Iterable[int] = ()) -> None:
         self.gates: dict[int, asyncio.Event] = {}
@@ -55,7 +55,7 @@ class Gates:
         self.gate(index).set()
 
     def another_client(self) -> aio.Client:
-        """As in another process: the same store and cluster."""
+        """Open a client like another process: on the same store and cluster."""
         return aio.Client(platform=self.client._platform)
 
     async def work(self, run: Run) -> int:
@@ -63,7 +63,7 @@ class Gates:
         return await carry_out(run)
 
     async def end(self, batch: aio.BatchHandle[Any], order: Iterable[int]) -> None:
-        """Let the items end one after the other."""
+        """Let the items end in this *order*."""
         for index in order:
             self.open(index)
             with contextlib.suppress(Exception):
@@ -88,7 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def tasks() -> set[asyncio.Task[Any]]:
+def reading_tasks() -> set[asyncio.Task[Any]]:
     return {
         task
         for task in asyncio.all_tasks()
@@ -101,7 +101,7 @@ def tasks() -> set[asyncio.Task[Any]]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.permutations(range(9)), st.sets(st.integers(0, 8)))
-def test_in_whatever_order_items_end_each_is_told_once_in_the_order_asked_for(
+def test_outcomes_are_complete_and_ordered_in_whatever_order_items_end(
     order: list[int], failing: set[int]
 ) -> None:
     async def sometimes(x: int) -> int:
@@ -114,12 +114,14 @@ def test_in_whatever_order_items_end_each_is_told_once_in_the_order_asked_for(
         async with gates.client as client:
             batch = await client.run_async_map(sometimes, list(range(9)))
             ending = asyncio.create_task(gates.end(batch, order))
-            ordered = [one async for one in batch.outcomes(ordered=True)]
+            ordered = [item async for item in batch.outcomes(ordered=True)]
             await ending
-            assert [one.index for one in ordered] == list(range(9))
-            assert {one.index for one in ordered if not one.outcome.ok} == failing
-            assert all(one.outcome.unwrap() == one.index**2 for one in ordered if one.outcome.ok)
-            assert sorted([one.index async for one in batch.outcomes()]) == list(range(9))
+            assert [item.index for item in ordered] == list(range(9))
+            assert {item.index for item in ordered if not item.outcome.ok} == failing
+            assert all(
+                item.outcome.unwrap() == item.index**2 for item in ordered if item.outcome.ok
+            )
+            assert sorted([item.index async for item in batch.outcomes()]) == list(range(9))
 
     asyncio.run(scenario())
 
@@ -130,7 +132,7 @@ async def test_as_they_end_is_the_order_in_which_they_ended(gates: Gates) -> Non
     async with asyncio.TaskGroup() as group:
         results = group.create_task(batch.results(ordered=False, cleanup=False))
         group.create_task(gates.end(batch, order))
-        assert [one.index async for one in batch.outcomes()] == order
+        assert [item.index async for item in batch.outcomes()] == order
     assert results.result() == [x * x for x in order]
     assert await batch.results() == [0, 1, 4, 9, 16]
 
@@ -140,13 +142,13 @@ async def test_in_order_nothing_overtakes_and_nothing_but_numbers_is_held(gates:
     stream = batch.outcomes(ordered=True)
     first = asyncio.ensure_future(anext(stream))
     await gates.end(batch, range(1, 100))
-    assert not first.done() and not tasks(), "no value is read before its turn"
+    assert not first.done() and not reading_tasks(), "no value is read before its turn"
     gates.open(0)
     assert (await first).index == 0
-    assert [one.index async for one in stream] == list(range(1, 100))
+    assert [item.index async for item in stream] == list(range(1, 100))
 
 
-# --- what they are ---
+# --- kinds ---
 
 
 async def test_outcomes_are_values_errors_losses_and_cancellations(gates: Gates) -> None:
@@ -157,7 +159,7 @@ async def test_outcomes_are_values_errors_losses_and_cancellations(gates: Gates)
     await until(lambda: len(platform.cluster._jobs) == 4)
     platform.cluster.end(f"{batch.group_id}-3-1", exit_code=-9, reason=None)
     await cancelled.cancel()
-    found = {one.index: one.outcome async for one in batch.outcomes(ordered=True)}
+    found = {item.index: item.outcome async for item in batch.outcomes(ordered=True)}
     match found:
         case {
             0: Succeeded(0),
@@ -181,18 +183,22 @@ async def test_outcomes_are_values_errors_losses_and_cancellations(gates: Gates)
 
 async def test_an_exception_that_was_returned_is_no_failure(client: aio.Client) -> None:
     batch = await client.run_async_map(raise_or_return, range(4))
-    mixed = await batch.results(return_exceptions=True)
-    assert [type(one) for one in mixed] == [KeyError] * 4
-    told: dict[int, Outcome[Exception]] = {one.index: one.outcome async for one in batch.outcomes()}
-    assert [told[index].ok for index in range(4)] == [True, False, True, False]
+    results = await batch.results(return_exceptions=True)
+    assert [type(value) for value in results] == [KeyError] * 4
+    outcomes: dict[int, Outcome[Exception]] = {
+        item.index: item.outcome async for item in batch.outcomes()
+    }
+    assert [outcomes[index].ok for index in range(4)] == [True, False, True, False]
     with pytest.raises(errors.BatchError) as caught:
         await batch.results(ordered=False)
-    assert [type(one) for one in caught.value.partial_results] == [KeyError, type(None)] * 2
+    assert [type(result) for result in caught.value.partial_results] == [KeyError, type(None)] * 2
     assert [job.group_index for job in caught.value.failures] == [1, 3]
     assert await (await client.run_async_map(raise_or_return, [0, 2])).results() != []
 
 
-async def test_what_cannot_be_submitted_holds_up_no_order(client: aio.Client) -> None:
+async def test_inputs_that_cannot_be_submitted_do_not_block_ordered_outcomes(
+    client: aio.Client,
+) -> None:
     def inputs() -> Iterable[Any]:
         for number in itertools.count():
             yield threading.Lock() if number in (0, 3) else number
@@ -200,35 +206,35 @@ async def test_what_cannot_be_submitted_holds_up_no_order(client: aio.Client) ->
     async with await client.run_async_map(square, inputs(), max_concurrent=2) as batch:
         stream = batch.outcomes(ordered=True)
         taken = [await anext(stream) for _ in range(12)]
-    assert [one.index for one in taken] == list(range(12))
-    assert [one.index for one in taken if not one.outcome.ok] == [0, 3]
+    assert [item.index for item in taken] == list(range(12))
+    assert [item.index for item in taken if not item.outcome.ok] == [0, 3]
 
 
 async def test_a_completion_has_the_input_itself(client: aio.Client) -> None:
     inputs = [{"x": 1}, {"x": 2}]
     batch = await client.run_async_map(square, inputs)
-    async for index, given_, outcome in batch.outcomes():
-        assert given_ is inputs[index]
-        assert outcome == Succeeded(given_["x"] ** 2)
+    async for index, input_, outcome in batch.outcomes():
+        assert input_ is inputs[index]
+        assert outcome == Succeeded(input_["x"] ** 2)
 
     def lazily() -> Iterable[dict[str, int]]:
         yield from inputs
 
     batch = await client.run_async_map(square, lazily())
-    assert [one.input async for one in batch.outcomes(ordered=True)] == inputs
-    assert [one.input async for one in batch.outcomes(ordered=True)] == inputs, "from the store"
+    assert [item.input async for item in batch.outcomes(ordered=True)] == inputs
+    assert [item.input async for item in batch.outcomes(ordered=True)] == inputs, "from the store"
 
 
-async def test_another_process_is_told_what_could_not_be_submitted() -> None:
+async def test_another_process_sees_what_could_not_be_submitted() -> None:
     platform = memory_platform()
     async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
         batch = await client.run_async_map(square, [1, threading.Lock(), 3])
         await batch.wait()
         found = await other.attach_batch(batch.group_id)
-        told = [one async for one in found.outcomes(ordered=True)]
-        assert [one.outcome.ok for one in told] == [True, False, True]
-        assert isinstance(told[1].outcome.error, errors.SubmissionError)
-        assert "cannot be pickled" in str(told[1].outcome.error) and told[1].input is None
+        items = [item async for item in found.outcomes(ordered=True)]
+        assert [item.outcome.ok for item in items] == [True, False, True]
+        assert isinstance(items[1].outcome.error, errors.SubmissionError)
+        assert "cannot be pickled" in str(items[1].outcome.error) and items[1].input is None
         assert [job.group_index async for job in found.as_completed()] == [0, 2]
         assert len(await found.results(return_exceptions=True, cleanup=False)) == 3
         assert [*found.submission_failures] == [1]
@@ -238,21 +244,21 @@ async def test_another_process_is_told_what_could_not_be_submitted() -> None:
         assert [*caught.value.submission_failures] == [*found.submission_failures] == [1]
 
 
-# --- to whom ---
+# --- consumers ---
 
 
 async def test_any_number_of_consumers_get_everything(gates: Gates) -> None:
     batch = await gates.client.run_async_map(square, range(20))
 
     async def consume(ordered: bool) -> list[int]:
-        return [one.index async for one in batch.outcomes(ordered=ordered)]
+        return [item.index async for item in batch.outcomes(ordered=ordered)]
 
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(consume(n % 2 == 0)) for n in range(4)]
         results = group.create_task(batch.results())
         jobs = group.create_task(_indices(batch))
         group.create_task(gates.end(batch, reversed(range(20))))
-    assert [sorted(one.result()) for one in streams] == [[*range(20)]] * 4
+    assert [sorted(stream.result()) for stream in streams] == [[*range(20)]] * 4
     assert streams[0].result() == [*range(20)]
     assert streams[1].result() == [*reversed(range(20))]
     assert results.result() == [n * n for n in range(20)]
@@ -269,12 +275,12 @@ async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
 ) -> None:
     batch = await gates.client.run_async_map(square, range(40), max_concurrent=None)
     await batch.submitted()
-    before, watched = len(asyncio.all_tasks()), len(batch._batch.watchers)
+    before, watchers = len(asyncio.all_tasks()), len(batch._batch.watchers)
     taken: list[int] = []
 
     async def consume() -> None:
-        async for one in batch.outcomes(ordered=ordered):
-            taken.append(one.index)  # noqa: PERF401  # one by one, as they are counted below
+        async for item in batch.outcomes(ordered=ordered):
+            taken.append(item.index)  # noqa: PERF401  # the test counts them meanwhile
 
     with loop_guard():
         for stop_at in (0, 3, 25):
@@ -286,10 +292,10 @@ async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
             with pytest.raises(asyncio.CancelledError):
                 await consuming
             taken.clear()
-            assert not tasks()
+            assert not reading_tasks()
         await gates.end(batch, range(40))
-        assert await batch.results() == [n * n for n in range(40)], "it goes on without them"
-    assert len(batch._batch.watchers) == watched
+        assert await batch.results() == [n * n for n in range(40)], "it runs without consumers"
+    assert len(batch._batch.watchers) == watchers
     assert len(asyncio.all_tasks()) <= before
 
 
@@ -301,11 +307,11 @@ async def test_a_stream_that_is_dropped_half_way_leaves_nothing_behind(client: a
     async with contextlib.aclosing(batch.outcomes(ordered=True)) as stream:
         await anext(stream)
     await until(lambda: len(batch._batch.watchers) == watched)
-    assert not tasks()
+    assert not reading_tasks()
     await batch.wait()
 
 
-# --- how many ---
+# --- bounds ---
 
 
 async def test_in_order_the_slowest_item_bounds_what_is_pulled(gates: Gates) -> None:
@@ -366,9 +372,9 @@ async def test_few_values_are_held_at_once(client: aio.Client) -> None:
     stream = batch.outcomes()
     for _ in range(10):
         await anext(stream)
-        assert len(tasks()) <= AHEAD
+        assert len(reading_tasks()) <= AHEAD
     await stream.aclose()
-    assert not tasks()
+    assert not reading_tasks()
 
 
 # --- waiting ---
@@ -397,14 +403,14 @@ async def _indices_within(batch: aio.BatchHandle[Any], timeout: float) -> list[A
 
 
 async def _outcomes_within(batch: aio.BatchHandle[Any], timeout: float) -> list[Any]:
-    return [one async for one in batch.outcomes(ordered=True, timeout=timeout)]
+    return [item async for item in batch.outcomes(ordered=True, timeout=timeout)]
 
 
 @pytest.mark.parametrize("settled", [True, False])
-async def test_whoever_waits_after_a_retry_waits_for_what_runs_again(
+async def test_waiting_after_a_retry_includes_the_retried_items(
     client: aio.Client, tmp_path: Path, settled: bool
 ) -> None:
-    """Whether this process has let go of the batch meanwhile, or is about to."""
+    """It doesn't matter whether this process still submits the batch."""
 
     async def needs(path: str) -> str:
         return Path(path).read_text()
@@ -412,14 +418,14 @@ async def test_whoever_waits_after_a_retry_waits_for_what_runs_again(
     names = [str(tmp_path / name) for name in "abc"]
     (tmp_path / "a").write_text("a")
     batch = await client.run_async_map(needs, names)
-    seen = batch.outcomes()
-    first = {one.index: one.outcome.ok async for one in seen}
+    stream = batch.outcomes()
+    first = {item.index: item.outcome.ok async for item in stream}
     assert first == {0: True, 1: False, 2: False}
     if settled:
         await until(lambda: not batch._batch.submits)
     (tmp_path / "b").write_text("b")
     assert await batch.retry_failed([1]) == 1
-    again = {one.index: one.outcome async for one in batch.outcomes()}
+    again = {item.index: item.outcome async for item in batch.outcomes()}
     assert again[1] == Succeeded("b") and isinstance(again[2], Failed)
     (tmp_path / "c").write_text("c")
     assert await batch.retry_failed() == 1
@@ -434,14 +440,14 @@ async def long_text(x: int) -> str:
 
 
 class Flaky(MemoryStore):
-    """A store that stops answering when it is told to."""
+    """A store that returns no outcomes while ``down`` is set."""
 
     down = False
 
-    async def get(self, name: str, **where: Any) -> Object:
+    async def get(self, name: str, **options: Any) -> Object:
         if self.down and name.endswith(".outcome"):
             raise errors.Unavailable("the store does not answer", retryable=True)
-        return await super().get(name, **where)
+        return await super().get(name, **options)
 
 
 async def test_a_store_that_does_not_answer_is_no_failure_of_an_item() -> None:
@@ -471,8 +477,8 @@ async def test_leaving_the_block_by_an_error_says_what_it_does(gates: Gates, cap
         async with await gates.client.run_async_map(square, range(3)) as batch:
             raise ZeroDivisionError
     assert await batch.status_counts() == {"NOT_FOUND": 3}
-    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert [batch.group_id in one and "cancelled" in one for one in said] == [True]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [batch.group_id in warning and "cancelled" in warning for warning in warnings] == [True]
 
 
 async def test_a_detached_batch_goes_on_and_sealed_it_has_an_end(gates: Gates) -> None:
@@ -485,12 +491,14 @@ async def test_a_detached_batch_goes_on_and_sealed_it_has_an_end(gates: Gates) -
         stream = batch.outcomes(ordered=True)
         assert [(await anext(stream)).index for _ in range(3)] == [0, 1, 2]
         await batch.detach(seal=True)
-    left = [one.index async for one in stream]
+    left = [item.index async for item in stream]
     assert left == [*range(3, batch.stored)]
     assert await batch.results() == [n * n for n in range(batch.stored)]
 
 
-async def test_a_batch_that_was_taken_over_is_not_ended_by_who_had_it(gates: Gates, caplog) -> None:
+async def test_the_former_submitter_does_not_end_a_batch_that_was_taken_over(
+    gates: Gates, caplog
+) -> None:
     async with gates.another_client() as other:
         async with await gates.client.run_async_map(square, range(4), max_concurrent=2) as batch:
             gates.open(0)
@@ -500,7 +508,7 @@ async def test_a_batch_that_was_taken_over_is_not_ended_by_who_had_it(gates: Gat
         for index in range(4):
             gates.open(index)
         assert await taken.results() == [0, 1, 4, 9]
-    assert any("the batch continues" in one.getMessage() for one in caplog.records)
+    assert any("the batch continues" in message for message in caplog.messages)
 
 
 async def test_a_handle_that_resumed_a_batch_ends_it_and_one_that_observes_does_not(

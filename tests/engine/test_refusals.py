@@ -1,4 +1,4 @@
-"""A refusal that somebody can lift pauses a batch; it fails no item that did not run."""
+"""A refusal that may be lifted pauses a batch instead of failing items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DENIED = errors.LaunchError("refused by the policy 'team'", reason="refused", pa
 
 
 class Guarded(MemoryCluster):
-    """Refuses every request with ``refusal`` after *free* launches, until that is None."""
+    """After ``free`` launches, refuse every request with ``refusal`` unless it is None."""
 
     refusal: Exception | None = None
     free = 0
@@ -40,17 +40,17 @@ class Guarded(MemoryCluster):
         self.free -= 1
         await super().launch(job)
 
-    async def delete(self, **which: Any) -> None:
+    async def delete(self, **selection: Any) -> None:
         if self.free <= 0:
             self._guard()
-        await super().delete(**which)
+        await super().delete(**selection)
 
     def _guard(self) -> None:
         if self.refusal is not None:
             raise self.refusal
 
     def lift(self, after: float) -> None:
-        """Take everything, from *after* seconds on."""
+        """Accept all requests after *after* seconds."""
         asyncio.get_running_loop().call_later(after, setattr, self, "refusal", None)
 
 
@@ -84,8 +84,8 @@ async def test_a_passing_refusal_fails_no_item(
         with caplog.at_level(logging.WARNING, logger="absl"):
             cluster.lift(after=20)
             assert await batch.results(cleanup=False) == SQUARES
-    told = [one.getMessage() for one in caplog.records if str(refusal) in one.getMessage()]
-    assert len(told) <= 1, "at once, and once"
+    messages = [message for message in caplog.messages if str(refusal) in message]
+    assert len(messages) <= 1, "at most one warning"
 
 
 async def test_a_pause_says_at_once_what_was_refused_and_until_when(
@@ -96,9 +96,9 @@ async def test_a_pause_says_at_once_what_was_refused_and_until_when(
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(square, range(30), max_concurrent=3)
         await until(lambda: cluster.tried.total() > 3)
-        (told,) = [one.getMessage() for one in caplog.records if "is paused" in one.getMessage()]
-        for words in (batch.group_id, str(FORBIDDEN), "600 s", "KINETIC_SUBMIT_PATIENCE"):
-            assert words in told
+        (message,) = [message for message in caplog.messages if "is paused" in message]
+        for part in (batch.group_id, str(FORBIDDEN), "600 s", "KINETIC_SUBMIT_PATIENCE"):
+            assert part in message
         cluster.lift(after=60)
         await batch.results(cleanup=False)
 
@@ -108,8 +108,8 @@ async def test_refused_first_submissions_fail_at_once() -> None:
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(square, range(3))
         async with asyncio.timeout(5):
-            found = await batch.results(return_exceptions=True, cleanup=False)
-    assert [type(one) for one in found] == [errors.AuthError] * 3
+            results = await batch.results(return_exceptions=True, cleanup=False)
+    assert [type(error) for error in results] == [errors.AuthError] * 3
     assert set(cluster.tried.values()) == {1}
 
 
@@ -119,8 +119,8 @@ async def test_what_can_never_be_taken_fails_at_once_beside_others() -> None:
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(square, range(4), max_concurrent=2)
         async with asyncio.timeout(30):
-            found = await batch.results(return_exceptions=True, cleanup=False)
-    assert found[:2] == [0, 1] and found[2:] == [invalid, invalid]
+            results = await batch.results(return_exceptions=True, cleanup=False)
+    assert results[:2] == [0, 1] and results[2:] == [invalid, invalid]
     assert set(cluster.tried.values()) == {1}
 
 
@@ -149,10 +149,10 @@ async def test_leaving_during_a_pause_ends_promptly() -> None:
             await asyncio.sleep(60)
             async with asyncio.timeout(5):
                 await batch.cancel()
-        assert len([one async for one in batch.outcomes() if one.outcome.ok]) == 4
+        assert len([item async for item in batch.outcomes() if item.outcome.ok]) == 4
 
 
-async def test_whoever_takes_a_paused_batch_over_waits_as_well() -> None:
+async def test_a_takeover_of_a_paused_batch_waits_too() -> None:
     platform, cluster = guarded(FORBIDDEN, free=4)
     async with aio.Client(platform=platform) as first:
         batch = await first.run_async_map(square, range(30), max_concurrent=4)

@@ -1,4 +1,4 @@
-"""A job of its own whose disrupted attempts are replaced by whoever has submitted it."""
+"""The submitter of a single job replaces its disrupted attempts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on_four(x: int) -> int:
 
 
 def disrupted(times: int) -> Callable[[Any], Awaitable[int]]:
-    """So many attempts are; the next one does its work."""
+    """Preempt the first *times* attempts; later ones do their work."""
 
     async def work(run: Any) -> int:
         number = run.spec.order.attempt
@@ -45,31 +45,33 @@ def disrupted(times: int) -> Callable[[Any], Awaitable[int]]:
 
 
 class Cluster(MemoryCluster):
-    """Keeps what it was asked for; *refuses* attempts after the first with these, one each time."""
+    """A cluster that records launches and raises *refuses* in turn for attempts after the first."""
 
     def __init__(self, *args: Any, refuses: list[BackendError | LaunchError] | None = None) -> None:
         super().__init__(*args)
         self.launched: list[str] = []
         self.refuses = refuses or []
         self.silent: list[BackendError] = []
-        """What is said when it is asked about one attempt alone, one each time."""
+        """Errors of the next requests about one attempt."""
         self.held: asyncio.Event | None = None
         self.cause: tuple[Reason, str] | None = None
         self.reached = asyncio.Event()
         self.mute = False
-        """Whether its watches tell nothing."""
+        """Whether its watches report nothing."""
 
     async def find(self, **wanted: Any) -> list[Observation]:
-        """With the *cause* that another host has ended it with."""
+        """Find jobs, and give the ended ones the ``cause``, as if another host had failed."""
         if self.silent and len(wanted.get("names", ())) == 1:
             raise self.silent.pop()
         found = await super().find(**wanted)
         if self.cause is None:
             return found
-        reason, words = self.cause
+        reason, message = self.cause
         return [
-            replace(one, reason=reason, message=words, host=2) if one.phase is Phase.ENDED else one
-            for one in found
+            replace(seen, reason=reason, message=message, host=2)
+            if seen.phase is Phase.ENDED
+            else seen
+            for seen in found
         ]
 
     async def launch(self, job: JobSpec) -> None:
@@ -89,7 +91,7 @@ class Cluster(MemoryCluster):
                     yield seen
 
     def lose(self, name: str) -> None:
-        """Forget a job that runs, and tell nobody: what went while nobody watched."""
+        """Forget a running job without a notification, as if it vanished while nobody watched."""
         job = self._jobs.pop(name)
         job.observation = replace(job.observation, phase=Phase.GONE)
         assert job.task is not None
@@ -97,17 +99,17 @@ class Cluster(MemoryCluster):
 
 
 class Store(MemoryStore):
-    """Answers with *silent* when it is asked whether the job is still there, one each time."""
+    """A store that raises ``silent`` in turn when a client looks whether the job still exists."""
 
     def __init__(self) -> None:
         super().__init__()
         self.silent: list[BackendError] = []
-        self.closed: list[BackendError] = []
-        """What a request to stop is answered with, one each time."""
+        self.stop_errors: list[BackendError] = []
+        """Errors of the next requests to stop."""
 
     async def create(self, name: str, *args: Any, **kwargs: Any) -> bool:
-        if self.closed and "/control/" in name:
-            raise self.closed.pop()
+        if self.stop_errors and "/control/" in name:
+            raise self.stop_errors.pop()
         return await super().create(name, *args, **kwargs)
 
     async def look(self, name: str) -> ObjectInfo | None:
@@ -116,9 +118,9 @@ class Store(MemoryStore):
         return await super().look(name)
 
 
-def platform_of(work: Any, **given: Any) -> tuple[Any, Cluster]:
+def platform_of(work: Any, **options: Any) -> tuple[Any, Cluster]:
     store = Store()
-    cluster = Cluster(store, work, **given)
+    cluster = Cluster(store, work, **options)
     return replace(memory_platform(), store=store, cluster=cluster, relaunches=True), cluster
 
 
@@ -174,8 +176,8 @@ async def test_what_another_host_did_by_itself_is_not_repeated(
 
 
 async def test_a_launch_that_may_work_later_is_repeated_and_one_that_never_will_ends_it() -> None:
-    passing = [Unavailable("no answer", retryable=True)]
-    platform, cluster = platform_of(disrupted(1), refuses=passing)
+    refusals = [Unavailable("no answer", retryable=True)]
+    platform, cluster = platform_of(disrupted(1), refuses=refusals)
     async with aio.Client(platform=platform) as client:
         assert await (await client.submit(on_four, 1)).result(timeout=60) == 2
     platform, cluster = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
@@ -186,10 +188,10 @@ async def test_a_launch_that_may_work_later_is_repeated_and_one_that_never_will_
         assert len(cluster.launched) == 1
 
 
-@pytest.mark.parametrize("who", ["cluster", "store"])
-async def test_who_does_not_answer_beside_a_launch_is_asked_again(who: str) -> None:
+@pytest.mark.parametrize("port", ["cluster", "store"])
+async def test_requests_that_fail_around_a_relaunch_are_repeated(port: str) -> None:
     platform, cluster = platform_of(disrupted(1))
-    silent: Any = {"cluster": cluster, "store": platform.store}[who]
+    silent: Any = {"cluster": cluster, "store": platform.store}[port]
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
         silent.silent = [Unavailable("no answer", retryable=True)]
@@ -203,19 +205,19 @@ async def test_a_job_that_is_not_launched_again_ends_although_the_store_was_sile
     launch: bool,
 ) -> None:
     platform, cluster = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
-    platform.store.closed = [Unavailable("no answer", retryable=True)]
+    platform.store.stop_errors = [Unavailable("no answer", retryable=True)]
     if not launch:
         cluster.cause = (Reason.USER_ERROR, "host 2 of 4: something happened")
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
         with pytest.raises(JobFailed, match="asked to stop"):
             await job.result(timeout=30, cleanup=False)
-        assert not platform.store.closed
+        assert not platform.store.stop_errors
 
 
-async def test_who_waits_is_told_that_the_end_of_a_job_cannot_be_written() -> None:
+async def test_a_waiting_caller_gets_the_error_of_writing_the_end() -> None:
     platform, _ = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
-    platform.store.closed = [AuthError("no right")]
+    platform.store.stop_errors = [AuthError("no right")]
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
         with pytest.raises(AuthError, match="no right"):
@@ -241,7 +243,7 @@ async def test_a_job_that_another_client_ends_during_a_relaunch_leaves_nothing(e
             assert (await job.status()).value in ("FAILED", "NOT_FOUND")
 
 
-async def test_who_comes_later_waits_for_the_submitter() -> None:
+async def test_a_later_client_waits_for_the_submitter() -> None:
     platform, cluster = platform_of(disrupted(1))
     cluster.held = asyncio.Event()
     async with aio.Client(platform=platform) as client:
@@ -250,7 +252,7 @@ async def test_who_comes_later_waits_for_the_submitter() -> None:
         async with aio.Client(platform=platform) as other:
             attached = await other.attach(job.job_id)
             with pytest.raises(ResultTimeout):
-                await attached.result(timeout=2, cleanup=False)  # it looks again after a second
+                await attached.result(timeout=2, cleanup=False)  # it polls each second
             cluster.held.set()
             assert await attached.result(timeout=60) == 2
 
@@ -266,14 +268,14 @@ async def test_a_submitter_that_sleeps_is_waited_for_a_minute() -> None:
             attached = await other.attach(job.job_id)
             with pytest.raises(JobFailed, match="asked to stop"):
                 await attached.result(timeout=90, cleanup=False)
-        cluster.held.set()  # and wakes up: it is too late, and what it launches is taken back
+        cluster.held.set()  # it wakes up too late, and deletes what it launches
         while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
             await asyncio.sleep(0.01)
         with pytest.raises(JobFailed, match="asked to stop"):
             await job.result(timeout=60, cleanup=False)
 
 
-async def test_who_comes_later_gets_the_value_of_an_attempt_that_was_launched_again() -> None:
+async def test_a_later_client_gets_the_value_of_a_relaunched_attempt() -> None:
     platform, _ = platform_of(disrupted(2))
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
@@ -282,7 +284,7 @@ async def test_who_comes_later_gets_the_value_of_an_attempt_that_was_launched_ag
         assert await (await other.attach(job.job_id)).result(timeout=60) == 2
 
 
-async def test_who_has_not_looked_cleans_up_all_attempts() -> None:
+async def test_a_client_that_never_polled_cleans_up_all_attempts() -> None:
     platform, cluster = platform_of(disrupted(2))
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
@@ -294,8 +296,8 @@ async def test_who_has_not_looked_cleans_up_all_attempts() -> None:
 
 
 @VIRTUAL
-async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
-    """The submitter died before it deleted that; a finalizer may keep it for ever."""
+async def test_a_leftover_job_of_the_previous_attempt_does_not_delay_the_end() -> None:
+    """The submitter died before it deleted the earlier attempt, which a finalizer may keep."""
     go = asyncio.Event()
 
     async def work(run: Any) -> int:
@@ -317,7 +319,7 @@ async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
 async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
     claimed: bool,
 ) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def work(run: Any) -> int:
         order = run.spec.order
@@ -325,21 +327,21 @@ async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
             return await preempted(run)
         if claimed:
             await claim(run)
-        begun.set()
+        started.set()
         return await asyncio.Event().wait()
 
     platform, cluster = platform_of(work)
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
-        await begun.wait()
+        await started.wait()
         cluster.lose(cluster.launched[-1])
-        while (await job.status()).value == "PENDING":  # its launch is not answered yet
+        while (await job.status()).value == "PENDING":  # the reply to its launch is outstanding
             await asyncio.sleep(0.01)
         with pytest.raises(JobLost, match="gone"):
             await job.result(timeout=10, cleanup=False)
 
 
-async def test_nothing_waits_on_for_a_job_that_was_cleaned_up_before_its_end_was_told() -> None:
+async def test_cleanup_ends_the_wait_for_a_job_that_was_never_reported() -> None:
     async def work(run: Any) -> int:
         return await asyncio.Event().wait()
 
@@ -347,7 +349,7 @@ async def test_nothing_waits_on_for_a_job_that_was_cleaned_up_before_its_end_was
     cluster.mute = True
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
-        (waiting,) = (one for one in asyncio.all_tasks() if "end of" in one.get_name())
+        (waiting,) = (task for task in asyncio.all_tasks() if "end of" in task.get_name())
         await job.cleanup()
         await asyncio.wait({waiting}, timeout=10)
         assert waiting.done()

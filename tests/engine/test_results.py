@@ -1,4 +1,4 @@
-"""What `result` gives, to one or to many, and what it shows meanwhile."""
+"""`result` returns a job's value to every caller and shows its output meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kinetic.testing import memory_platform
 from tests.engine.world import Passing
 
 
-def listed(value: object) -> list[object]:
+def as_list(value: object) -> list[object]:
     return [value]
 
 
@@ -28,19 +28,19 @@ async def platform() -> Platform:
     return memory_platform()
 
 
-@pytest.mark.parametrize("found", ["submitted", "attached", "listed"])
-async def test_all_who_ask_at_once_for_one_result_get_it(
-    platform: Platform, client: aio.Client, found: str
+@pytest.mark.parametrize("obtained", ["submitted", "attached", "listed"])
+async def test_concurrent_callers_of_result_all_get_the_value(
+    platform: Platform, client: aio.Client, obtained: str
 ) -> None:
-    job = await client.submit(listed, 1)
+    job = await client.submit(as_list, 1)
     async with aio.Client(platform=platform) as other:
-        if found == "attached":
+        if obtained == "attached":
             job = await other.attach(job.job_id)
-        elif found == "listed":
+        elif obtained == "listed":
             [job] = await other.list_jobs()
         values = await asyncio.gather(*(job.result() for _ in range(3)))
         assert values == [[1]] * 3
-        assert all(value is values[0] for value in values), "it was read once"
+        assert all(value is values[0] for value in values), "the value is read once"
         assert await job.result() is values[0]
     assert await client.list_jobs() == []
 
@@ -48,19 +48,19 @@ async def test_all_who_ask_at_once_for_one_result_get_it(
 async def test_jobs_of_another_store_are_left_out_of_a_list_with_a_warning(
     platform: Platform, client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of this machine are, when a program names another store than the one before."""
+    """This happens on one machine when programs use different stores."""
     elsewhere = replace(platform, store=memory_platform().store)
     async with aio.Client(platform=elsewhere) as other:
-        theirs = await other.submit(listed, 1)
-        ours = await client.submit(listed, 2)
+        theirs = await other.submit(as_list, 1)
+        ours = await client.submit(as_list, 2)
         assert await other.list_jobs() == [theirs]
-        assert [job.job_id for job in await client.list_jobs()] == [ours.job_id]
-    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert ours.job_id in told[0] and theirs.job_id in told[1] and len(told) == 2
+        assert await client.list_jobs() == [ours]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ours.job_id in warnings[0] and theirs.job_id in warnings[1] and len(warnings) == 2
 
 
-async def test_all_who_ask_at_once_for_what_an_item_returned_get_it(client: aio.Client) -> None:
-    batch = await client.run_async_map(listed, [1])
+async def test_concurrent_callers_of_an_item_s_result_all_get_the_value(client: aio.Client) -> None:
+    batch = await client.run_async_map(as_list, [1])
     job = await batch.job(0)
     assert await asyncio.gather(*(job.result() for _ in range(3))) == [[1]] * 3
     assert await batch.results() == [[1]]
@@ -68,13 +68,13 @@ async def test_all_who_ask_at_once_for_what_an_item_returned_get_it(client: aio.
 
 async def test_bytecode_of_another_python_is_not_run(platform: Platform) -> None:
     plain, code = pickles.dumps([1]), pickles.dumps(lambda: 1)
-    assert frames.unpack(plain).fields == {}, "which every Python can read"
-    here = frames.unpack(code).fields["python"]
-    assert sys.version.startswith(here)
+    assert frames.unpack(plain).fields == {}, "every Python can read it"
+    version = frames.unpack(code).fields["python"]
+    assert sys.version.startswith(version)
     body = frames.pack(frames.unpack(code).frames, {"python": "3.5"})
-    with pytest.raises(errors.JobFailed, match=r"of Python 3\.5; .* from Python 3\.5") as told:
+    with pytest.raises(errors.JobFailed, match=r"of Python 3\.5; .* from Python 3\.5") as caught:
         await value_of(platform.store, wire.Outcome(kind=wire.Kind.VALUE), body, "job-1")
-    assert told.value.phase == "result deserialization"
+    assert caught.value.phase == "result deserialization"
     error = frames.pack([body], {"error": {"message": "what it said"}})
     outcome = wire.Outcome(kind=wire.Kind.ERROR)
     assert "what it said" in str(failure_of(outcome, error, "job-1"))
@@ -94,39 +94,39 @@ class Endless(Passing):
 
 @pytest.mark.looptime(noop_cycles=300)
 @pytest.mark.parametrize(
-    ("kind", "words", "kept"),
+    ("kind", "message", "kept"),
     [
         (Forbidden, "can't show the output of {}: you may not get pods/log", []),
         (Endless, "lines of the output of {}", ["kinetic-{}"]),
     ],
 )
-async def test_output_that_cannot_be_shown_whole_is_told_and_costs_no_result(
+async def test_incomplete_output_is_reported_and_costs_no_result(
     platform: Platform,
     caplog: pytest.LogCaptureFixture,
     kind: type[Passing],
-    words: str,
+    message: str,
     kept: list[str],
 ) -> None:
     opened = replace(platform, cluster=kind(platform.cluster))
     async with aio.Client(platform=opened) as client:
-        job = await client.submit(listed, 1)
+        job = await client.submit(as_list, 1)
         assert await job.result(stream_logs=True) == [1]
-        names = [one.format(job.job_id) for one in kept]
-        assert [one.name for one in await platform.cluster.find()] == names
-    assert words.format(job.job_id) in caplog.text
+        names = [name.format(job.job_id) for name in kept]
+        assert [seen.name for seen in await platform.cluster.find()] == names
+    assert message.format(job.job_id) in caplog.text
 
 
 class Lasting(Endless):
-    """Its processes outlive their outcome: somebody has to end them."""
+    """A cluster whose processes outlive their outcomes until they are deleted."""
 
-    async def find(self, **which: Any) -> list[Observation]:
-        return [replace(one, phase=Phase.RUNNING) for one in await self.port.find(**which)]
+    async def find(self, **selection: Any) -> list[Observation]:
+        return [replace(seen, phase=Phase.RUNNING) for seen in await self.port.find(**selection)]
 
 
 @pytest.mark.looptime(noop_cycles=300)
-async def test_nothing_runs_on_whose_output_has_no_end(platform: Platform) -> None:
+async def test_a_result_ends_a_process_whose_output_has_no_end(platform: Platform) -> None:
     opened = replace(platform, cluster=Lasting(platform.cluster))
     async with aio.Client(platform=opened) as client:
-        job = await client.submit(listed, 1)
+        job = await client.submit(as_list, 1)
         assert await job.result(stream_logs=True) == [1]
         assert await platform.cluster.find() == []

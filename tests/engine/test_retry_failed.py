@@ -1,11 +1,10 @@
-"""What failed may be tried again, from any process, and nothing else runs again."""
+"""Any process can retry failed items, and no other items run again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from kinetic import aio, errors
 from kinetic.aio.platforms import Platform
 from kinetic.job_status import JobStatus
 from kinetic.testing import carry_out, memory_platform
+from tests.engine.severed import on_loop_time
 from tests.engine.world import VIRTUAL, until
 
 BROKEN = set[int]()
@@ -47,7 +47,7 @@ async def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     shared: Any = types.ModuleType("tests_shared_state")
     shared.BROKEN = BROKEN
     monkeypatch.setitem(sys.modules, "tests_shared_state", shared)
-    return replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    return on_loop_time(memory_platform(work))
 
 
 async def failed(client: aio.Client, **terms: Any) -> aio.BatchHandle[int]:
@@ -70,7 +70,7 @@ async def test_only_what_failed_runs_again(client: aio.Client) -> None:
 
 
 @VIRTUAL
-async def test_what_is_tried_again_is_there_again_until_it_is_cleaned_up_too(
+async def test_a_retried_job_exists_until_it_is_cleaned_up(
     client: aio.Client,
 ) -> None:
     batch = await failed(client)
@@ -107,10 +107,10 @@ async def test_the_budget_is_whole_again(client: aio.Client) -> None:
 
 
 @VIRTUAL
-async def test_whoever_submits_it_serves_the_request(
+async def test_the_submitter_serves_another_process_s_retry(
     client: aio.Client, other: aio.Client, platform: Platform
 ) -> None:
-    """Appended by one process, started by another, which holds the lease."""
+    """One process requests the retry; another, which holds the lease, starts it."""
     gate = asyncio.Event()
 
     async def inputs() -> AsyncIterator[int]:
@@ -134,10 +134,10 @@ async def test_whoever_submits_it_serves_the_request(
 @VIRTUAL
 async def test_two_that_ask_at_once_grant_one_retry(client: aio.Client, other: aio.Client) -> None:
     group = (await failed(client)).group_id
-    one, two = await client.attach_batch(group), await other.attach_batch(group)
-    counts = await asyncio.gather(one.retry_failed(), two.retry_failed())
+    first, second = await client.attach_batch(group), await other.attach_batch(group)
+    counts = await asyncio.gather(first.retry_failed(), second.retry_failed())
     assert sorted(counts) == [0, 2]
-    for batch in (one, two):
+    for batch in (first, second):
         assert await batch.results(cleanup=False) == [0, 1, 2, 3, 4]
     assert RUNS[1] == RUNS[3] == 2
 
@@ -146,7 +146,7 @@ async def test_two_that_ask_at_once_grant_one_retry(client: aio.Client, other: a
 async def test_what_was_cancelled_may_run_after_all(client: aio.Client, other: aio.Client) -> None:
     batch = await client.run_async_map(fragile, range(4), max_concurrent=1)
     await batch.cancel()
-    cancelled = [n for n, s in await batch.statuses() if s.value == "NOT_FOUND"]
+    cancelled = [index for index, status in await batch.statuses() if status.value == "NOT_FOUND"]
     assert cancelled
     found = await other.attach_batch(batch.group_id)
     assert await found.retry_failed() == len(cancelled)
@@ -154,7 +154,9 @@ async def test_what_was_cancelled_may_run_after_all(client: aio.Client, other: a
 
 
 @VIRTUAL
-async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: Platform) -> None:
+async def test_the_ends_of_all_items_are_read_with_few_listings(
+    client: aio.Client, platform: Platform
+) -> None:
     batch = await failed(client)
     await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
     async with aio.Client(platform=platform) as reader:
@@ -169,7 +171,7 @@ async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: 
 
 
 @VIRTUAL
-async def test_what_failed_again_elsewhere_can_be_retried_by_who_saw_it_fail_first(
+async def test_a_client_can_retry_items_that_failed_again_in_another_process(
     client: aio.Client, other: aio.Client
 ) -> None:
     batch = await failed(client)
@@ -213,7 +215,7 @@ async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
         await asyncio.Event().wait()
         return None
 
-    platform = replace(memory_platform(fail_first), clock=asyncio.get_running_loop().time)
+    platform = on_loop_time(memory_platform(fail_first))
     async with aio.Client(platform=platform) as client:
         with pytest.raises(LookupError, match="no more"):
             async with await client.run_async_map(fragile, inputs()) as batch:

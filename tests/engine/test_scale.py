@@ -1,4 +1,4 @@
-"""What an item costs the engine does not grow with the number of items: counted, not timed."""
+"""The engine's cost per item doesn't grow with their number; calls are counted, not timed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def nop(_: int) -> None: ...
 
 
 async def end_at_once(run: Run) -> int:
-    """A job that takes no time; not even its claim."""
+    """Commit an outcome at once, without even a claim."""
     return await commit(run, run.spec.order, ENDED, NONE)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """Counts the callbacks and the tasks that are not the platform's own."""
+    """Count callbacks, timers, and tasks except the platform's jobs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def call_soon(self, callback: Any, *args: Any, **more: Any) -> asyncio.Handle:
-        self.seen["callbacks"] += 1
+        self.counts["callbacks"] += 1
         return super().call_soon(callback, *args, **more)
 
     def call_at(self, when: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
-        self.seen["timers"] += 1
+        self.counts["timers"] += 1
         return super().call_at(when, callback, *args, **more)
 
     def create_task(
@@ -54,13 +54,13 @@ class CountingLoop(asyncio.SelectorEventLoop):
         **more: Any,
     ) -> asyncio.Task[Any]:
         if not (name or "").startswith("job "):
-            self.seen["tasks"] += 1
+            self.counts["tasks"] += 1
         return super().create_task(coro, name=name, context=context, **more)
 
 
 def measured(items: int, consume: Callable[[Any], Awaitable[None]]) -> dict[str, float]:
-    """What one item of a batch of so many takes."""
-    seen: Counter[str] = Counter()
+    """Return the costs per item of a batch with *items* items."""
+    counts: Counter[str] = Counter()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -69,39 +69,39 @@ def measured(items: int, consume: Callable[[Any], Awaitable[None]]) -> dict[str,
         store, cluster = platform.store, platform.cluster
         assert isinstance(store, MemoryStore) and isinstance(cluster, MemoryCluster)
         async with aio.Client(platform=platform) as client:
-            await (await client.run_async_map(nop, [0])).wait()  # everything is loaded
-            before = [loop.seen.copy(), store.requests.copy(), cluster.requests.copy()]
-            with counted(seen):
+            await (await client.run_async_map(nop, [0])).wait()  # import everything
+            before = [loop.counts.copy(), store.requests.copy(), cluster.requests.copy()]
+            with counted(counts):
                 await consume(await client.run_async_map(nop, list(range(items))))
-            after = [loop.seen, store.requests, cluster.requests]
+            after = [loop.counts, store.requests, cluster.requests]
             for now, then in zip(after, before, strict=True):
-                seen.update(now - then)
+                counts.update(now - then)
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         runner.run(main())
-    return {what: count / items for what, count in seen.items()}
+    return {kind: count / items for kind, count in counts.items()}
 
 
 class counted:
-    """Count the calls of this thread's Python functions, and of builtins, within ``with``."""
+    """Count this thread's calls of Python functions and builtins in the block."""
 
-    def __init__(self, seen: Counter[str]) -> None:
-        self._seen = seen
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
 
     def __enter__(self) -> None:
         calls = 0
 
-        def note(frame: Any, event: str, argument: Any) -> None:
+        def count_call(frame: Any, event: str, argument: Any) -> None:
             nonlocal calls
             calls += 1
 
         self._calls: Callable[[], int] = lambda: calls
         self._before = sys.getprofile()
-        sys.setprofile(note)
+        sys.setprofile(count_call)
 
     def __exit__(self, *exc_info: object) -> None:
         sys.setprofile(self._before)
-        self._seen["calls"] += self._calls()
+        self._counts["calls"] += self._calls()
 
 
 async def wait(batch: Any) -> None:
@@ -137,35 +137,35 @@ async def iterate_twice_and_watch(batch: Any) -> None:
     [
         wait,
         iterate_twice_and_watch,
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (collect, iterate_in_order)),
+        *(pytest.param(read, marks=pytest.mark.slow) for read in (collect, iterate_in_order)),
     ],
 )
 def test_an_item_costs_the_same_in_a_small_batch_and_in_a_large_one(
     consume: Callable[[Any], Awaitable[None]],
 ) -> None:
     few, many = measured(FEW, consume), measured(MANY, consume)
-    # What a batch costs once is shared by more items, so that each takes less. Turns of the
-    # loop differ a little from run to run: worker threads wake it when they please.
+    # Fixed costs of a batch are shared by more items. The number of loop iterations varies
+    # a little between runs because worker threads wake the loop.
     grown = {
-        what: (few.get(what, 0), many[what])
-        for what in many
-        if many[what] > few.get(what, 0) * 1.1 + 0.02
+        kind: (few.get(kind, 0), many[kind])
+        for kind in many
+        if many[kind] > few.get(kind, 0) * 1.1 + 0.02
     }
     assert not grown, f"per item, of {FEW} and of {MANY}: {grown}"
 
 
 def test_an_item_takes_two_requests_and_next_to_no_tasks() -> None:
-    spent = measured(FEW, wait)
-    assert spent["launch"] == 1
-    assert spent["get"] <= 1.02, "the outcome, once"
-    assert spent["create"] <= 1.03, "the outcome, by the job; chunks of inputs"
-    assert spent.get("list", 0) <= 0.01
-    assert spent["tasks"] <= 0.2
-    assert spent["callbacks"] <= 8
+    cost = measured(FEW, wait)
+    assert cost["launch"] == 1
+    assert cost["get"] <= 1.02, "one for the outcome"
+    assert cost["create"] <= 1.03, "one by the job for the outcome, and chunks of inputs"
+    assert cost.get("list", 0) <= 0.01
+    assert cost["tasks"] <= 0.2
+    assert cost["callbacks"] <= 8
 
 
 async def never(_: Run) -> int:
-    """A job that has not begun when it is deleted."""
+    """Run until the job is deleted, before it claims its attempt."""
     await asyncio.Event().wait()
     return 0
 
@@ -179,6 +179,6 @@ async def test_what_never_began_is_listed_when_a_batch_is_left() -> None:
         async with batch:
             await batch.submitted()
             before = store.requests.total()
-        asked = store.requests.total() - before
+        requests = store.requests.total() - before
         assert {status for _, status in await batch.statuses()} == {JobStatus.NOT_FOUND}
-        assert asked < FEW / 4
+        assert requests < FEW / 4

@@ -1,4 +1,4 @@
-"""What the platform never mentions is asked about, and what fails is asked again."""
+"""Clients ask about attempts that the platform never reports, and retry failed requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine.world import VIRTUAL, claim, dies, platform_with
 
 
 class Silent(MemoryCluster):
-    """Its watch never mentions first attempts; the first launch of item 1 is lost on its way."""
+    """A cluster that never reports first attempts and loses the first launch of item 1."""
 
     loses = True
 
@@ -41,9 +41,9 @@ def same(x: int) -> int:
 
 
 async def dies_once(run: Any) -> int | None:
-    """Item 0 dies at its first attempt, after it has claimed it; that of item 3 was voided.
+    """Item 0's first attempt dies after its claim; item 3's finds its claim voided.
 
-    By somebody who died before saying how it ended, while its process was on its way.
+    The client that voided it died before it wrote an outcome.
     """
     if run.spec.name.endswith("-3-1"):
         scope = run.spec.order.scope
@@ -55,7 +55,7 @@ async def dies_once(run: Any) -> int | None:
 
 
 @VIRTUAL
-async def test_what_ended_or_never_came_without_a_word_is_found_out() -> None:
+async def test_unreported_ends_and_lost_launches_are_noticed() -> None:
     platform, _ = platform_with(Silent, dies_once)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2, retries=1)
@@ -63,7 +63,7 @@ async def test_what_ended_or_never_came_without_a_word_is_found_out() -> None:
 
 
 class Doubled(MemoryCluster):
-    """Item 0's first attempt was started twice, and its watch tells of the other one's end."""
+    """A cluster that reports a second process of item 0's first attempt instead of the first."""
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         async for seen in super().watch(labels):
@@ -72,7 +72,7 @@ class Doubled(MemoryCluster):
 
 
 @VIRTUAL
-async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> None:
+async def test_the_end_of_another_process_does_not_stop_the_polling() -> None:
     platform, _ = platform_with(Doubled, dies_once)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
@@ -80,25 +80,26 @@ async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> Non
 
 
 class Unreachable(MemoryCluster):
-    """The node is lost with the log: it begins, and nobody ever says that there is no more."""
+    """A cluster whose logs begin but never end, as on a lost node."""
 
-    async def logs(self, name: str, **how: Any) -> AsyncGenerator[str]:
+    async def logs(self, name: str, **options: Any) -> AsyncGenerator[str]:
         yield "what was read before"
         await asyncio.Event().wait()
 
 
 @VIRTUAL
-async def test_an_end_whose_log_cannot_be_read_is_told_soon() -> None:
+async def test_an_end_whose_log_cannot_be_read_is_reported_soon() -> None:
     platform, _ = platform_with(Unreachable, dies)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(1))
-        await batch.wait(timeout=60)  # without the thread that rebuilds it: virtual time would jump
+        # results() would rebuild the error in a thread, and virtual time would jump meanwhile.
+        await batch.wait(timeout=60)
         (lost,) = await batch.results(return_exceptions=True)
         assert "what was read before" in str(lost)
 
 
 class Broken(MemoryCluster):
-    """Its first watch fails as soon as it has told that a job runs, and forgets that job."""
+    """A cluster whose first watch breaks after it reports a running job, which then vanishes."""
 
     breaks = True
 
@@ -107,7 +108,7 @@ class Broken(MemoryCluster):
             yield seen
             if self.breaks and seen.phase is Phase.RUNNING:
                 self.breaks = False
-                await asyncio.sleep(1)  # it claims its attempt
+                await asyncio.sleep(1)  # the job claims its attempt
                 await self.delete(names=[seen.name])
                 raise BackendError("the watch is not allowed for a moment")
 
@@ -123,7 +124,7 @@ async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
 
 
 async def never_ends(run: Any) -> int | None:
-    """It claims its attempt, and is gone when it is asked to end."""
+    """Claim the attempt and run until asked to stop."""
     await claim(run)
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(10**6)
@@ -149,15 +150,15 @@ async def test_an_error_ends_with_what_was_kept_where_the_platform_has_no_log() 
 
 
 class Illegible(MemoryCluster):
-    """Reading a log fails as no port says that it may."""
+    """A cluster whose logs raise an error that the port doesn't allow."""
 
-    async def logs(self, name: str, **how: Any) -> AsyncGenerator[str]:
+    async def logs(self, name: str, **options: Any) -> AsyncGenerator[str]:
         raise OSError(5, "Input/output error")
         yield
 
 
 class Unkept(MemoryStore):
-    """What was kept of a log cannot be listed; the outcome of item 1 fails once as no port says."""
+    """A store where kept logs can't be listed and one listing of item 1 raises a wrong error."""
 
     fails = True
 
@@ -178,7 +179,7 @@ async def test_a_log_is_never_needed_for_an_outcome_and_a_defect_costs_one_retry
         batch = await client.run_async_map(same, range(3))
         await batch.wait(timeout=60)
         results = await batch.results(return_exceptions=True)
-        assert {type(one) for one in results} == {JobLost}
+        assert {type(result) for result in results} == {JobLost}
         assert not store.fails
         job = await client.submit(same, 3)
         with pytest.raises(JobLost):

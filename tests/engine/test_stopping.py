@@ -1,4 +1,4 @@
-"""However a batch is left: nothing hangs, nothing is lost, and few requests end much."""
+"""Stopping a batch in any way hangs and loses nothing, and takes few requests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kinetic import aio, errors
 from kinetic.aio.ports import ObjectInfo
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from tests.engine.severed import on_loop_time
 from tests.engine.world import VIRTUAL, World, until
 
 
@@ -32,7 +33,7 @@ async def test_a_thousand_live_items_end_by_a_few_requests(
     began = time.process_time()
     await batch.cancel()
     assert time.process_time() - began < 10
-    assert world.cluster.requests["delete"] == 1, "by their label"
+    assert world.cluster.requests["delete"] == 1, "one request, by label"
     assert await batch.status_counts() == {"NOT_FOUND": 1000}
 
 
@@ -46,16 +47,16 @@ async def test_many_single_cancels_are_merged(client: aio.Client, world: World) 
     assert len(listed) <= 2
     world.gate.set()
     results = await batch.results(return_exceptions=True)
-    assert {type(one) for one in results[:50]} == {errors.JobCancelled}
+    assert {type(result) for result in results[:50]} == {errors.JobCancelled}
     assert results[50:] == [*range(50, 60)]
 
 
-async def lasts(number: int) -> int:
-    await asyncio.sleep(700)  # longer than each time limit of the engine
+async def last_long(number: int) -> int:
+    await asyncio.sleep(700)  # longer than any time limit of the engine
     return number
 
 
-async def lingers(number: int) -> int:
+async def linger(number: int) -> int:
     try:
         await asyncio.sleep(3600)
     finally:
@@ -65,15 +66,15 @@ async def lingers(number: int) -> int:
 
 async def exists(world: World, name: str) -> bool:
     listed = await world.platform.store.list("batches/")
-    return any(one.name.endswith(name) for one in listed)
+    return any(stored.name.endswith(name) for stored in listed)
 
 
 @VIRTUAL
-async def test_who_has_submitted_it_hears_the_end_of_what_another_process_had_tried_again(
+async def test_the_submitter_notices_the_end_of_another_process_s_retry(
     client: aio.Client, world: World
 ) -> None:
     world.gate.set()
-    batch = await client.run_async_map(lasts, range(1))
+    batch = await client.run_async_map(last_long, range(1))
     while not await exists(world, ".0001.claim"):
         await asyncio.sleep(1)
     await batch.cancel()
@@ -87,12 +88,12 @@ async def test_who_has_submitted_it_hears_the_end_of_what_another_process_had_tr
         assert await batch.status_counts() == {"NOT_FOUND": 1}
 
 
-@pytest.mark.looptime(noop_cycles=10)  # time jumps 3,500 times: a poll each 0.2 s
+@pytest.mark.looptime(noop_cycles=10)  # time jumps 3,500 times: it polls every 0.2 s
 @pytest.mark.parametrize("cancels", [False, True])
-async def test_who_has_submitted_it_may_wait_for_a_job_that_another_process_had_tried_again(
+async def test_the_submitter_can_wait_for_another_process_s_retry(
     client: aio.Client, world: World, cancels: bool
 ) -> None:
-    batch = await client.run_async_map(lasts, range(1))
+    batch = await client.run_async_map(last_long, range(1))
     await batch.cancel()
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
@@ -110,7 +111,7 @@ async def test_who_has_submitted_it_may_wait_for_a_job_that_another_process_had_
 
 
 @VIRTUAL
-async def test_who_was_replaced_hears_of_what_the_next_one_tries_again() -> None:
+async def test_a_replaced_submitter_notices_the_next_one_s_retry() -> None:
     dies, started = asyncio.Event(), asyncio.Event()
 
     async def work(run: Any) -> int | None:
@@ -120,7 +121,7 @@ async def test_who_was_replaced_hears_of_what_the_next_one_tries_again() -> None
         await dies.wait()
         return 9
 
-    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    platform = on_loop_time(memory_platform(work))
     async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
         batch = await client.run_async_map(same, range(1), retries=1)
         await started.wait()
@@ -135,11 +136,9 @@ async def test_who_was_replaced_hears_of_what_the_next_one_tries_again() -> None
 
 
 @VIRTUAL
-async def test_who_cancels_while_another_process_takes_it_hears_of_its_end(
-    client: aio.Client, world: World
-) -> None:
+async def test_a_cancel_during_a_takeover_notices_the_end(client: aio.Client, world: World) -> None:
     world.gate.set()
-    batch = await client.run_async_map(lingers, range(2), max_concurrent=1)
+    batch = await client.run_async_map(linger, range(2), max_concurrent=1)
     while not await exists(world, ".0001.claim"):
         await asyncio.sleep(1)
     async with aio.Client(platform=world.platform) as other:
@@ -159,11 +158,11 @@ async def test_a_timeout_of_the_batch_outlives_its_submitter(world: World) -> No
         found = await second.attach_batch(batch.group_id)
         await found.resume()
         results = await found.results(return_exceptions=True)
-    assert {type(one) for one in results} == {errors.JobCancelled}
+    assert {type(result) for result in results} == {errors.JobCancelled}
 
 
 @VIRTUAL
-async def test_what_a_client_leaves_waits_for_who_resumes_it(
+async def test_unfinished_items_of_a_closed_client_wait_for_a_resume(
     world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = await client.run_async_map(same, range(10), max_concurrent=4)
@@ -208,15 +207,15 @@ async def test_a_stop_by_fail_fast_is_seen_by_all(world: World, client: aio.Clie
 async def test_a_job_that_another_process_has_removed_is_not_closed_as_lost(
     world: World, client: aio.Client
 ) -> None:
-    """Its end may be told here after its value was taken elsewhere, and all of it removed."""
+    """The end may be reported here after another process read the value and removed the job."""
     job = await client.submit(same, 1)
     await until(lambda: world.started == 1)
     store, cluster = world.platform.store, world.platform.cluster
     assert isinstance(cluster, MemoryCluster)
     scope = f"jobs/{job.job_id}/"
-    await store.delete([one.name for one in await store.list(scope)])
-    [there] = await cluster.find()
-    cluster.end(there.name, exit_code=0, reason=None)
+    await store.delete([stored.name for stored in await store.list(scope)])
+    [seen] = await cluster.find()
+    cluster.end(seen.name, exit_code=0, reason=None)
     with pytest.raises(errors.NotFound):
         await job.result()
     assert await job.status() is JobStatus.NOT_FOUND
@@ -224,14 +223,14 @@ async def test_a_job_that_another_process_has_removed_is_not_closed_as_lost(
 
 
 class Fleeting(MemoryStore):
-    """``then`` happens right after somebody has looked for the record of a job."""
+    """A store that removes all jobs and calls ``then`` after a client lists a job's record."""
 
     then: Callable[[], None] | None = None
 
     async def list(self, prefix: str) -> builtins.list[ObjectInfo]:
         found = await super().list(prefix)
         if self.then is not None and prefix.endswith("handle.json"):
-            await self.delete([one.name for one in await super().list("jobs/")])
+            await self.delete([stored.name for stored in await super().list("jobs/")])
             self.then()
         return found
 
@@ -244,13 +243,13 @@ async def test_the_status_of_what_is_removed_while_it_is_asked_for(world: World)
     async with aio.Client(platform=platform) as client:
         job = await client.submit(same, 1)
         await until(lambda: world.started == 1)
-        [there] = await cluster.find()
-        store.then = lambda: cluster.end(there.name, exit_code=0, reason=None)
+        [seen] = await cluster.find()
+        store.then = lambda: cluster.end(seen.name, exit_code=0, reason=None)
         assert await job.status() is JobStatus.NOT_FOUND
 
 
 class SlowToRelease(MemoryStore):
-    """Its answers to a changed lease take a second."""
+    """A store whose replies to changes of a lease take a second."""
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         if name.endswith("/lease"):
@@ -267,7 +266,7 @@ async def test_cleanup_does_not_wait_long_for_its_own_lease(world: World) -> Non
         assert await batch.results(cleanup=False) == [0, 1]
         since = loop.time()
         await batch.cleanup()
-    assert loop.time() - since < 4, "to look at a lease of somebody else takes 5 s"
+    assert loop.time() - since < 4, "checking another client's lease takes 5 s"
 
 
 @VIRTUAL
@@ -277,7 +276,7 @@ async def test_nothing_is_asked_of_a_batch_that_another_process_has_cleaned_up(
     batch = await client.run_async_map(same, range(2))
     await until(lambda: world.started == 2)
     async with aio.Client(platform=world.platform) as other:
-        [found] = await other.list_batches()  # which looks when something is asked of it
+        [found] = await other.list_batches()  # it looks the batch up when used
         await batch.cleanup()
         async with asyncio.timeout(300):
             await found.cancel()

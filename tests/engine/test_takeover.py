@@ -1,4 +1,4 @@
-"""A batch outlives whoever submits it: another one goes on, and runs nothing again."""
+"""A batch outlives its submitter: another process continues it without repeating anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine.world import VIRTUAL, Passing, World, dies, until
 
 @pytest.fixture
 async def world() -> World:
-    """Nothing is held up in it until the gate is closed."""
+    """A world whose gate is open until a test closes it."""
     world = World()
     world.gate.set()
     return world
@@ -29,8 +29,8 @@ def square(x: int) -> int:
     return x * x
 
 
-async def begun(world: World, inputs: Any, **terms: Any) -> tuple[aio.Client, str]:
-    """A batch whose submitter is gone in the midst of it."""
+async def abandoned(world: World, inputs: Any, **terms: Any) -> tuple[aio.Client, str]:
+    """Start a batch whose submitter vanishes while it runs."""
     platform, cut = severed(world.platform)
     client = aio.Client(platform=platform)
     world.gate.clear()
@@ -43,20 +43,20 @@ async def begun(world: World, inputs: Any, **terms: Any) -> tuple[aio.Client, st
 
 @VIRTUAL
 async def test_another_client_finishes_what_the_first_began(world: World) -> None:
-    gone, group = await begun(world, range(20), max_concurrent=3)
+    vanished, group = await abandoned(world, range(20), max_concurrent=3)
     async with aio.Client(platform=world.platform) as client:
         batch = await client.attach_batch(group)
         began = asyncio.get_running_loop().time()
         assert await batch.resume() is batch
         waited = asyncio.get_running_loop().time() - began
-        assert 40 <= waited <= 60, "a lease that nobody renews is waited out"
+        assert 40 <= waited <= 60, "the resume waits until the lease expires"
         assert await batch.results() == [x * x for x in range(20)]
     assert set(world.starts.values()) == {1}, "nothing ran twice"
-    await gone.aclose()
+    await vanished.aclose()
 
 
 @VIRTUAL
-async def test_by_force_nothing_is_waited_for_and_the_old_one_is_told(world: World) -> None:
+async def test_force_resumes_at_once_and_the_old_submitter_gets_an_error(world: World) -> None:
     world.gate.clear()
     async with aio.Client(platform=world.platform) as first:
         batch = await first.run_async_map(square, range(10), max_concurrent=2)
@@ -74,7 +74,7 @@ async def test_by_force_nothing_is_waited_for_and_the_old_one_is_told(world: Wor
 
 
 @VIRTUAL
-async def test_a_holder_that_lives_is_not_robbed(world: World) -> None:
+async def test_a_live_holder_keeps_its_lease(world: World) -> None:
     world.gate.clear()
     async with aio.Client(platform=world.platform) as first:
         batch = await first.run_async_map(square, range(4), max_concurrent=1)
@@ -88,28 +88,28 @@ async def test_a_holder_that_lives_is_not_robbed(world: World) -> None:
 
 
 @VIRTUAL
-async def test_what_runs_counts_as_busy(world: World) -> None:
-    gone, group = await begun(world, range(12), max_concurrent=3)
+async def test_running_jobs_count_against_max_concurrent_after_a_resume(world: World) -> None:
+    vanished, group = await abandoned(world, range(12), max_concurrent=3)
     world.gate.clear()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.attach_batch(group)
         await batch.resume(force=True)
         await asyncio.sleep(5)
-        assert world.started <= 6, "three that had begun, and three in their slots when they ended"
+        assert world.started <= 6, "three started earlier, and three took their slots"
         world.gate.set()
         assert await batch.results() == [x * x for x in range(12)]
-    await gone.aclose()
+    await vanished.aclose()
 
 
 @VIRTUAL
 async def test_a_batch_without_a_lease_can_be_taken(world: World) -> None:
-    """Its submitter had come to the manifest and no further."""
+    """Its submitter vanished right after it wrote the manifest."""
     platform, cut = severed(world.platform, "/manifest")
     client = aio.Client(platform=platform)
     starting = asyncio.create_task(client.run_async_map(square, range(3)))
     await cut.wait()
-    [there] = await world.platform.store.list("batches/")
-    group = there.name.split("/")[1]
+    [stored] = await world.platform.store.list("batches/")
+    group = stored.name.split("/")[1]
     starting.cancel()
     assert await _lease.read(world.platform.store, f"batches/{group}/") is None
     async with aio.Client(platform=world.platform) as other:
@@ -126,31 +126,33 @@ async def test_a_batch_without_a_lease_can_be_taken(world: World) -> None:
 
 
 @VIRTUAL
-async def test_whoever_waited_for_a_dead_submitter_hears_how_to_go_on(world: World) -> None:
-    gone, group = await begun(world, range(9), max_concurrent=2)
+async def test_waiting_for_a_dead_submitter_raises_an_error_that_names_resume(world: World) -> None:
+    vanished, group = await abandoned(world, range(9), max_concurrent=2)
     async with aio.Client(platform=world.platform) as client:
         batch = await client.attach_batch(group)
         with pytest.raises(errors.SubmitterLost, match="resume"):
             await batch.wait()
         await batch.resume()
         assert await batch.results() == [x * x for x in range(9)]
-    await gone.aclose()
+    await vanished.aclose()
 
 
 @VIRTUAL
 async def test_two_that_resume_at_once_do_not_both_submit(world: World) -> None:
-    gone, group = await begun(world, range(9), max_concurrent=2)
+    vanished, group = await abandoned(world, range(9), max_concurrent=2)
     async with (
-        aio.Client(platform=world.platform) as one,
-        aio.Client(platform=world.platform) as two,
+        aio.Client(platform=world.platform) as first,
+        aio.Client(platform=world.platform) as second,
     ):
-        batches = [await client.attach_batch(group) for client in (one, two)]
-        ended = await asyncio.gather(*(batch.resume() for batch in batches), return_exceptions=True)
-        assert sorted(type(one).__name__ for one in ended) == ["BatchHandle", "Conflict"]
+        batches = [await client.attach_batch(group) for client in (first, second)]
+        outcomes = await asyncio.gather(
+            *(batch.resume() for batch in batches), return_exceptions=True
+        )
+        assert sorted(type(result).__name__ for result in outcomes) == ["BatchHandle", "Conflict"]
         for batch in batches:
             assert await batch.results(cleanup=False) == [x * x for x in range(9)]
     assert set(world.starts.values()) == {1}
-    await gone.aclose()
+    await vanished.aclose()
 
 
 @VIRTUAL
@@ -159,10 +161,10 @@ async def test_lists_batches_by_name_and_tags(world: World) -> None:
         for number in range(3):
             tags = {"k": str(number % 2)}
             await (await client.run_async_map(square, [1], name=f"n{number}", tags=tags)).wait()
-        assert {one.name for one in await client.list_batches()} == {"n0", "n1", "n2"}
-        assert [one.name for one in await client.list_batches(name="n1")] == ["n1"]
+        assert {batch.name for batch in await client.list_batches()} == {"n0", "n1", "n2"}
+        assert [batch.name for batch in await client.list_batches(name="n1")] == ["n1"]
         found = await client.list_batches(tags={"k": "0"})
-        assert {one.name for one in found} == {"n0", "n2"}
+        assert {batch.name for batch in found} == {"n0", "n2"}
         assert len(await client.list_batches(limit=2)) == 2
     async with aio.Client(platform=world.platform) as other:
         [found] = await other.list_batches(name="n2")
@@ -172,7 +174,7 @@ async def test_lists_batches_by_name_and_tags(world: World) -> None:
 
 
 class Forgetful(Passing):
-    """A store that carries out what it is asked to replace, and loses some replies."""
+    """A store that loses the replies to its next ``lost`` replacements."""
 
     def __init__(self, store: Any, lost: int) -> None:
         super().__init__(store)
@@ -199,9 +201,9 @@ async def test_a_renewal_whose_reply_was_lost_is_its_holders_own(world: World) -
     with pytest.raises(errors.Unavailable):
         await hold.release(3)
     await hold.release(3)
-    there = await _lease.read(world.platform.store, "batches/b/")
-    assert there is not None
-    assert (there[0].held, there[0].control_seen) == (False, 3)
+    lease = await _lease.read(world.platform.store, "batches/b/")
+    assert lease is not None
+    assert (lease[0].held, lease[0].control_seen) == (False, 3)
 
 
 @VIRTUAL
@@ -228,11 +230,11 @@ async def test_nothing_starts_while_the_lease_is_in_doubt(world: World) -> None:
 
 @VIRTUAL
 async def test_a_batch_in_another_format_is_refused(world: World) -> None:
-    gone, group = await begun(world, range(6), max_concurrent=2)
-    await gone.aclose()
+    vanished, group = await abandoned(world, range(6), max_concurrent=2)
+    await vanished.aclose()
     name = f"batches/{group}/manifest"
-    there = await world.platform.store.get(name)
-    manifest = json.loads(there.body) | {"version": 2}
+    stored = await world.platform.store.get(name)
+    manifest = json.loads(stored.body) | {"version": 2}
     manifest.pop("mac")
     scope, body = f"batches/{group}/", json.dumps(manifest).encode()
     key = signing.submission_key(await world.platform.cluster.root_key(), scope)
@@ -260,47 +262,47 @@ async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World)
 
 
 class Belated(Passing):
-    """A cluster that a request of somebody who died reaches while another looks around."""
+    """A cluster that a dead client's requests reach while another client lists the jobs."""
 
     def __init__(self, cluster: Any, late: Any) -> None:
         super().__init__(cluster)
         self._late = late
 
-    async def find(self, **which: Any) -> Any:
-        found = await self.port.find(**which)
-        if which.get("labels"):
+    async def find(self, **selection: Any) -> Any:
+        found = await self.port.find(**selection)
+        if selection.get("labels"):
             while self._late:
                 await self.port.launch(self._late.pop())
-            await asyncio.sleep(1)  # they run, and end, and everybody hears of it
+            await asyncio.sleep(1)  # the jobs end, and the watches report it
         return found
 
 
 class Slow(Passing):
-    """A cluster that answers who asks for names late, by what was there when it was asked."""
+    """A cluster whose answers about names come late and describe the time of the request."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(cluster)
         self.answered = asyncio.Event()
 
-    async def find(self, **which: Any) -> Any:
-        found = await self.port.find(**which)
-        if which.get("names"):
-            await asyncio.sleep(15)  # all of them are closed meanwhile: their ends were told, too
+    async def find(self, **selection: Any) -> Any:
+        found = await self.port.find(**selection)
+        if selection.get("names"):
+            await asyncio.sleep(15)  # watches report the ends meanwhile; the attempts get closed
             self.answered.set()
         return found
 
 
-async def dies_at_first(run: Any) -> int | None:
+async def dies_once(run: Any) -> int | None:
     return await (dies(run) if run.spec.order.attempt == 1 else carry_out(run))
 
 
 @VIRTUAL
 async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
-    """Who only watches closes what has ended, too, and hears of it twice: asked for, and told."""
-    plain = on_loop_time(memory_platform(dies_at_first))
+    """An observer closes ended attempts too, and learns of each end from a watch and a request."""
+    plain = on_loop_time(memory_platform(dies_once))
     platform, cut = severed(plain, last=".0001.outcome")
-    gone = aio.Client(platform=platform)
-    batch = await gone.run_async_map(square, range(3), max_concurrent=3, retries=2)
+    vanished = aio.Client(platform=platform)
+    batch = await vanished.run_async_map(square, range(3), max_concurrent=3, retries=2)
     async with asyncio.timeout(100):
         await cut.wait()
     slow: Any = Slow(plain.cluster)
@@ -309,17 +311,17 @@ async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
         async with asyncio.timeout(100):
             await slow.answered.wait()
         await asyncio.sleep(1)
-        claims = [one for one in await plain.store.list("") if one.name.endswith(".claim")]
-        assert claims and all(one.metadata["executor"] != wire.VOID for one in claims)
+        claims = [stored for stored in await plain.store.list("") if stored.name.endswith(".claim")]
+        assert claims and all(stored.metadata["executor"] != wire.VOID for stored in claims)
     async with aio.Client(platform=plain) as client:
         other = await client.attach_batch(batch.group_id)
         await other.resume()
         assert await other.results() == [0, 1, 4]
-    await gone.aclose()
+    await vanished.aclose()
 
 
 class Withheld(Passing):
-    """A cluster whose requests do not arrive from some moment on."""
+    """A cluster that launches the first *after* jobs; later requests don't arrive."""
 
     def __init__(self, cluster: Any, after: int) -> None:
         super().__init__(cluster)
@@ -336,12 +338,12 @@ class Withheld(Passing):
 
 
 @VIRTUAL
-async def test_what_comes_late_of_one_that_died_is_heard_of(world: World) -> None:
-    """Its request arrives after the jobs were listed, and it has ended before anybody submits."""
+async def test_late_jobs_of_a_dead_submitter_are_noticed(world: World) -> None:
+    """The late jobs start after the resuming client's listing and end before it submits."""
     withheld: Any = Withheld(world.platform.cluster, after=2)
     platform, cut = severed(replace(world.platform, cluster=withheld))
-    gone = aio.Client(platform=platform)
-    batch = await gone.run_async_map(square, range(6), max_concurrent=3, retries=1)
+    vanished = aio.Client(platform=platform)
+    batch = await vanished.run_async_map(square, range(6), max_concurrent=3, retries=1)
     await until(lambda: withheld.held)
     cut.set()
     belated: Any = Belated(world.platform.cluster, withheld.held)
@@ -352,38 +354,38 @@ async def test_what_comes_late_of_one_that_died_is_heard_of(world: World) -> Non
         assert await other.results() == [x * x for x in range(6)]
         assert asyncio.get_running_loop().time() - began < 5
     assert set(world.starts.values()) == {1}
-    await gone.aclose()
+    await vanished.aclose()
 
 
 class RemovedBetween(Passing):
-    """A store in which somebody asks for the removal right after the lease is let go."""
+    """A store where another process requests the removal right after the lease is released."""
 
     def __init__(self, store: Any, root: bytes) -> None:
         super().__init__(store)
         self._root = root
-        self.let_go = False
+        self.released = False
         self.holdings = 0
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        made: int = await self.port.replace(name, body, generation=generation)
+        replaced: int = await self.port.replace(name, body, generation=generation)
         held = json.loads(body)["held"]
-        self.holdings += held and self.let_go  # before, it is renewed as often as time goes by
+        self.holdings += held and self.released  # renewals before the release don't count
         if not held:
-            self.let_go = True
+            self.released = True
             scope = name.removesuffix("lease")
             key = signing.submission_key(self._root, scope)
             stop, slot = wire.Request(kind="stop", cause=wire.CLEANUP), wire.control_key(scope, 0)
             await self.port.create(slot, *stop.signed(key, scope, slot))
-        return made
+        return replaced
 
 
 @VIRTUAL
 async def test_nothing_is_written_into_a_batch_that_is_being_removed(world: World) -> None:
-    """Whoever let go of it and finds that request does not take the lease again for it."""
+    """A process that released the lease doesn't take it again for a request to remove the batch."""
     root = await world.platform.cluster.root_key()
     store: Any = RemovedBetween(world.platform.store, root)
     async with aio.Client(platform=replace(world.platform, store=store)) as client:
         batch = await client.run_async_map(square, range(3))
         await batch.wait()
         await batch.results(cleanup=False)
-    assert store.holdings == 0, "it was taken again"
+    assert store.holdings == 0, "the lease was taken again"

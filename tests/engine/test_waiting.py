@@ -1,4 +1,4 @@
-"""What waiting costs: a watch, the lease of a batch, and one reading a minute."""
+"""Waiting costs a watch, the renewals of a batch's lease, and one reading per minute."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def same(x: int) -> int:
 
 
 async def settled(world: World, count: int) -> None:
-    """So many have begun; what belongs to that is over, and no beat is due at this moment."""
-    await world.begun(count)
+    """Wait until *count* attempts have started and no request is due."""
+    await world.until_started(count)
     await asyncio.sleep(2.5 * RHYTHM_S)
 
 
-async def asked_within(world: World, seconds: float) -> Counter[str]:
-    """What is asked of the store and of the cluster while nothing happens."""
+async def requests_within(world: World, seconds: float) -> Counter[str]:
+    """Count the requests to store and cluster within *seconds*."""
     counts = (world.store.requests, world.cluster.requests)
     for count in counts:
         count.clear()
@@ -35,11 +35,11 @@ async def asked_within(world: World, seconds: float) -> Counter[str]:
     return sum(counts, Counter())
 
 
-def is_one_reading_a_minute(asked: Counter[str]) -> bool:
-    """Whether the items were listed and the platform was asked once in each minute or so."""
+def is_one_reading_a_minute(requests: Counter[str]) -> bool:
+    """Return whether store and cluster were read about once per minute."""
     readings = LONG_S / REREAD_S
-    each = {asked["find"], asked["list"], asked["get"]}  # the last looks for requests
-    return each < {*range(int(readings), int(readings * 1.5))} and len(asked) == 3
+    each = {requests["find"], requests["list"], requests["get"]}  # get looks for control requests
+    return each < {*range(int(readings), int(readings * 1.5))} and len(requests) == 3
 
 
 @VIRTUAL
@@ -50,7 +50,7 @@ async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
     waiting = asyncio.create_task(job.result())
     await settled(world, 1)
     await asyncio.sleep(2 * REREAD_S)
-    assert is_one_reading_a_minute(await asked_within(world, LONG_S))
+    assert is_one_reading_a_minute(await requests_within(world, LONG_S))
     world.gate.set()
     assert await waiting == 3
 
@@ -59,7 +59,7 @@ async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
 async def test_nobody_reads_a_job_that_nobody_waits_for(client: aio.Client, world: World) -> None:
     job = await client.submit(same, 3)
     await settled(world, 1)
-    assert await asked_within(world, LONG_S) == {}
+    assert await requests_within(world, LONG_S) == {}
     world.gate.set()
     assert await job.result() == 3
 
@@ -68,16 +68,16 @@ async def test_nobody_reads_a_job_that_nobody_waits_for(client: aio.Client, worl
 async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minute(
     client: aio.Client, world: World
 ) -> None:
-    """The renewal of its lease, and a look whether anybody wants something of it."""
+    """The two requests renew its lease and look for control requests."""
     batch = await client.run_async_map(same, range(50), max_concurrent=None)
     waiting = asyncio.create_task(batch.results())
     await settled(world, 50)
     await asyncio.sleep(2 * REREAD_S)
-    asked = await asked_within(world, LONG_S)
+    requests = await requests_within(world, LONG_S)
     beats = LONG_S / RHYTHM_S
-    assert asked.pop("replace") == beats
-    assert asked.pop("look") == beats + asked["list"], "with each list, whether it was collected"
-    assert is_one_reading_a_minute(asked), "one list for all its items"
+    assert requests.pop("replace") == beats
+    assert requests.pop("look") == beats + requests["list"], "each list also looks for a collection"
+    assert is_one_reading_a_minute(requests), "one list for all its items"
     world.gate.set()
     assert await waiting == [*range(50)]
 
@@ -99,15 +99,15 @@ async def test_a_poll_timeout_ends_no_wait_for_a_batch_whose_items_are_all_known
 async def test_a_poll_timeout_limits_the_search_for_items_that_are_still_submitted(
     world: World, client: aio.Client
 ) -> None:
-    more, loop = asyncio.Event(), asyncio.get_running_loop()
+    second_input, loop = asyncio.Event(), asyncio.get_running_loop()
 
     async def inputs() -> AsyncIterator[int]:
         yield 1
-        await more.wait()
+        await second_input.wait()
         yield 2
 
     batch = await client.run_async_map(same, inputs())
-    await world.begun(1)
+    await world.until_started(1)
     world.gate.set()
     async with aio.Client(platform=world.platform) as other:
         since = loop.time()
@@ -115,11 +115,11 @@ async def test_a_poll_timeout_limits_the_search_for_items_that_are_still_submitt
         for waiting in (found.wait, found.results, lambda: all_completed(found)):
             with pytest.raises(errors.ResultTimeout, match="1 of its items"):
                 await waiting()
-            assert 30 <= loop.time() - since < 40, "from when it was attached"
+            assert 30 <= loop.time() - since < 40, "measured from the attach"
         patient = await other.attach_batch(batch.group_id, poll_timeout=1000)
         waiting_for_all = asyncio.create_task(patient.results(cleanup=False))
         await asyncio.sleep(100)
-        more.set()
+        second_input.set()
         assert await waiting_for_all == [1, 2]
 
 

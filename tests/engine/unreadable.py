@@ -1,4 +1,4 @@
-"""In a process that may not override permissions: objects of a directory store with mode 000."""
+"""Script without root's privileges: check how clients treat stored objects with mode 000."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def same(x: int) -> int:
     return x
 
 
-def close(root: Path, pattern: str) -> None:
+def make_unreadable(root: Path, pattern: str) -> None:
     (path,) = root.glob(pattern)
     path.chmod(0)
 
@@ -32,12 +32,12 @@ async def main(root: Path) -> None:
         jobs = [await client.submit(same, number) for number in range(3)]
         for job in jobs:
             await job.wait()
-    close(root, f"batches/{manifest}/manifest")
-    close(root, f"groups/{entry}")
-    close(root, f"batches/{inputs}/inputs/00000000")
-    close(root, f"batches/{outcome}/attempts/*/00000001.0001.outcome")
-    close(root, f"jobs/{jobs[0].job_id}/attempts/*/00000000.0001.outcome")
-    close(root, f"jobs/{jobs[1].job_id}/handle.json")
+    make_unreadable(root, f"batches/{manifest}/manifest")
+    make_unreadable(root, f"groups/{entry}")
+    make_unreadable(root, f"batches/{inputs}/inputs/00000000")
+    make_unreadable(root, f"batches/{outcome}/attempts/*/00000001.0001.outcome")
+    make_unreadable(root, f"jobs/{jobs[0].job_id}/attempts/*/00000000.0001.outcome")
+    make_unreadable(root, f"jobs/{jobs[1].job_id}/handle.json")
     async with aio.Client(platform=platform) as client:
         listed = {batch.group_id for batch in await client.list_batches()}
         assert listed == {outcome, batches[-1].group_id}, listed

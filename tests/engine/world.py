@@ -34,7 +34,7 @@ VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 
 
 class World:
-    """Jobs wait for the gate, then do their *work*; `starts` counts them by name."""
+    """A platform whose jobs wait for ``gate``, then do their *work*; ``starts`` counts them."""
 
     def __init__(self, work: Callable[[Run], Any] = carry_out) -> None:
         self.starts: Counter[str] = Counter()
@@ -64,13 +64,13 @@ class World:
         """Number of attempts that have started."""
         return self.starts.total()
 
-    async def begun(self, count: int) -> None:
+    async def until_started(self, count: int) -> None:
         """Wait until *count* attempts have started."""
         await until(lambda: self.started >= count)
 
 
 def platform_with(kind: type[C], work: Any = carry_out) -> tuple[Platform, C]:
-    """Return a platform on the loop's time whose cluster is a *kind*, and that cluster."""
+    """Return a platform on the loop's time with a cluster of class *kind*, and that cluster."""
     plain = on_loop_time(memory_platform())
     cluster = kind(plain.store, work)
     return replace(plain, cluster=cluster), cluster
@@ -88,7 +88,7 @@ class Passing:
 
 async def left_on(platform: Platform) -> list[str]:
     """Return the objects that submissions don't share, the secrets, and the jobs."""
-    names = [one.name for one in await platform.store.list("")]
+    names = [stored.name for stored in await platform.store.list("")]
     own = [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
     secrets: dict[str, bytes] = platform.cluster._secrets  # type: ignore[attr-defined]
     return own + [*secrets] + [seen.name for seen in await platform.cluster.find()]
@@ -122,15 +122,15 @@ async def preempted(run: Run) -> int:
         body=outcomes.digest(body.content),
     )
     order = run.spec.order
-    place = (order.scope, order.index, order.attempt)
+    attempt = (order.scope, order.index, order.attempt)
     assert isinstance(body.content, bytes)
-    name = wire.attempt_key(*place, "outcome")
-    await run.store.create(name, body.content, outcome.signed(run.spec.key, *place))
+    name = wire.attempt_key(*attempt, "outcome")
+    await run.store.create(name, body.content, outcome.signed(run.spec.key, *attempt))
     return wire.EXIT_FINAL
 
 
-async def until(what: Callable[[], Any]) -> None:
-    """Poll until *what* is true, for at most 1000 virtual seconds."""
+async def until(condition: Callable[[], Any]) -> None:
+    """Poll until *condition* is true, for at most 1000 virtual seconds."""
     async with asyncio.timeout(1000):
-        while not what():
+        while not condition():
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""A local platform with a stand-in for the attempt: the order's ``source`` is what a job does."""
+"""A local cluster whose jobs execute the ``source`` of their order instead of an attempt."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def cluster(home: Path, environ: dict[str, str], runner: Path) -> AsyncIte
 
 
 def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
-    """Make a job that executes *source*, whose ``order`` has the extra *facts*."""
+    """Make a job that executes *source*; its ``order`` has the extra *facts*."""
     facts = {"source": source, **changes.pop("facts", {})}
     job = JobSpec(
         name=name,
@@ -112,7 +112,7 @@ async def gone(cluster: LocalCluster, *names: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def eventually(condition: Callable[[], Any], what: str = "") -> Any:
+async def eventually(condition: Callable[[], Any]) -> Any:
     """Poll until *condition* is true, and return its value."""
     async with asyncio.timeout(DEADLINE_S):
         while not (result := condition()):
@@ -131,7 +131,7 @@ def supervisors(home: Path) -> list[int]:
     found: list[int] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "kinetic._supervisor" in (words := process.cmdline()) and str(home) in words:
+            if "kinetic._supervisor" in (command := process.cmdline()) and str(home) in command:
                 found.append(process.pid)
     return found
 
@@ -144,7 +144,7 @@ def supervisor_pid(home: Path) -> int:
 def signal_supervisor(home: Path, number: int) -> int:
     """Signal the supervisor, which must exist, and return its process ID."""
     pid = supervisor_pid(home)
-    assert pid > 0, "there is no supervisor: 0 would be the group of these tests themselves"
+    assert pid > 0, "no supervisor; signaling 0 would hit the group of this test process"
     os.kill(pid, number)
     return pid
 
@@ -153,7 +153,7 @@ def parents(home: Path) -> list[int]:
     """Find the supervisor's warm parents."""
     with contextlib.suppress(psutil.Error):
         pid = supervisor_pid(home)
-        return [one.pid for one in psutil.Process(pid).children()] if pid else []
+        return [child.pid for child in psutil.Process(pid).children()] if pid else []
     return []
 
 

@@ -1,4 +1,4 @@
-"""What is asked of this machine that it does not have: refused, or said."""
+"""Requests for what this machine lacks are refused, or a warning says what it does instead."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def write_here(number: int = 0) -> str:
     return folder
 
 
-def sent(home: Path) -> list[Path]:
-    return [one for one in (home / "store").rglob("*") if one.is_file()]
+def stored_files(home: Path) -> list[Path]:
+    return [path for path in (home / "store").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "message"),
     [
         (
             {"cpu": 1000},
@@ -35,15 +35,15 @@ def sent(home: Path) -> list[Path]:
     ],
 )
 async def test_what_this_machine_does_not_have_is_refused_before_anything_is_sent(
-    home: Path, asked: dict[str, Any], words: str
+    home: Path, options: dict[str, Any], message: str
 ) -> None:
-    function = kinetic.run(backend="local", accelerator="cpu", **asked)(write_here)
+    function = kinetic.run(backend="local", accelerator="cpu", **options)(write_here)
     async with aio.Client() as client:
-        with pytest.raises(errors.ConfigurationError, match=words):
+        with pytest.raises(errors.ConfigurationError, match=message):
             await client.submit(function)
-        with pytest.raises(errors.ConfigurationError, match=words):
+        with pytest.raises(errors.ConfigurationError, match=message):
             await client.run_async_map(function, [1])
-    assert sent(home) == []
+    assert stored_files(home) == []
 
 
 async def test_an_output_directory_of_the_configuration_is_refused_as_well(
@@ -53,7 +53,7 @@ async def test_an_output_directory_of_the_configuration_is_refused_as_well(
     async with aio.Client(backend="local") as client:
         with pytest.raises(errors.ConfigurationError, match="not on this machine"):
             await client.submit(kinetic.run(accelerator="cpu")(write_here))
-    assert sent(home) == []
+    assert stored_files(home) == []
 
 
 async def test_a_tilde_in_an_output_directory_is_the_home_directory(
@@ -76,15 +76,15 @@ async def test_an_accelerator_that_becomes_processors_is_said_once(
         async with aio.Client(backend="local") as client:
             for accelerator in ("tpu-v6e-8", "gpu-t4", "cpu", "tpu-v5e-4"):
                 await client.run(kinetic.run(accelerator=accelerator)(os.getpid))
-            await client.run(os.getpid)  # of what nobody has asked for, nothing is said
-    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert told == [
-        f'backend="local": {asked} becomes this machine\'s own processors (3)'
-        for asked in ("tpu-v6e-8", "gpu-t4", "tpu-v5e-4")
+            await client.run(os.getpid)  # no warning without a requested accelerator
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        f'backend="local": {requested} becomes this machine\'s own processors (3)'
+        for requested in ("tpu-v6e-8", "gpu-t4", "tpu-v5e-4")
     ]
 
 
-def write_there() -> str:
+def write_output() -> str:
     Path(os.environ["KINETIC_OUTPUT_PATH"], "model").write_text("weights")
     return os.environ["KINETIC_OUTPUT_DIR"]
 
@@ -92,11 +92,11 @@ def write_there() -> str:
 async def test_outputs_of_a_local_job_may_lie_in_a_bucket(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "gs://kn-test/mine"
+    folder = "gs://kn-test/mine"
     async with GcsServer() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         async with aio.Client(backend="local") as client:
-            assert await client.run(kinetic.run(output_dir=place)(write_there)) == place
+            assert await client.run(kinetic.run(output_dir=folder)(write_output)) == folder
         assert server.objects["mine/model"].body == b"weights"
     work = home / "local" / "work"
     assert not [path for path in work.rglob("*") if path.name == "model"]

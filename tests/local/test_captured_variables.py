@@ -1,4 +1,4 @@
-"""Values of captured variables are in no file: not while a batch runs, and not afterwards."""
+"""No file contains values of captured variables, neither while a batch runs nor afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import hashlib
 
 @remote
 def digest(folder, number):
-    pathlib.Path(folder, f"{number}.begun").touch()
+    pathlib.Path(folder, f"{number}.started").touch()
     while not os.path.exists(os.path.join(folder, "go")):
         time.sleep(0.02)
     assert os.path.exists(os.path.join(folder, "well")) or number
@@ -38,7 +38,7 @@ OPTIONS = {"backend": "local", "accelerator": "cpu", "capture_env_vars": ["MY_TO
 
 @pytest.fixture
 async def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Script]:
-    """Begins a batch of four: two run, one waits for a slot, and one isn't sent yet."""
+    """Start a batch of four: two run, one waits for a slot, and one isn't sent yet."""
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "2")
     monkeypatch.setenv("MY_TOKEN", SECRET)
     script = await Script.started(BATCH, tmp_path, OPTIONS)
@@ -46,27 +46,27 @@ async def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await script.kill()
 
 
-async def begun(folder: Path, count: int) -> None:
-    await eventually(lambda: len([*folder.glob("*.begun")]) >= count)
+async def until_started(folder: Path, count: int) -> None:
+    await eventually(lambda: len([*folder.glob("*.started")]) >= count)
 
 
 def files_with_the_secret(home: Path) -> list[Path]:
     files = [Path(at, name) for at, _, names in os.walk(home) for name in names]
-    return [one for one in files if one.is_file() and SECRET.encode() in one.read_bytes()]
+    return [path for path in files if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
 async def test_no_file_has_a_captured_value_whoever_is_killed(
     submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that were accepted go on; a process that has the variables submits the rest."""
+    """Accepted jobs continue; a process that has the variables submits the rest."""
     group = await submitter.line()
-    await begun(tmp_path, 2)
+    await until_started(tmp_path, 2)
     assert files_with_the_secret(home) == [], "while jobs run, and wait for a slot"
     await submitter.kill()
     assert files_with_the_secret(home) == [], "after the submitter's death"
     for name in ("well", "go"):
         (tmp_path / name).touch()
-    await begun(tmp_path, 3)
+    await until_started(tmp_path, 3)
     signal_supervisor(home, signal.SIGKILL)
     monkeypatch.delenv("MY_TOKEN")
     async with aio.Client(backend="local") as client:
@@ -102,7 +102,7 @@ async def test_a_failed_item_is_retried_by_another_process_that_has_the_variable
 async def test_a_process_that_submits_a_batch_captures_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for what it retries after the variable has changed."""
+    """Retries use the captured value even after the variable has changed."""
     code = BATCH.replace('print("over", flush=True)', "").strip() + (
         "\nos.environ['MY_TOKEN'] = 'another'\n"
         "pathlib.Path(here, 'well').touch()\n"

@@ -1,4 +1,4 @@
-"""What a job is on this machine: launched, watched, limited, logged, deleted."""
+"""Jobs on this machine: their environment, limits, logs and deletion."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     )
     seen = await run_job(cluster, job)
     assert seen.exit_code == 0, await lines(cluster, "env")
-    told = json.loads((await lines(cluster, "env"))[0])
-    mark = told[0].pop("KINETIC_LOCAL_PROCESS")
+    printed = json.loads((await lines(cluster, "env"))[0])
+    mark = printed[0].pop("KINETIC_LOCAL_PROCESS")
     assert mark == f"{Places(home).state}:{seen.executor}"
     work = str(Places(home).work / "env")
-    assert told == [
+    assert printed == [
         {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
         work, str(home / "cache"), [1, "ü"], True, "", None, True,
     ]  # fmt: skip
@@ -74,12 +74,12 @@ async def test_cpus_are_slots(cluster: LocalCluster) -> None:
 async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: Path) -> None:
     environ |= {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,-1,GPU-c", "KINETIC_LOCAL_SLOTS": "4"}
     cluster = LocalCluster(home, environ, runner=runner)
-    tell = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES')); "
+    print_gpus = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES')); "
     gpu = Resources(accelerator=parse("gpu-l4"))
-    await cluster.launch(spec("g1", tell + SLEEP, resources=gpu))
-    await cluster.launch(spec("g2", tell + SLEEP, resources=gpu))
-    await cluster.launch(spec("g3", tell, resources=gpu))
-    await run_job(cluster, spec("cpu", tell))
+    await cluster.launch(spec("g1", print_gpus + SLEEP, resources=gpu))
+    await cluster.launch(spec("g2", print_gpus + SLEEP, resources=gpu))
+    await cluster.launch(spec("g3", print_gpus, resources=gpu))
+    await run_job(cluster, spec("cpu", print_gpus))
     await until(cluster, "g2", Phase.RUNNING)
     assert (await cluster.find(names=["g3"]))[0].phase is Phase.PENDING
     assert await lines(cluster, "cpu") == [""]
@@ -87,7 +87,9 @@ async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: 
     await until(cluster, "g3")
     assert await lines(cluster, "g3") == ["GPU-b"]
     await cluster.delete(names=["g1"])
-    await run_job(cluster, spec("tpu", tell, resources=Resources(accelerator=parse("tpu-v5e-8"))))
+    await run_job(
+        cluster, spec("tpu", print_gpus, resources=Resources(accelerator=parse("tpu-v5e-8")))
+    )
     assert (await lines(cluster, "tpu"))[0] in ("GPU-a", "GPU-b")
     await cluster.aclose()
 
@@ -122,7 +124,7 @@ async def test_a_deadline_asks_first_and_then_kills(cluster: LocalCluster) -> No
     assert (seen.reason, seen.exit_code) == (Reason.DEADLINE, -9)
 
 
-async def test_being_killed_is_told_as_what_is_known(cluster: LocalCluster) -> None:
+async def test_a_killed_job_reports_its_signal(cluster: LocalCluster) -> None:
     await cluster.launch(spec("k9", "import os; os.kill(os.getpid(), 9)"))
     await cluster.launch(spec("segv", "import os; os.kill(os.getpid(), 11)"))
     seen = await until(cluster, "k9")
@@ -195,12 +197,12 @@ async def test_a_fresh_interpreter_when_it_must_be_one(
         "code = 5"
     )
     seen = await run_job(cluster, spec("fresh", source, **change))
-    told = await lines(cluster, "fresh")
-    assert seen.exit_code == 5, told
+    printed = await lines(cluster, "fresh")
+    assert seen.exit_code == 5, printed
     randomized = "0" if change else "1"
-    assert told[0] == f"{randomized} 6b6b False"
-    assert told[1] == str([sys.executable, "-u", str(runner / "remote_runner.py"), ""])
-    assert told[2:] == ["False", "True fresh", "[0, 1, 2]"]
+    assert printed[0] == f"{randomized} 6b6b False"
+    assert printed[1] == str([sys.executable, "-u", str(runner / "remote_runner.py"), ""])
+    assert printed[2:] == ["False", "True fresh", "[0, 1, 2]"]
     await run_job(cluster, spec("stuck", SLEEP, **change), Phase.RUNNING)
     await cluster.delete(names=["stuck"])
     await gone(cluster, "stuck")
@@ -236,7 +238,7 @@ async def test_an_interpreter_that_hangs_can_be_given_up(
     await eventually(lambda: not marked(home))
 
 
-async def test_parents_that_nobody_needs_go(cluster: LocalCluster, home: Path) -> None:
+async def test_unneeded_parents_exit(cluster: LocalCluster, home: Path) -> None:
     for i in range(6):
         image = Image(uri="", command=(sys.executable, "-X", f"number={i}"))
         await run_job(cluster, spec(f"p{i}", image=image))
@@ -253,34 +255,36 @@ async def test_a_bad_order_is_refused(cluster: LocalCluster) -> None:
 
 
 async def test_each_job_has_the_environment_and_key_of_its_batch(cluster: LocalCluster) -> None:
-    """Many batches take turns in one warm parent."""
+    """Many batches share one warm parent."""
     source = (
         "import os, time\nprint(order['batch'], order['item'], os.environ['BATCH'], key[0],"
         " *[name for name in os.environ if name.startswith('ONLY_')], -time.timezone // 3600)"
     )
     for item in range(2):
-        for n in range(20):
-            zone = {"TZ": f"ZON-{n}"} if n % 2 else {}
+        for number in range(20):
+            zone = {"TZ": f"ZON-{number}"} if number % 2 else {}
             job = spec(
-                f"job-{n}-{item}",
+                f"job-{number}-{item}",
                 source,
-                facts={"batch": n, "item": item},
-                environment={"BATCH": f"of {n}", f"ONLY_{n}": "", **zone},
-                labels={"batch": str(n), "test": "yes", "item": str(item)},
-                key=bytes([n]) * 32,
+                facts={"batch": number, "item": item},
+                environment={"BATCH": f"of {number}", f"ONLY_{number}": "", **zone},
+                labels={"batch": str(number), "test": "yes", "item": str(item)},
+                key=bytes([number]) * 32,
             )
             await cluster.launch(job)
     zones = defaultdict[int, set[int]](set)
-    for n in range(20):
+    for number in range(20):
         for item in range(2):
-            seen = await until(cluster, f"job-{n}-{item}", labels={"batch": str(n)})
-            assert seen.labels == {"batch": str(n), "test": "yes", "item": str(item)}
+            seen = await until(cluster, f"job-{number}-{item}", labels={"batch": str(number)})
+            assert seen.labels == {"batch": str(number), "test": "yes", "item": str(item)}
             [line] = await lines(cluster, seen.name)
-            told, _, zone = line.rpartition(" ")
-            assert told == f"{n} {item} of {n} {n} ONLY_{n}"
-            zones[n % 2 * n].add(int(zone))
-    assert [zones.pop(n) for n in range(1, 20, 2)] == [{n} for n in range(1, 20, 2)]
-    assert len(zones[0]) == 1, "who names no time zone has the machine's, and no other batch's"
+            printed, _, zone = line.rpartition(" ")
+            assert printed == f"{number} {item} of {number} {number} ONLY_{number}"
+            zones[number % 2 * number].add(int(zone))
+    assert [zones.pop(number) for number in range(1, 20, 2)] == [
+        {number} for number in range(1, 20, 2)
+    ]
+    assert len(zones[0]) == 1, "a batch without a time zone gets the machine's"
 
 
 async def test_threads_and_forks_of_a_job_know_who_they_are(cluster: LocalCluster) -> None:

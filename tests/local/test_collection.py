@@ -1,4 +1,4 @@
-"""What many jobs share goes when nobody has used it for long, and never from under anybody."""
+"""Shared files are removed when unused for long, and never while a job needs them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def unit(name: str, days: float, size: int = 1) -> Unit:
 
 
 def names(units: list[Unit]) -> list[str]:
-    return [one.name for one in units]
+    return [unit.name for unit in units]
 
 
 def age(folder: Path, seconds: float = LONG_S) -> None:
-    """Everything in *folder* was used so long ago."""
+    """Set the last use of everything in *folder* to *seconds* ago."""
     then = time.time() - seconds
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (then, then), follow_symlinks=False)
@@ -48,24 +48,24 @@ def age(folder: Path, seconds: float = LONG_S) -> None:
 
 def files(folder: Path) -> set[str]:
     found = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
-    return {os.path.relpath(one, folder) for one in found if "/.tmp/" not in one}
+    return {os.path.relpath(path, folder) for path in found if "/.tmp/" not in path}
 
 
-# --- what is chosen ---
+# --- choosing what to remove ---
 
 
-def test_what_is_too_old_goes_unless_it_is_needed() -> None:
+def test_old_files_are_removed_unless_needed() -> None:
     units = [unit("old", 31), unit("needed", 40), unit("new", 29)]
     assert names(choose_units(units, {"needed"}, Limits(), STORE_KEPT_S, 0.0)) == ["old"]
 
 
-def test_of_what_is_too_large_the_least_recently_used_goes_and_no_more_than_it_takes() -> None:
+def test_a_size_limit_removes_only_the_least_recently_used() -> None:
     units = [unit("b", 20, 4), unit("a", 21, 4), unit("needed", 22, 4), unit("c", 19, 4)]
-    going = choose_units(units, {"needed"}, Limits(size=8), STORE_KEPT_S, 0.0)
-    assert names(going) == ["a", "b"]
+    removed = choose_units(units, {"needed"}, Limits(size=8), STORE_KEPT_S, 0.0)
+    assert names(removed) == ["a", "b"]
 
 
-def test_what_a_submission_under_way_may_count_on_stays_however_large_it_is() -> None:
+def test_recently_used_files_stay_despite_the_size_limit() -> None:
     assert STORE_KEPT_S >= 2 * RENEWED_S
     units = [unit("a", 0.9, 100), unit("b", 1.1, 100)]
     assert names(choose_units(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
@@ -91,20 +91,20 @@ async def test_what_nobody_needs_goes_and_is_made_anew_for_the_next_job(
     data = kinetic.Data(str(tmp_path / "words"))
     async with aio.Client(backend="local") as client:
         assert await client.run(value, data) == 5
-        assert await client.collect() == Collection({}), "all of it was just used"
+        assert await client.collect() == Collection({}), "everything was just used"
         age(home / "store")
         age(home / "cache")
-        done = await client.collect()
-        assert {*done.freed} == {"store/code", "store/functions", "store/data", "cache/code"}
-        assert done.freed["store/data"].files == 2 and done.freed["cache/code"].files > 10
-        assert done.files > 10 and done.size > 10_000
+        collected = await client.collect()
+        assert {*collected.freed} == {"store/code", "store/functions", "store/data", "cache/code"}
+        assert collected.freed["store/data"].files == 2 and collected.freed["cache/code"].files > 10
+        assert collected.files > 10 and collected.size > 10_000
         assert files(home / "store") == files(home / "cache" / "code") == set()
         assert await client.collect() == Collection({})
         assert await client.run(value, kinetic.Data(str(tmp_path / "words"))) == 5
 
 
 def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
-    place = str(tmp_path / "place")
+    tree = str(tmp_path / "tree")
     script = (
         "import sys\n"
         "from kinetic._runner.job import workspace as trees\n"
@@ -112,32 +112,32 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
         "print('has it', flush=True); sys.stdin.read()\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, tree], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"has it\n"
-        age(tmp_path / "place")
-        assert not workspace.discard_tree(place, time.time())
+        age(tmp_path / "tree")
+        assert not workspace.discard_tree(tree, time.time())
         process.stdin.close()
-    assert not workspace.discard_tree(place, time.time() - LONG_S - DAY_S), "it was used since"
-    assert workspace.discard_tree(place, time.time()) and not os.path.exists(place)
+    assert not workspace.discard_tree(tree, time.time() - LONG_S - DAY_S), "a process used it since"
+    assert workspace.discard_tree(tree, time.time()) and not os.path.exists(tree)
     assert workspace.shared_tree(
-        place, lambda part: workspace.Weight(0, 0)
+        tree, lambda part: workspace.Weight(0, 0)
     ).weight == workspace.Weight(0, 0)
 
 
-def test_what_is_renewed_while_it_is_collected_is_seen_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_tree_that_is_renewed_during_a_collection_stays_whole(tmp_path: Path) -> None:
     objects = DirectoryObjects(tmp_path)
     both = ["data/ab/manifest", "data/ab/files/x"]
     for name in both:
         objects.create(name, b"x")
     age(tmp_path)
-    listed = {one.name: one.used for one in objects.look_up(both)}
+    listed = {info.name: info.used for info in objects.look_up(both)}
     objects.renew(both[1:])
-    assert not objects.collect(listed), "one of them was used"
+    assert not objects.collect(listed), "one of the two was used"
     assert objects.renew(both) == set()
-    assert objects.collect({one.name: one.used for one in objects.look_up(both)})
+    assert objects.collect({info.name: info.used for info in objects.look_up(both)})
     assert objects.renew(both) == {*both}
 
 
@@ -149,8 +149,8 @@ async def test_what_a_killed_process_was_writing_is_swept_after_a_day(home: Path
             (parts / name).write_bytes(b"half")
         os.utime(parts / "old", (time.time() - 1.1 * DAY_S,) * 2)
         await client.collect()
-        left = {one.name for one in parts.iterdir() if not one.name.endswith(".lock")}
-        assert left == {"new"}, "somebody may be writing it now"
+        left = {path.name for path in parts.iterdir() if not path.name.endswith(".lock")}
+        assert left == {"new"}, "a process may be writing it now"
 
 
 async def test_the_supervisor_collects_by_itself(
@@ -158,8 +158,8 @@ async def test_the_supervisor_collects_by_itself(
 ) -> None:
     async with aio.Client(backend="local") as client:
         assert await client.run(value) == 5
-    left = home / "store" / "functions"
-    assert files(left) != set()
+    functions = home / "store" / "functions"
+    assert files(functions) != set()
     age(home / "store")
     age(home / "cache")
     (home / "store/outputs/job-local-0123456789ab/deep").mkdir(parents=True)
@@ -168,7 +168,7 @@ async def test_the_supervisor_collects_by_itself(
     monkeypatch.setenv("KINETIC_LOCAL_IDLE_S", "0")
     async with aio.Client(backend="local") as client:
         await client.list_jobs()
-    await eventually(lambda: files(left) == set() and not files(home / "cache" / "code"))
+    await eventually(lambda: files(functions) == set() and not files(home / "cache" / "code"))
     await eventually(lambda: [*(home / "store/outputs").iterdir()] == [])
 
 

@@ -1,4 +1,4 @@
-"""Whoever is killed, whenever: the truth is told afterwards, and nothing is left."""
+"""Whichever process dies, clients learn how each job ended, and no process stays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .conftest import (
 
 SLEEP = "import time; time.sleep(60)"
 AWAIT_SIGNAL = "import time\nwhile True: time.sleep(0.05)"
-"""Not in one long call: a signal that comes right before it would be handled after it."""
+"""A loop of short sleeps: a signal right before one long sleep would be handled after it."""
 
 
 async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
@@ -57,7 +57,7 @@ async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
     running = {seen.name: seen.executor for seen in await cluster.find()}
     jobs = marked(home)
     pid = signal_supervisor(home, signal.SIGKILL)
-    second = LocalCluster(home, environ, runner=runner)  # another client finds out as well
+    second = LocalCluster(home, environ, runner=runner)  # another client sees the same
     found = {seen.name: seen for seen in await second.find()}
     assert sorted(found) == ["done", "queued", "r1", "r2"]
     assert {seen.phase for seen in found.values()} == {Phase.ENDED}
@@ -96,7 +96,7 @@ async def test_a_job_being_deleted_is_gone_after_the_supervisor_s_death(
 
 
 async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: Path) -> None:
-    """Then only the mark leads to what a job has started."""
+    """Then only the mark identifies the processes that a job has started."""
     daemon_source = (
         "import os, time\n"
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
@@ -145,7 +145,7 @@ async def test_ending_the_supervisor_ends_jobs_politely(
 async def test_a_job_whose_parent_has_just_died_can_be_deleted(
     cluster: LocalCluster, home: Path
 ) -> None:
-    """What its jobs have started is collected later; until then they are known, and nobody's."""
+    """The deletion arrives after the parent's death and before its processes are collected."""
     source = "import subprocess; subprocess.Popen(['sleep', '60']); print('up', flush=True)\n"
     await hear_job(cluster, spec("orphan", source + SLEEP))
     (parent,) = parents(home)
@@ -154,7 +154,7 @@ async def test_a_job_whose_parent_has_just_died_can_be_deleted(
         sock.sendall(encode({"op": "hello", "protocol": VERSION, "id": 1}))
         sock.recv(1000)
         pid = signal_supervisor(home, signal.SIGSTOP)
-        os.kill(parent, signal.SIGKILL)  # it hears of this first, and then of the request
+        os.kill(parent, signal.SIGKILL)  # the supervisor sees this before the request
         await eventually(lambda: not alive(parent))
         sock.sendall(encode({"op": "delete", "names": ["orphan"], "id": 2}))
         os.kill(pid, signal.SIGCONT)
@@ -163,7 +163,7 @@ async def test_a_job_whose_parent_has_just_died_can_be_deleted(
     await eventually(lambda: not marked(home))
 
 
-async def test_what_comes_while_the_supervisor_ends_is_for_the_next_one(
+async def test_requests_during_the_supervisor_s_end_go_to_the_next_one(
     cluster: LocalCluster, home: Path
 ) -> None:
     source = (
@@ -189,12 +189,12 @@ async def test_many_starters_make_one_supervisor(
     home: Path, environ: dict[str, str], runner: Path
 ) -> None:
     clusters = [LocalCluster(home, environ, runner=runner) for _ in range(6)]
-    await asyncio.gather(*(one.launch(spec(f"j{i}")) for i, one in enumerate(clusters)))
-    for i, one in enumerate(clusters):
-        await until(one, f"j{i}")
-        assert len(await one.find()) == 6
-    await eventually(lambda: len(supervisors(home)) == 1)  # those that came too late are leaving
-    await asyncio.gather(*(one.aclose() for one in clusters))
+    await asyncio.gather(*(cluster.launch(spec(f"j{i}")) for i, cluster in enumerate(clusters)))
+    for i, cluster in enumerate(clusters):
+        await until(cluster, f"j{i}")
+        assert len(await cluster.find()) == 6
+    await eventually(lambda: len(supervisors(home)) == 1)  # the others exit
+    await asyncio.gather(*(cluster.aclose() for cluster in clusters))
 
 
 async def test_a_stale_socket_is_in_nobody_s_way(cluster: LocalCluster, home: Path) -> None:
@@ -212,7 +212,7 @@ async def test_an_idle_supervisor_leaves_and_is_remembered(
     cluster = LocalCluster(home, {**environ, "KINETIC_LOCAL_IDLE_S": "0.1"}, runner=runner)
     await run_job(cluster, spec("one", "print('hello')"))
     pid = supervisor_pid(home)
-    await asyncio.sleep(0)  # a connection is open: it stays
+    await asyncio.sleep(0)  # it stays because a connection is open
     assert alive(pid)
     await cluster.aclose()
     await eventually(lambda: not alive(pid))
@@ -226,7 +226,7 @@ async def test_an_idle_supervisor_leaves_and_is_remembered(
 async def test_clients_come_while_the_supervisor_leaves(
     home: Path, environ: dict[str, str], runner: Path
 ) -> None:
-    """Leaving and coming at the same moment, again and again: no request is lost."""
+    """No request is lost when clients connect while the supervisor exits, again and again."""
     environ = {**environ, "KINETIC_LOCAL_IDLE_S": "0"}
     for i in range(12):
         cluster = LocalCluster(home, environ, runner=runner)
@@ -251,7 +251,9 @@ async def test_a_long_home_works(tmp_path: Path, environ: dict[str, str], runner
         await eventually(lambda: not supervisor_pid(home))
 
 
-async def test_an_unusable_home_is_said_so(tmp_path: Path, environ: dict[str, str]) -> None:
+async def test_an_unusable_home_raises_an_error_that_names_the_variable(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for home in (file, file / "below", Path("/proc/kinetic")):
@@ -265,7 +267,7 @@ async def test_an_unusable_home_is_said_so(tmp_path: Path, environ: dict[str, st
         await cluster.aclose()
 
 
-async def test_a_damaged_key_is_said_so(home: Path, environ: dict[str, str]) -> None:
+async def test_a_damaged_key_is_reported(home: Path, environ: dict[str, str]) -> None:
     (home / "key").write_bytes(b"short")
     with pytest.raises(ConfigurationError, match="5 bytes instead of 32"):
         await LocalCluster(home, environ).root_key()
@@ -306,7 +308,7 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
 
 
 @pytest.mark.parametrize("name", ["logs", "work"])
-async def test_a_folder_that_is_deleted_under_the_supervisor_is_made_again_and_that_is_said(
+async def test_a_folder_that_is_deleted_under_the_supervisor_is_recreated_and_logged(
     cluster: LocalCluster, home: Path, name: str
 ) -> None:
     await run_job(cluster, spec("before", "print('up')"))
@@ -320,8 +322,8 @@ async def test_a_folder_that_is_deleted_under_the_supervisor_is_made_again_and_t
     await gone(cluster, "after")
 
 
-async def run(*words: str) -> None:
-    process = await asyncio.create_subprocess_exec(*words)
+async def run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command)
     assert await process.wait() == 0
 
 
@@ -339,7 +341,7 @@ def test_a_supervisor_that_says_nothing_is_given_up(
     blocker.close()
 
 
-async def test_a_client_that_does_not_read_holds_nobody_up(
+async def test_a_client_that_does_not_read_delays_no_other(
     cluster: LocalCluster, home: Path
 ) -> None:
     await cluster.find()
@@ -365,7 +367,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up(
                 last |= {view["name"]: view["phase"] for view in header["jobs"]}
 
 
-def test_windows_is_told_what_it_needs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_windows_the_error_names_wsl(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ConfigurationError, match="WSL"):
         LocalCluster(home, {})
@@ -376,63 +378,65 @@ def test_windows_is_told_what_it_needs(home: Path, monkeypatch: pytest.MonkeyPat
 async def test_random_deaths(
     home: Path, environ: dict[str, str], runner: Path, seed: int, tmp_path: Path
 ) -> None:
-    """Jobs come and go while supervisor, parents and jobs are killed at any moment.
+    """Launch and delete jobs while supervisor, parents and jobs are killed at random.
 
-    Whatever happened to a job: its end is told once and does not change, about the process that
-    ran; what was deleted is gone; and no process stays. ``DEATHS=100`` tries more.
+    Each job has one end, which doesn't change and names the process that ran. Deleted jobs no
+    longer exist, and no process stays. ``DEATHS=100`` tries more seeds.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     cluster = LocalCluster(home, environ, runner=runner)
-    told: dict[str, list[Observation]] = {}
+    history: dict[str, list[Observation]] = {}
 
     async def watch() -> None:
         async for seen in cluster.watch({"test": "yes"}):
-            told.setdefault(seen.name, []).append(seen)
+            history.setdefault(seen.name, []).append(seen)
 
     watching = asyncio.create_task(watch())
     deleted: set[str] = set()
     names: list[str] = []
     async with asyncio.timeout(100):
         for step in range(40):
-            match chance.choice(["launch"] * 5 + ["delete", "supervisor", "parent", "job", "wait"]):
+            match rng.choice(["launch"] * 5 + ["delete", "supervisor", "parent", "job", "wait"]):
                 case "launch":
                     names.append(f"j{step}")
-                    lasting = chance.choice([0, 0, 0.01, 0.05, 60])
+                    duration = rng.choice([0, 0, 0.01, 0.05, 60])
                     source = (
                         f"open({str(tmp_path / names[-1])!r}, 'w').write(executor)\n"
                         f"import subprocess, time; subprocess.Popen(['sleep', '60'])\n"
-                        f"time.sleep({lasting})"
+                        f"time.sleep({duration})"
                     )
                     await cluster.launch(spec(names[-1], source, grace=0.05))
                 case "delete" if names:
-                    deleted.add(chance.choice(names))
+                    deleted.add(rng.choice(names))
                     await cluster.delete(names=deleted)
                 case "supervisor" if pid := supervisor_pid(home):
                     kill(pid)
                 case "parent" if pids := parents(home):
-                    kill(chance.choice(pids))
+                    kill(rng.choice(pids))
                 case "job" if pids := marked(home):
-                    kill(chance.choice(pids))
+                    kill(rng.choice(pids))
                 case _:
-                    await asyncio.sleep(chance.random() * 0.05)
+                    await asyncio.sleep(rng.random() * 0.05)
         left = {seen.name: seen for seen in await cluster.find()}
         assert set(left) >= set(names) - deleted
         await cluster.launch(spec("last", labels={"test": "yes", "name": "last"}))
-        await cluster.delete(names=[n for n in names if n in left])
+        await cluster.delete(names=[name for name in names if name in left])
         await until(cluster, "last", Phase.ENDED)
         await gone(cluster, *names)
         await eventually(lambda: set(marked(home)) <= set(parents(home)))
-        await eventually(lambda: "last" in told and told["last"][-1].phase is Phase.ENDED)
-        await eventually(lambda: all(told[n][-1].phase is Phase.GONE for n in names if n in told))
+        await eventually(lambda: "last" in history and history["last"][-1].phase is Phase.ENDED)
+        await eventually(
+            lambda: all(history[name][-1].phase is Phase.GONE for name in names if name in history)
+        )
     watching.cancel()
     for name in names:
         trace = tmp_path / name
-        ends = [seen for seen in told.get(name, []) if seen.phase is Phase.ENDED]
+        ends = [seen for seen in history.get(name, []) if seen.phase is Phase.ENDED]
         assert len({(seen.executor, seen.exit_code, seen.message) for seen in ends}) <= 1
         if trace.exists() and trace.read_text() and ends:
             assert ends[0].executor == trace.read_text()
     await cluster.aclose()
-    await eventually(lambda: unlocked(Places(home).starting))  # who came too late lets go of it
+    await eventually(lambda: unlocked(Places(home).starting))  # late starters release it
 
 
 def unlocked(path: Path) -> bool:
@@ -447,8 +451,8 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def word(cluster: LocalCluster, name: str) -> Observation:
-    """The first that the supervisor says about why the job does not run; nobody new is let in."""
+async def first_message(cluster: LocalCluster, name: str) -> Observation:
+    """Wait for the supervisor's message why the job doesn't run. It accepts no new connections."""
     async with asyncio.timeout(DEADLINE_S):
         while not (seen := (await cluster.find(names=[name]))[0]).message:
             await asyncio.sleep(0.01)
@@ -467,10 +471,10 @@ async def test_what_cannot_be_started_now_waits_if_others_of_its_batch_ran(
     os.kill(parent, signal.SIGKILL)
     await eventually(lambda: not parents(home))
     await cluster.launch(spec("alone"))
-    seen = await word(cluster, "alone")
+    seen = await first_message(cluster, "alone")
     assert (seen.phase, seen.reason) == (Phase.ENDED, Reason.SETUP)
     await cluster.launch(spec("second", labels=batch))
-    seen = await word(cluster, "second")
+    seen = await first_message(cluster, "second")
     assert seen.phase is Phase.PENDING and "Too many open files" in seen.message
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     assert (await until(cluster, "second", labels=batch)).exit_code == 0

@@ -1,4 +1,4 @@
-"""What jobs leave on this machine's disk and in its supervisor, and what bounds it."""
+"""Bounds on what jobs leave on this machine's disk and in its supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .conftest import eventually, supervisors
 
 
 def write_nothing() -> str:
-    assert os.path.isdir(os.environ["KINETIC_OUTPUT_DIR"]), "a file can be opened at once"
+    assert os.path.isdir(os.environ["KINETIC_OUTPUT_DIR"]), "it exists already"
     return os.environ["KINETIC_OUTPUT_DIR"]
 
 
@@ -36,7 +36,7 @@ def die() -> None:
 
 def outputs(home: Path) -> set[str]:
     root = home / "store" / "outputs"
-    return {str(one.relative_to(root)) for one in root.rglob("*")}
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
 async def test_a_job_without_output_leaves_no_output_directory(home: Path) -> None:
@@ -51,8 +51,8 @@ async def test_of_a_batch_only_output_directories_with_content_are_left(home: Pa
     async with aio.Client(backend="local") as client:
         batch = await client.run_async_map(write_if_odd, range(4))
         await batch.results()
-        named = batch.group_id
-        left = {named, f"{named}/1", f"{named}/1/x", f"{named}/3", f"{named}/3/x"}
+        group_id = batch.group_id
+        left = {group_id, f"{group_id}/1", f"{group_id}/1/x", f"{group_id}/3", f"{group_id}/3/x"}
         await eventually(lambda: outputs(home) == left)
         empty = await client.run_async_map(write_if_odd, [0, 2])
         await empty.results()
@@ -99,11 +99,13 @@ async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outp
     journal = home / "local/v1/journal"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
-        line["at"] = line.get("at", 0.0) - KEPT_S - 1  # as if all of it had been a day before
+        line["at"] = line.get("at", 0.0) - KEPT_S - 1  # simulate that a day has passed
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with aio.Client(backend="local") as client:
         listed = await client.list_jobs()
-        assert [(one.job_id, one.created_at) for one in listed] == [(job.job_id, job.created_at)]
+        assert [(found.job_id, found.created_at) for found in listed] == [
+            (job.job_id, job.created_at)
+        ]
         assert job.job_id not in journal.read_text() and batch.group_id not in journal.read_text()
         assert await listed[0].tail() == "said"
         assert await listed[0].status() is kinetic.JobStatus.SUCCEEDED
@@ -126,7 +128,7 @@ async def test_the_time_that_jobs_are_remembered_can_be_set(
     end_supervisor(home)
     monkeypatch.setenv("KINETIC_JOB_TTL_S", "0")
     async with aio.Client(backend="local") as client:
-        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
+        assert await client.list_jobs() == [job]
     assert job.job_id not in (home / "local/v1/journal").read_text()
 
 
@@ -144,8 +146,8 @@ async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_oth
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = home / "other"
-    for each in (other, home):
-        monkeypatch.setenv("KINETIC_HOME", str(each))
+    for folder in (other, home):
+        monkeypatch.setenv("KINETIC_HOME", str(folder))
         async with aio.Client(backend="local") as client:
             await client.list_jobs()
     guide = Path(__file__).parents[2] / "docs/guides/local.md"
@@ -173,7 +175,7 @@ asyncio.run(main())
 
 
 class SlowToRead:
-    """Whoever rebuilds it takes as long as it needs to be killed."""
+    """Unpickling it takes longer than the test needs to kill the process."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return exec, ("import time; print('reading', flush=True); time.sleep(600)",)
@@ -190,7 +192,7 @@ async def test_what_a_killed_client_left_half_read_is_removed_a_day_later(
     scratch = home / "cache" / "scratch"
     async with aio.Client(backend="local") as client:
         assert await client.run(say) == 1
-        assert [*scratch.iterdir()] == [], "each removes its own"
+        assert [*scratch.iterdir()] == [], "each client removes its own files"
         job = await client.submit(large)
         other = await asyncio.create_subprocess_exec(
             sys.executable, "-c", READING, job.job_id, stdout=asyncio.subprocess.PIPE
@@ -203,7 +205,7 @@ async def test_what_a_killed_client_left_half_read_is_removed_a_day_later(
     await other.wait()
     async with aio.Client(backend="local") as client:
         await client.list_jobs()
-        assert [*scratch.iterdir()] == left, "its process may live"
+        assert [*scratch.iterdir()] == left, "the process may still live"
     os.utime(left[0], (0, 0))
     async with aio.Client(backend="local") as client:
         await client.list_jobs()

@@ -1,4 +1,4 @@
-"""The table of jobs decides without doing: any order of events keeps its promises."""
+"""The supervisor's table of jobs keeps its invariants in any order of events."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     assert table.next() is not None
 
 
-def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes() -> None:
+def test_a_waiting_job_reports_its_reason_and_each_change() -> None:
     table = Table(Slots(2, ("0",)))
     first, _ = (started(table, name=name, executor=name) for name in ("first", "second"))
     table.add(order("third"), b"{}", 10.0)
@@ -87,7 +87,7 @@ def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes
     assert [*table.report_waiting(10.0 + QUEUED_S)] == [Notify(third), Notify(wide)]
     assert third.message == "waiting for a slot: 2 of 2 busy with first, second"
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
-    assert [*table.report_waiting(100.0)] == [], "nothing new"
+    assert [*table.report_waiting(100.0)] == [], "the reasons haven't changed"
     table.record_exit(first, 101.0, status=0, out_of_memory=False)
     assert table.next() is third
     table.start(third, "e", 102.0)
@@ -145,7 +145,7 @@ def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     assert table.next() is not None
     table.add(order("g", gpus=1, cpus=2), b"{}", 0.0)
     table.add(order("c2"), b"{}", 0.0)
-    assert table.next() is None  # c2 would keep g waiting for ever, with others like it
+    assert table.next() is None  # jobs like c2 could keep g waiting for ever
 
 
 def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
@@ -191,7 +191,7 @@ def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
         {"was": "gone", "name": "b"},
     ]
     table = Table(Slots(1))
-    assert table.restore(lines, 6.0) == ["b"], "only a log of a job that was deleted goes"
+    assert table.restore(lines, 6.0) == ["b"], "only logs of deleted jobs are removed"
     assert table.jobs == {}
 
 
@@ -208,7 +208,7 @@ def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> No
 
 
 class Machine(RuleBasedStateMachine):
-    """A supervisor without processes, that may die and be followed by the next one."""
+    """A supervisor without processes that may die and have a successor."""
 
     jobs: Bundle[str] = Bundle("jobs")
 
@@ -312,7 +312,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def slots_add_up(self) -> None:
-        running = [one for one in self.table.jobs.values() if one.state is State.RUNNING]
+        running = [job for job in self.table.jobs.values() if job.state is State.RUNNING]
         assert sum(job.need.cpus for job in running) <= 3
         gpus = [gpu for job in running if job.grant for gpu in job.grant.gpus]
         assert len(gpus) == len(set(gpus)) <= 2

@@ -1,4 +1,4 @@
-"""The journal holds whole lines, whatever happens to the disk."""
+"""The journal contains only whole lines, even after the disk was full."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_messages_are_the_same_wherever_the_stream_is_cut() -> None:
     for size in (1, 2, 7, len(stream)):
         decoder = Decoder()
         parts = [stream[at : at + size] for at in range(0, len(stream), size)]
-        assert [one for part in parts for one in decoder.feed(part)] == expected
+        assert [message for part in parts for message in decoder.feed(part)] == expected
 
 
 def test_slots_come_from_the_environment_or_the_machine() -> None:

@@ -1,4 +1,4 @@
-"""A job's log: by bytes, from its end, while it grows."""
+"""A job's log: splitting it into lines, reading its tail, and following it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .conftest import (
 TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    ends = sorted({min(place, len(data)) for place in places} | {0, len(data)})
+def cut(data: bytes, positions: list[int]) -> list[bytes]:
+    ends = sorted({min(position, len(data)) for position in positions} | {0, len(data)})
     return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def told(parts: list[bytes]) -> list[str]:
+def split_lines(parts: list[bytes]) -> list[str]:
     cutter = LogPieces()
     found = [piece for part in parts for piece in cutter.feed(part)]
     return [piece.text for piece in (*found, *cutter.feed(last=True))]
@@ -43,19 +43,21 @@ def told(parts: list[bytes]) -> list[str]:
 
 @settings(deadline=None)
 @given(TEXT, st.lists(st.integers(0, 200)))
-def test_lines_are_the_same_wherever_the_bytes_are_cut(text: str, places: list[int]) -> None:
+def test_lines_are_the_same_wherever_the_bytes_are_cut(text: str, positions: list[int]) -> None:
     expected = text.split("\n")
-    assert told(cut(text.encode(), places)) == (expected if expected[-1] else expected[:-1])
+    assert split_lines(cut(text.encode(), positions)) == (
+        expected if expected[-1] else expected[:-1]
+    )
 
 
 def test_what_is_no_utf8_is_replaced() -> None:
-    assert told([b"a\xff", b"b\nc\xe2\x82"]) == ["a�b", "c�"]
+    assert split_lines([b"a\xff", b"b\nc\xe2\x82"]) == ["a�b", "c�"]
 
 
 def test_an_endless_line_comes_in_pieces_of_whole_characters() -> None:
     text = "x" + "€" * (3 * LONGEST_LINE)
     for parts in ([text.encode()], cut(text.encode(), [*range(0, 10 * LONGEST_LINE, 65536)])):
-        pieces = told(parts)
+        pieces = split_lines(parts)
         assert "".join(pieces) == text and len(pieces) == 10
         assert max(len(piece.encode()) for piece in pieces) <= LONGEST_LINE
 
@@ -65,8 +67,8 @@ async def test_a_line_of_1_mib_comes_whole_and_a_longer_one_in_pieces(
 ) -> None:
     source = "for extra in (0, 1): print('é' * (1 << 19) + 'x' * extra)"
     await cluster.launch(spec("long", source))
-    heard = await lines(cluster, "long", follow=True)
-    assert [len(one.encode()) for one in heard] == [LONGEST_LINE, LONGEST_LINE, 1]
+    printed = await lines(cluster, "long", follow=True)
+    assert [len(line.encode()) for line in printed] == [LONGEST_LINE, LONGEST_LINE, 1]
 
 
 @settings(deadline=None)
@@ -81,7 +83,7 @@ def test_the_tail_begins_where_its_first_line_does(text: str, count: int, block:
         os.close(fd)
     whole = content.decode().split("\n")
     whole = whole if whole[-1] else whole[:-1]
-    assert told([content[offset:]]) == (whole[-count:] if count else [])
+    assert split_lines([content[offset:]]) == (whole[-count:] if count else [])
 
 
 def test_a_long_tail_is_found_over_many_blocks(tmp_path: Path) -> None:
@@ -117,26 +119,26 @@ async def test_followers_of_a_deleted_job_hear_its_last_words(cluster: LocalClus
         "def stop(*a):\n    print('last words'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\nprint('up')\nwhile True: time.sleep(0.05)"
     )
-    await cluster.launch(spec("gone", source, grace=DEADLINE_S))  # its last words take less
-    heard: list[str] = []
+    await cluster.launch(spec("gone", source, grace=DEADLINE_S))  # enough for the last words
+    printed: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("gone", follow=True):
-            heard.append(line)
+            printed.append(line)
             if line == "up":
                 await cluster.delete(names=["gone"])
-    assert heard[:2] == ["up", "last words"]
+    assert printed[:2] == ["up", "last words"]
     with pytest.raises(NotFound):
         await lines(cluster, "gone")
 
 
 async def test_following_survives_the_supervisor(cluster: LocalCluster, home: Path) -> None:
     await cluster.launch(spec("lost", "import time; print('up'); time.sleep(60)"))
-    heard: list[str] = []
+    printed: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("lost", follow=True):
-            heard.append(line)
+            printed.append(line)
             signal_supervisor(home, signal.SIGKILL)
-    assert heard == ["up"]
+    assert printed == ["up"]
     assert (await cluster.find(names=["lost"]))[0].phase is Phase.ENDED
     await eventually(lambda: not marked(home) or parents(home))
 
@@ -170,13 +172,13 @@ async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path
         "os.write(2, b'caf\\xc3'); os.write(1, b'\\xa9\\nend')"
     )
     await cluster.launch(spec("grow", source))
-    heard: list[str] = []
+    printed: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("grow", follow=True):
-            heard.append(line)
+            printed.append(line)
             if line == "first":
                 assert await lines(cluster, "grow", tail=1) == ["first"]
                 gate.write_text("")
-    assert heard == ["first", "café", "end"]
+    assert printed == ["first", "café", "end"]
     assert await lines(cluster, "grow", follow=True, tail=2) == ["café", "end"]
     assert await lines(cluster, "grow", tail=0) == []

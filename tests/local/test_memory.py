@@ -1,4 +1,4 @@
-"""Out of memory is said only where the kernel's own counters say so."""
+"""A job counts as out of memory only if the kernel's counters say so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 def test_a_kill_counts_for_jobs_that_were_there() -> None:
     readings = iter([3, 4, 4, 5])
     kills = KernelKills(lambda: next(readings))
-    kills.note(100.0)  # reads 4: what was before is nobody's
+    kills.note(100.0)  # reads 4: earlier kills don't count
     kills.note(101.0)  # too soon to read again
     assert not kills.happened()  # 4
     assert kills.happened()  # 5
@@ -47,7 +47,7 @@ def group() -> Iterator[Path]:
         pytest.skip(f"no memory control group can be made here: {exc}")
     yield path
     for pid in (path / "cgroup.procs").read_text().split():
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
             (GROUPS / "cgroup.procs").write_text(pid)
     path.rmdir()
 
@@ -55,7 +55,7 @@ def group() -> Iterator[Path]:
 async def test_a_job_the_kernel_killed_ran_out_of_memory(
     cluster: LocalCluster, home: Path, group: Path
 ) -> None:
-    await cluster.find()  # a supervisor without a job: it begins to count with the first one
+    await cluster.find()  # starts a supervisor; it counts from its first job on
     (group / "cgroup.procs").write_text(str(supervisor_pid(home)))
     seen = await run_job(cluster, spec("killed", "import os; os.kill(os.getpid(), 9)"))
     assert seen.reason is Reason.LOST

@@ -1,4 +1,4 @@
-"""Whatever is said to the supervisor, it goes on, and so do its jobs."""
+"""No message ends the supervisor or its jobs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
     return HEAD.pack(len(header), len(body)) + header + body
 
 
-def say(home: Path, *messages: bytes) -> bool:
-    """Say something and then hello; whether the supervisor has answered, and not hung up."""
+def send(home: Path, *messages: bytes) -> bool:
+    """Send *messages* and then hello; return whether the supervisor answers that."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(Places(home).socket))
-        heard = Decoder()
+        decoder = Decoder()
         try:
             sock.sendall(b"".join(messages) + HELLO)
             while data := sock.recv(65536):
-                if any("protocol" in header for header, _ in heard.feed(data)):
+                if any("protocol" in header for header, _ in decoder.feed(data)):
                     return True
         except (BrokenPipeError, ConnectionResetError):
             pass
@@ -47,7 +47,7 @@ def say(home: Path, *messages: bytes) -> bool:
 
 @pytest.fixture
 async def running(cluster: LocalCluster) -> LocalCluster:
-    """With a job that sleeps."""
+    """A cluster that runs a sleeping job."""
     source = "import time; print('up', flush=True); time.sleep(100)"
     await hear_job(cluster, spec("sleeper", source))
     return cluster
@@ -72,12 +72,12 @@ async def running(cluster: LocalCluster) -> LocalCluster:
         "a number as label", "a number for names", "a list for a name", "too large", "http",
     ],
 )  # fmt: skip
-async def test_who_talks_nonsense_is_sent_away_and_nobody_else(
+async def test_a_nonsense_message_disconnects_only_its_sender(
     running: LocalCluster, home: Path, message: bytes
 ) -> None:
     pid = supervisor_pid(home)
-    assert not say(home, message)
-    assert say(home), "others are heard"
+    assert not send(home, message)
+    assert send(home), "other clients get answers"
     assert supervisor_pid(home) == pid
     [job] = await running.find(names=["sleeper"])
     assert job.phase is Phase.RUNNING
@@ -94,8 +94,8 @@ async def test_an_order_that_makes_no_sense_is_refused_and_starts_nothing(
         "labels": [1], "command": "python", "runner": 5, "fresh": "yes", "cpus": -1, "gpus": "1",
         "memory_bytes": 0.5, "timeout": "long", "grace": None, "name": "../up",
     }.items():  # fmt: skip
-        say(home, encode({**launch, field: value}, b"{}\n{}"))
-    assert [one.name for one in await running.find()] == ["sleeper"]
+        send(home, encode({**launch, field: value}, b"{}\n{}"))
+    assert [seen.name for seen in await running.find()] == ["sleeper"]
 
 
 values = st.recursive(
@@ -111,15 +111,15 @@ headers = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6).flatmap(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(said=st.lists(headers, min_size=1, max_size=3), body=st.binary(max_size=20))
-def hears(home: Path, said: list[dict[str, Any]], body: bytes) -> None:
-    say(home, *(framed(json.dumps(header).encode(), body) for header in said))
-    assert say(home)
+@given(messages=st.lists(headers, min_size=1, max_size=3), body=st.binary(max_size=20))
+def check_messages(home: Path, messages: list[dict[str, Any]], body: bytes) -> None:
+    send(home, *(framed(json.dumps(header).encode(), body) for header in messages))
+    assert send(home)
 
 
 async def test_no_message_ends_the_supervisor_or_a_job(running: LocalCluster, home: Path) -> None:
     pid = supervisor_pid(home)
-    hears(home)
+    check_messages(home)
     assert supervisor_pid(home) == pid
     [job] = await running.find(names=["sleeper"])
     assert job.phase is Phase.RUNNING

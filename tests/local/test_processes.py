@@ -1,4 +1,4 @@
-"""Nothing of a job outlives it, however it hides."""
+"""No process of a job outlives it, however the process hides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kinetic.aio.ports import Phase
 
 from .conftest import DEADLINE_S, alive, eventually, gone, hear_job, parents, run_job, spec, until
 
-# A child in its session, one in a group of its own, a daemon that forked twice, one that was
-# executed, and one that was executed with an empty environment: each tells its number.
+# A child in its session, one in its own group, a daemon that forked twice, one that ran exec,
+# one that ran exec with an empty environment, and a daemon with a daemon: each records its PID.
 FAMILY = """
 import os, subprocess, sys, time
 
@@ -49,16 +49,16 @@ print("up", flush=True)
 
 
 def family(path: Path) -> list[psutil.Process]:
-    """The processes that told their number, once all have, and are what they were to become."""
+    """Return the processes once all have recorded their PIDs and run exec; until then, nothing."""
     if not path.exists() or len(numbers := path.read_text().split()) < 8:
         return []
     found = [psutil.Process(int(number)) for number in numbers]
-    executed = [one for one in found if one.name() == "sleep"]
+    executed = [process for process in found if process.name() == "sleep"]
     return found if len(executed) == 4 else []
 
 
-def running(processes: list[psutil.Process]) -> list[str]:
-    return [str(one) for one in processes if alive(one.pid)]
+def survivors(processes: list[psutil.Process]) -> list[str]:
+    return [str(process) for process in processes if alive(process.pid)]
 
 
 async def start(cluster: LocalCluster, name: str, path: Path, then: str) -> list[psutil.Process]:
@@ -74,7 +74,7 @@ async def test_cancelling_ends_the_whole_tree(
     processes = await start(cluster, "tree", tmp_path / "pids", then)
     await cluster.delete(names=["tree"])
     await gone(cluster, "tree")
-    assert running(processes) == []
+    assert survivors(processes) == []
 
 
 async def test_an_ordinary_end_leaves_nothing_either(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -83,22 +83,25 @@ async def test_an_ordinary_end_leaves_nothing_either(cluster: LocalCluster, tmp_
     os.mkfifo(gate)
     processes = await start(cluster, "tree", tmp_path / "pids", f"open({str(gate)!r}).read()")
     await until(cluster, "tree", Phase.RUNNING)
-    hidden = [one for one in processes if one.environ() == {}]
+    hidden = [process for process in processes if process.environ() == {}]
     gate.write_text("")
     seen = await until(cluster, "tree")
-    # The other job was there as well: who gave nothing away is ended with the last suspect.
-    assert (seen.exit_code, running([one for one in processes if one not in hidden])) == (0, [])
+    # The hidden one could belong to the other job, so it ends with that job.
+    assert (
+        seen.exit_code,
+        survivors([process for process in processes if process not in hidden]),
+    ) == (0, [])
     await cluster.delete(names=["gate"])
-    await eventually(lambda: not running(processes))
+    await eventually(lambda: not survivors(processes))
 
 
 async def test_one_job_s_end_does_not_touch_another(cluster: LocalCluster, tmp_path: Path) -> None:
     processes = await start(cluster, "tree", tmp_path / "pids", "time.sleep(60)")
     for i in range(5):
         await run_job(cluster, spec(f"short{i}", "import subprocess; subprocess.Popen(['true'])"))
-    assert len(running(processes)) == 8
+    assert len(survivors(processes)) == 8
     await cluster.delete(names=["tree"])
-    await eventually(lambda: not running(processes))
+    await eventually(lambda: not survivors(processes))
 
 
 async def test_the_grace_is_the_job_s(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -132,5 +135,5 @@ async def test_a_parent_that_is_killed_takes_its_jobs_with_it(
     os.kill(parent, 9)
     seen = await until(cluster, "tree", Phase.ENDED)
     assert seen.reason is not None and "died" in seen.message and str(parent) in seen.message
-    assert running(processes) == []
+    assert survivors(processes) == []
     assert (await run_job(cluster, spec("next"))).exit_code == 0  # a new parent serves it

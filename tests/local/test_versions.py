@@ -1,4 +1,4 @@
-"""Client and supervisor are of one version: the files that an order names lie where it has them."""
+"""Clients and supervisors of different versions refuse to work together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .conftest import spec
 EARLIER = (VERSION[0], VERSION[1] - 1)
 
 
-async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_to_end(
+async def test_a_supervisor_of_another_version_is_refused_with_its_process_id(
     home: Path,
 ) -> None:
     places = Places(home)
     places.state.mkdir(0o700, parents=True)
-    over = asyncio.Event()
+    hung_up = asyncio.Event()
 
     async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
@@ -33,24 +33,24 @@ async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_
         await reader.read()  # until the client hangs up
         writer.close()
         await writer.wait_closed()
-        over.set()
+        hung_up.set()
 
     async with await asyncio.start_unix_server(earlier, str(places.socket)):
         with pytest.raises(
             Unavailable, match=r"4711.* another version of kinetic.*`kinetic local stop`"
         ):
             await open_connection(home, os.environ)
-        await over.wait()
+        await hung_up.wait()
 
 
-async def test_a_client_of_another_version_is_told_so(cluster: LocalCluster, home: Path) -> None:
+async def test_a_client_of_another_version_gets_an_error(cluster: LocalCluster, home: Path) -> None:
     await cluster.launch(spec("one", "pass"))
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(Places(home).socket))
         sock.sendall(encode({"op": "hello", "id": 1, "protocol": EARLIER}))
-        heard: list[dict[str, object]] = []
+        replies: list[dict[str, object]] = []
         decoder = Decoder()
-        while not heard:
-            heard += [header for header, _ in decoder.feed(sock.recv(65536))]
-    assert heard[0]["kind"] == "protocol"
+        while not replies:
+            replies += [header for header, _ in decoder.feed(sock.recv(65536))]
+    assert replies[0]["kind"] == "protocol"

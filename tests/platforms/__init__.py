@@ -1,1 +1,1 @@
-"""What every platform does alike: one suite, run on each of them."""
+"""Test on each platform what all platforms do alike."""

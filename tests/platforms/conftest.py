@@ -1,7 +1,7 @@
-"""The platforms that the suite is run on, and the crew that runs it.
+"""The platforms that this suite runs on, and the crew that runs it.
 
-Each test here is a `behaviour`, and is run once on each platform. Those of a module run side by
-side: a pod takes two seconds, most of which nobody has a processor for.
+Each test here is a `behaviour` and runs once on each platform. Those of a module run side by
+side: a pod takes two seconds, most of them idle.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from tests.cluster.fixtures import IMAGE, fresh_bucket, fresh_namespace, setting
 from tests.conftest import private_home
 
 from .crew import Crew
-from .place import IN_A_DIRECTORY, ON_UVLOOP, Platform
+from .harness import IN_A_DIRECTORY, ON_UVLOOP, Platform
 
-# The fixture asks for the control plane where it is needed, which no name of a fixture tells.
-ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
+# `platform` requests the control plane at run time, so its parameters carry the marker.
+ON_A_CLUSTER = [
+    pytest.param(backend, marks=pytest.mark.control_plane) for backend in ("gke", "pathways")
+]
 
 
-SELDOM = [pytest.mark.control_plane, pytest.mark.slow]
+RARELY_RUN = [pytest.mark.control_plane, pytest.mark.slow]
 WITHOUT_A_BUCKET = [
-    pytest.param(f"{one}{IN_A_DIRECTORY}", marks=SELDOM) for one in ("gke", "pathways")
+    pytest.param(f"{backend}{IN_A_DIRECTORY}", marks=RARELY_RUN) for backend in ("gke", "pathways")
 ]
 
 ON_ANOTHER_LOOP = [
     pytest.param("local on uvloop", marks=pytest.mark.full),
-    pytest.param("gke on uvloop", marks=SELDOM),
+    pytest.param("gke on uvloop", marks=RARELY_RUN),
 ]
 
 
@@ -40,7 +42,7 @@ ALL = ["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER, *WITHOUT_A_BUCKET]
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """Where the jobs of the module run, with the variables by which a user chooses it."""
+    """Provide the platform, chosen by environment variables as a user would choose it."""
     title = request.param
     name = title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
     with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
@@ -66,7 +68,7 @@ def _cluster(
     if name == "pathways":
         request.getfixturevalue("groups")
     with fresh_namespace(plane, kubelet) as namespace:
-        if name == "pathways":  # a JobSet, unlike the other kind, stays for its log
+        if name == "pathways":  # a JobSet, unlike the other kind, keeps its log after it ends
             patch.setenv("KINETIC_MULTIHOST", "jobset")
         for variable, value in settings(namespace, fresh_bucket(server), server).items():
             patch.setenv(variable, value)
@@ -83,13 +85,13 @@ def _cluster(
 
 @pytest.fixture(autouse=True)
 def home(platform: Platform) -> Path:
-    """One for the module, instead of one for each test: they run side by side."""
+    """Return the module's home: its tests run side by side and share one."""
     return platform.home
 
 
 @pytest.fixture(scope="module")
 def crew(platform: Platform, request: pytest.FixtureRequest) -> Iterator[Crew]:
-    """Has begun with all behaviours of the module that were asked for."""
+    """Provide a crew that has started all selected behaviours of the module."""
     with Crew(platform) as crew:
         for item in request.session.items:
             if item.parent is request.node and item.callspec.params["platform"] == platform.title:

@@ -1,4 +1,4 @@
-"""Behaviours of one module, side by side on one platform, each the body of its own test."""
+"""Run the behaviours of a module side by side on one platform; each is the body of a test."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import pytest
 from kinetic import aio, configuration
 from kinetic.aio.platforms import open_platform
 
-from .place import Place, Platform
+from .harness import Harness, Platform
 
 DEADLINE_S, LONG_S = 150.0, 1200.0
-"""Seconds after which a behaviour hangs, on a machine with other things to do."""
+"""After how many seconds a behaviour counts as hanging, even on a busy machine."""
 
-Behaviour = Callable[[Place], Awaitable[None]]
+Behaviour = Callable[[Harness], Awaitable[None]]
 Test = Callable[..., None]
 
 
 def behaviour(function: Behaviour) -> Test:
-    """Make *function* a test, which waits for it to be over: its crew has begun with it."""
+    """Make *function* a test. The crew starts it; the test waits for its end."""
     return _test(function, DEADLINE_S)
 
 
 def long_behaviour(function: Behaviour) -> Test:
-    """The same of one that takes minutes, and is left out every day."""
+    """Make *function* a test that takes minutes and runs only with the slow ones."""
     marked: Test = pytest.mark.slow(_test(function, LONG_S))
     return marked
 
@@ -49,7 +49,7 @@ def _test(function: Behaviour, deadline: float) -> Test:
 class Crew:
     """``with Crew(platform) as crew:`` runs behaviours on the platform's kind of event loop.
 
-    Leaving the block ends what it has begun with.
+    Leaving the block cancels those that still run.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -82,7 +82,7 @@ class Crew:
         await self._opened.aclose()
 
     def begin(self, item: Any) -> None:
-        """Run the behaviour that the test *item* waits for as soon as it is its turn."""
+        """Run the behaviour of the test *item* when its turn comes."""
         test = getattr(item.module, item.originalname)
         behaviour, deadline = test.__wrapped__, test.deadline
         work = self._run(behaviour, deadline)
@@ -97,6 +97,6 @@ class Crew:
     async def _run(self, function: Behaviour, deadline: float) -> None:
         folder = self._platform.folder / function.__name__
         folder.mkdir()
-        place = Place(self._platform, self._client, self._ports, folder)
+        harness = Harness(self._platform, self._client, self._ports, folder)
         async with self._turns, asyncio.timeout(deadline):
-            await function(place)
+            await function(harness)

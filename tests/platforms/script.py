@@ -1,4 +1,4 @@
-"""Another process of the user's: a script that tells how far it is, line by line."""
+"""Run a user's script in another process; it prints its progress line by line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-OWN = {"PYTHONPATH": str(ROOT), "KINETIC_PROGRESS": "off", "KINETIC_PACKAGE_ROOT": ""}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "KINETIC_PROGRESS": "off", "KINETIC_PACKAGE_ROOT": ""}
 PRELUDE = """
 import asyncio, itertools, os, pathlib, signal, sys, threading, time
 import kinetic
@@ -30,11 +30,11 @@ def until(condition):
 
 
 class Script:
-    """Runs with warnings as errors; ``pid`` is its process."""
+    """A running script whose warnings are errors; ``pid`` is its process ID."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._complaints = ""
+        self._errors = ""
         self.pid = process.pid
 
     @classmethod
@@ -46,7 +46,7 @@ class Script:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-u", "-W", "error", "script.py"),
             cwd=folder,
-            env=os.environ | OWN,
+            env=os.environ | ENVIRONMENT,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -54,42 +54,42 @@ class Script:
         return cls(process)
 
     async def line(self) -> str:
-        """The next line it prints."""
+        """Return the next line that the script prints."""
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
         if not line:
-            raise AssertionError(f"it said no more, but:\n{(await self.end())[2]}")
+            raise AssertionError(f"the script ended; its standard error:\n{(await self.end())[2]}")
         return line.rstrip("\n")
 
     async def expect(self, *lines: str) -> None:
-        """The next lines it prints are these."""
+        """Check that the script prints *lines* next."""
         for line in lines:
-            got = await self.line()
-            if got != line:
+            actual = await self.line()
+            if actual != line:
                 await self.kill()
-                raise AssertionError(f"wanted {line!r}, got {got!r}:\n{(await self.end())[2]}")
+                raise AssertionError(f"{actual!r} != {line!r}:\n{(await self.end())[2]}")
 
-    async def complaint(self, words: str) -> None:
-        """Return once its standard error has a line with *words*."""
+    async def wait_for_error(self, text: str) -> None:
+        """Wait until a line of standard error contains *text*."""
         assert self._process.stderr is not None
         line = ""
-        while words not in line:
+        while text not in line:
             line = (await self._process.stderr.readline()).decode()
-            self._complaints += line
-            assert line, f"it did not say {words!r}, but:\n{self._complaints}"
+            self._errors += line
+            assert line, f"{text!r} isn't in its standard error:\n{self._errors}"
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
     async def end(self) -> tuple[int, str, str]:
-        """Wait for it: its exit status, what else it printed, and its standard error."""
+        """Wait for the end; return the exit status, the rest of the output, and standard error."""
         out, err = await self._process.communicate()
         assert self._process.returncode is not None
-        return self._process.returncode, out.decode(), self._complaints + err.decode()
+        return self._process.returncode, out.decode(), self._errors + err.decode()
 
     async def kill(self) -> None:
-        """Kill it, if it is still there, and wait until it is gone."""
+        """Kill the script if it still runs, and wait until it has ended."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

@@ -1,4 +1,4 @@
-"""What is called elsewhere, and what comes back: functions, values, errors, output, environment."""
+"""Functions, values, errors, output and environments travel to jobs and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinetic import errors
 from kinetic.job_status import JobStatus
 
 from .crew import behaviour
-from .place import Place
+from .harness import Harness
 
 
 class Model:
@@ -43,15 +43,15 @@ async def double(value: int, *, times: int = 1) -> int:
 
 
 @behaviour
-async def test_whatever_can_be_called_is_called_there(place: Place) -> None:
+async def test_whatever_can_be_called_is_called_there(harness: Harness) -> None:
     """Closures, lambdas, methods, partials, objects, builtins, coroutine functions."""
     offset = 10
     calls = [
-        place.run(lambda value: value + offset, 5),
-        place.run(functools.partial(Model(3).predict, value=4)),
-        place.run(Adder(3), 4),
-        place.run(os.path.basename, "a/b"),
-        place.run(double, 10, times=2),
+        harness.run(lambda value: value + offset, 5),
+        harness.run(functools.partial(Model(3).predict, value=4)),
+        harness.run(Adder(3), 4),
+        harness.run(os.path.basename, "a/b"),
+        harness.run(double, 10, times=2),
     ]
     assert await asyncio.gather(*calls) == [15, 12, 7, "b", 40]
 
@@ -62,11 +62,11 @@ class Point(NamedTuple):
 
 
 class Custom(Exception):
-    """Of this module, which is the user's project."""
+    """An exception from this module, which stands for the user's project."""
 
 
 class Coded(Exception):
-    """Its ``args`` are not what its ``__init__`` takes."""
+    """An exception whose ``args`` don't match its ``__init__``."""
 
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(f"{code} at {where}")
@@ -74,22 +74,22 @@ class Coded(Exception):
 
 
 @behaviour
-async def test_values_are_what_they_were(place: Place) -> None:
+async def test_values_are_what_they_were(harness: Harness) -> None:
     """Classes of the project, containers, and containers that hold themselves."""
-    words = collections.defaultdict(list, {"a": [1]})
-    loop: list[Any] = [1]
-    loop.append(loop)
+    mapping = collections.defaultdict(list, {"a": [1]})
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
     knot: tuple[Any, ...] = ([],)
     knot[0].append(knot)
 
-    def look(point: Point, words: Any, counts: Any, loop: Any, knot: Any) -> Any:
+    def look(point: Point, mapping: Any, counts: Any, cycle: Any, knot: Any) -> Any:
         assert type(point).__name__ == "Point" and counts["missing"] == 0
-        assert loop[1] is loop and knot[0][0] is knot
-        words["new"].append(point.x)
-        return Point(type(words).__name__, words["new"]), counts, {3: {"x"}}, None, loop, knot
+        assert cycle[1] is cycle and knot[0][0] is knot
+        mapping["new"].append(point.x)
+        return Point(type(mapping).__name__, mapping["new"]), counts, {3: {"x"}}, None, cycle, knot
 
-    point, counts, nested, nothing, again, tied = await place.run(
-        look, Point(1, 2), words, loop=loop, knot=knot, counts=collections.Counter("aab")
+    point, counts, nested, nothing, again, tied = await harness.run(
+        look, Point(1, 2), mapping, cycle=cycle, knot=knot, counts=collections.Counter("aab")
     )
     assert type(point) is Point and point == ("defaultdict", [1])
     assert type(counts) is collections.Counter and counts == collections.Counter("aab")
@@ -98,36 +98,36 @@ async def test_values_are_what_they_were(place: Place) -> None:
 
 
 @behaviour
-async def test_large_values_and_arguments_travel(place: Place) -> None:
+async def test_large_values_and_arguments_travel(harness: Harness) -> None:
     def reverse(value: bytes) -> bytes:
         return value[::-1]
 
     value = os.urandom(1 << 23)
-    assert await place.run(reverse, value) == value[::-1]
+    assert await harness.run(reverse, value) == value[::-1]
 
 
 @behaviour
-async def test_the_users_exception_comes_back_as_itself(place: Place) -> None:
+async def test_the_users_exception_comes_back_as_itself(harness: Harness) -> None:
     def fail(error: type[Exception]) -> None:
         print("about to fail")
         raise error("which")
 
-    job, other = await asyncio.gather(place.submit(fail, KeyError), place.submit(fail, Custom))
+    job, other = await asyncio.gather(harness.submit(fail, KeyError), harness.submit(fail, Custom))
     with pytest.raises(KeyError, match="which") as caught:
         await job.result(cleanup=True)
     [note] = caught.value.__notes__
     assert "Remote traceback" in note and "in fail" in note
     assert await job.status() is JobStatus.FAILED
     assert "user error" in await job.reason()
-    assert job in await place.client.list_jobs(), "a failed job is kept"
+    assert job in await harness.client.list_jobs(), "a failed job is kept"
     assert "about to fail" in [line async for line in job.logs()]
-    assert await place.objects(job.job_id)
+    assert await harness.objects(job.job_id)
     with pytest.raises(Custom):
         await other
 
 
 @behaviour
-async def test_an_exception_keeps_its_type_whatever_its_class_takes(place: Place) -> None:
+async def test_an_exception_keeps_its_type_whatever_its_class_takes(harness: Harness) -> None:
     def fail(code: int) -> None:
         raise Coded(code, where="there")
 
@@ -136,7 +136,7 @@ async def test_an_exception_keeps_its_type_whatever_its_class_takes(place: Place
             3, where="x"
         )
 
-    single, group = await asyncio.gather(place.submit(fail, 1), place.submit(gather))
+    single, group = await asyncio.gather(harness.submit(fail, 1), harness.submit(gather))
     with pytest.raises(Coded, match="1 at there") as caught:
         await single
     assert caught.value.code == 1
@@ -145,13 +145,13 @@ async def test_an_exception_keeps_its_type_whatever_its_class_takes(place: Place
     first, second = grouped.value.exceptions
     assert (type(first), type(second)) == (Coded, KeyError)
     assert type(grouped.value.__cause__) is Coded
-    batch = await place.map(fail, [4])
+    batch = await harness.map(fail, [4])
     [error] = await batch.results(return_exceptions=True)
     assert type(error) is Coded and error.code == 4
 
 
 @behaviour
-async def test_what_cannot_be_rebuilt_or_pickled_is_told_in_words(place: Place) -> None:
+async def test_what_cannot_be_rebuilt_or_pickled_is_described_as_text(harness: Harness) -> None:
     def raise_it() -> None:
         raise type("Picky", (Exception,), {"lock": threading.Lock()})("no way")
 
@@ -161,11 +161,11 @@ async def test_what_cannot_be_rebuilt_or_pickled_is_told_in_words(place: Place) 
     def leave(code: int) -> None:
         sys.exit(code)
 
-    picky, result, well, badly = await asyncio.gather(
-        place.submit(raise_it),
-        place.submit(lock),
-        place.submit(leave, 0),
-        place.submit(leave, 3),
+    picky, result, zero, nonzero = await asyncio.gather(
+        harness.submit(raise_it),
+        harness.submit(lock),
+        harness.submit(leave, 0),
+        harness.submit(leave, 3),
     )
     with pytest.raises(errors.JobFailed, match=r"Picky: no way\n.*cannot pickle") as caught:
         await picky
@@ -174,20 +174,20 @@ async def test_what_cannot_be_rebuilt_or_pickled_is_told_in_words(place: Place) 
     assert any("in raise_it" in note for note in caught.value.__notes__)
     with pytest.raises(errors.JobFailed, match=r"cannot be pickled.*lock"):
         await result
-    assert await well is None
+    assert await zero is None
     with pytest.raises(errors.JobError, match="SystemExit: 3"):
-        await badly
+        await nonzero
 
 
 @behaviour
-async def test_output_is_kept_line_by_line(place: Place) -> None:
+async def test_output_is_kept_line_by_line(harness: Harness) -> None:
     def talk() -> None:
         print("[/INST] not markup")
         print("to stderr", file=sys.stderr)
         for number in range(20):
             print("line", number)
 
-    job = await place.submit(talk)
+    job = await harness.submit(talk)
     lines = [line async for line in job.logs(follow=True)]
     await job.result(cleanup=False)
     assert lines[0] == "[/INST] not markup" and lines[-1] == "line 19"
@@ -197,13 +197,13 @@ async def test_output_is_kept_line_by_line(place: Place) -> None:
 
 
 @behaviour
-async def test_the_environment_is_what_was_captured(place: Place) -> None:
-    """And is written to the store in no form."""
+async def test_the_environment_is_what_was_captured(harness: Harness) -> None:
+    """The store never contains the captured values."""
 
     def environment() -> dict[str, str]:
         return dict(os.environ)
 
-    job = await place.submit(place.on(environment, capture_env_vars=["SWEEP_*"]))
+    job = await harness.submit(harness.on(environment, capture_env_vars=["SWEEP_*"]))
     seen = await job.result(cleanup=False)
     assert (
         seen["SWEEP_RATE"] == "$(HOME) 'and' more"
@@ -213,88 +213,88 @@ async def test_the_environment_is_what_was_captured(place: Place) -> None:
     assert seen["KINETIC_INDEX"] == "0" and seen["KINETIC_ATTEMPT"] == "1"
     assert seen["KINETIC_JOB_ID"] == job.job_id
     assert {"PATH", "HOME"} <= seen.keys()
-    names = [name for name in await place.objects(job.job_id) if not name.endswith(".outcome")]
+    names = [name for name in await harness.objects(job.job_id) if not name.endswith(".outcome")]
     assert len(names) >= 3
     for name in names:
-        found = await place.ports.store.get(name)
+        found = await harness.ports.store.get(name)
         assert b"squeamish" not in found.body and "squeamish" not in str(found.metadata)
 
 
 @behaviour
-async def test_two_jobs_writing_the_same_path_do_not_meet(place: Place) -> None:
+async def test_two_jobs_writing_the_same_path_do_not_meet(harness: Harness) -> None:
     def write(text: str) -> str:
         Path("same.txt").write_text(text)
         return Path("same.txt").read_text()
 
-    values = await asyncio.gather(*(place.run(write, str(number)) for number in range(2)))
+    values = await asyncio.gather(*(harness.run(write, str(number)) for number in range(2)))
     assert values == ["0", "1"]
     assert not Path("same.txt").exists()
 
 
 @behaviour
 async def test_data_of_every_form_arrives(
-    place: Place,
+    harness: Harness,
 ) -> None:
-    """Uploaded once by its content; what a job writes into it stays its own."""
-    folder, one = place.folder / "folder", place.folder / "one.txt"
+    """The same content is uploaded once; what a job writes into its copy stays there."""
+    folder, single = harness.folder / "folder", harness.folder / "one.txt"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "x.txt").write_text("x")
-    one.write_text("one")
+    single.write_text("one")
 
-    def read(place: str, file: str, nested: Any, again: str) -> list[Any]:
-        found = [Path(place, "deep", "x.txt"), Path(file), Path(nested["a"][0]), Path(nested["b"])]
+    def read(tree: str, file: str, nested: Any, again: str) -> list[Any]:
+        found = [Path(tree, "deep", "x.txt"), Path(file), Path(nested["a"][0]), Path(nested["b"])]
         texts = [path.read_text() for path in found]
         for path in found:
             path.write_text("mine")
-        Path(place, "deep", "new").touch()
+        Path(tree, "deep", "new").touch()
         assert type(nested["c"]).__name__ == "Point" and nested["c"].y["d"] == [file]
         return [*texts, nested["b"] == file, sorted(os.listdir(Path(again, "deep")))]
 
     async def call() -> list[Any]:
-        file = kinetic.Data(str(one))
-        words = collections.defaultdict(list, {"d": [file]})
-        nested = {"a": [kinetic.Data(str(one))], "b": file, "c": Point(1, words)}
-        mounted = place.name == "local"  # on a cluster, by a driver of the cluster's own
+        file = kinetic.Data(str(single))
+        mapping = collections.defaultdict(list, {"d": [file]})
+        nested = {"a": [kinetic.Data(str(single))], "b": file, "c": Point(1, mapping)}
+        mounted = harness.name == "local"  # a cluster would need its own driver for mounts
         folders = [kinetic.Data(str(folder)), kinetic.Data(str(folder), fuse=mounted)]
-        value: list[Any] = await place.run(read, folders[0], file, nested, folders[1])
+        value: list[Any] = await harness.run(read, folders[0], file, nested, folders[1])
         return value
 
-    with place.told() as told:
+    with harness.messages() as messages:
         assert await call() == ["x", "one", "one", "one", True, ["x.txt"]]
-        assert len([line for line in told if line.startswith("Uploading data")]) == 2
-        told.clear()
-        one.write_text("two")
+        assert len([line for line in messages if line.startswith("Uploading data")]) == 2
+        messages.clear()
+        single.write_text("two")
         assert await call() == ["x", "two", "two", "two", True, ["x.txt"]]
-        assert len([line for line in told if line.startswith("Uploading data")]) == 1
-        assert any("Data cache hit" in line and str(folder) in line for line in told)
+        assert len([line for line in messages if line.startswith("Uploading data")]) == 1
+        assert any("Data cache hit" in line and str(folder) in line for line in messages)
 
 
 @behaviour
-async def test_volumes_are_where_they_were_asked_for(place: Place) -> None:
+async def test_volumes_are_where_they_were_asked_for(harness: Harness) -> None:
     from kinetic._runner.job import namespace
 
-    if place.name == "local" and not namespace.available():
+    if harness.name == "local" and not namespace.available():
         pytest.skip("this system has no private mounts")
-    places = {name: str(place.folder / "mounted" / name) for name in ("a", "b")}
-    for name in places:
-        (place.folder / name).mkdir()
-        (place.folder / name / "f").write_text(name)
+    mounts = {name: str(harness.folder / "mounted" / name) for name in ("a", "b")}
+    for name in mounts:
+        (harness.folder / name).mkdir()
+        (harness.folder / name / "f").write_text(name)
 
-    def read(places: dict[str, str], argument: str) -> list[str]:
-        Path(places["a"], "new").write_text("mine")
-        return [Path(place, "f").read_text() for place in (*places.values(), argument)]
+    def read(mounts: dict[str, str], argument: str) -> list[str]:
+        Path(mounts["a"], "new").write_text("mine")
+        return [Path(folder, "f").read_text() for folder in (*mounts.values(), argument)]
 
-    volumes = {path: kinetic.Data(str(place.folder / name)) for name, path in places.items()}
-    function = place.on(read, volumes=volumes)
-    data = kinetic.Data(str(place.folder / "b"))
-    assert await place.run(function, places, data) == ["a", "b", "b"]
-    assert [path.name for path in (place.folder / "a").iterdir()] == ["f"]
-    if place.name == "local":
-        assert not Path(places["a"]).exists(), "nobody else sees it"
+    volumes = {path: kinetic.Data(str(harness.folder / name)) for name, path in mounts.items()}
+    function = harness.on(read, volumes=volumes)
+    data = kinetic.Data(str(harness.folder / "b"))
+    assert await harness.run(function, mounts, data) == ["a", "b", "b"]
+    assert [path.name for path in (harness.folder / "a").iterdir()] == ["f"]
+    if harness.name == "local":
+        assert not Path(mounts["a"]).exists(), "only the job sees the mount"
 
 
 def write_outputs() -> str:
-    """By the path, wherever the place is."""
+    """Write through the local path; return the location, which may be a URL."""
     out = Path(os.environ["KINETIC_OUTPUT_PATH"])
     (out / "deep").mkdir()
     (out / "deep" / "model.bin").write_bytes(b"weights")
@@ -302,12 +302,12 @@ def write_outputs() -> str:
 
 
 @behaviour
-async def test_outputs_are_found_again(place: Place) -> None:
-    """In a folder that was named, and where they are kept else."""
-    folder = str(place.folder / "out")
+async def test_outputs_are_found_again(harness: Harness) -> None:
+    """Both in a given output folder and in the default one."""
+    folder = str(harness.folder / "out")
     jobs = [
-        await place.submit(write_outputs),
-        await place.submit(place.on(write_outputs, output_dir=folder)),
+        await harness.submit(write_outputs),
+        await harness.submit(harness.on(write_outputs, output_dir=folder)),
     ]
     for job in jobs:
         assert await job == job.output_dir

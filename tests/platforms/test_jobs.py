@@ -1,4 +1,4 @@
-"""A job's life, from the call to its end, whichever end that is."""
+"""A single job, from the call to its end: success, failure, cancellation or death."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 
 from .crew import behaviour
-from .place import Place, wait_at
+from .harness import Harness, wait_at
 
 LONG_S = 600.0
 
@@ -24,14 +24,14 @@ def add(a: int, b: int) -> int:
 
 
 @behaviour
-async def test_status_and_log_from_start_to_end(place: Place) -> None:
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
+async def test_status_and_log_from_start_to_end(harness: Harness) -> None:
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
     assert await job.status() in (JobStatus.PENDING, JobStatus.RUNNING)
     async for line in job.logs(follow=True):
-        assert line == "waiting", "it is told while the job runs"
+        assert line == "waiting", "the line arrives while the job runs"
         break
-    await place.running(job)
+    await harness.running(job)
     gate.open()
     assert await job.result(cleanup=False) == "go"
     assert await job.status() is JobStatus.SUCCEEDED
@@ -40,16 +40,16 @@ async def test_status_and_log_from_start_to_end(place: Place) -> None:
 
 
 @behaviour
-async def test_status_changes_are_told_first_to_last(place: Place) -> None:
+async def test_status_changes_are_reported_in_order(harness: Harness) -> None:
     seen: list[JobStatus] = []
 
-    def note(status: JobStatus) -> None:
+    def record(status: JobStatus) -> None:
         seen.append(status)
-        raise RuntimeError("a callback's trouble is its own")
+        raise RuntimeError("errors of a callback are ignored")
 
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
-    waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=note))
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
+    waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=record))
     await gate.entered()
     gate.open()
     await waiting
@@ -61,46 +61,46 @@ async def test_status_changes_are_told_first_to_last(place: Place) -> None:
 
 
 @behaviour
-async def test_a_result_cleans_up_after_its_value_arrived(place: Place) -> None:
-    job = await place.submit(add, 10, 32)
+async def test_a_result_cleans_up_after_its_value_arrived(harness: Harness) -> None:
+    job = await harness.submit(add, 10, 32)
     assert await job == 42
-    assert await place.objects(job.job_id) == []
+    assert await harness.objects(job.job_id) == []
     assert await job.status() is JobStatus.NOT_FOUND
 
 
 @behaviour
-async def test_cleanup_leaves_nothing(place: Place) -> None:
-    """Cancelling what has ended keeps its value, cleaning it up does not."""
-    job = await place.submit(add, 1, 1)
+async def test_cleanup_leaves_nothing(harness: Harness) -> None:
+    """Cancelling an ended job keeps its value; cleaning it up removes it."""
+    job = await harness.submit(add, 1, 1)
     assert await job.result(cleanup=False) == 2
-    assert await place.objects(job.job_id)
+    assert await harness.objects(job.job_id)
     await job.cancel()
     assert await job.status() is JobStatus.SUCCEEDED
     assert await job == 2
     await job.cleanup()
     assert await job.status() is JobStatus.NOT_FOUND
-    assert await place.objects(job.job_id) == []
-    assert job not in await place.client.list_jobs()
+    assert await harness.objects(job.job_id) == []
+    assert job not in await harness.client.list_jobs()
     await job.cleanup()
 
 
 @behaviour
-async def test_a_running_job_can_be_cleaned_up_by_its_id(place: Place) -> None:
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
+async def test_a_running_job_can_be_cleaned_up_by_its_id(harness: Harness) -> None:
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
     await gate.entered()
     async with aio.Client() as other:
         await other.cleanup(job.job_id)
         await other.cleanup(job.job_id)
     assert await job.status() is JobStatus.NOT_FOUND
-    assert await place.objects(job.job_id) == []
-    assert job not in await place.client.list_jobs()
+    assert await harness.objects(job.job_id) == []
+    assert job not in await harness.client.list_jobs()
 
 
 @behaviour
-async def test_waiting_neither_ends_a_job_nor_owns_it(place: Place) -> None:
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
+async def test_waiting_neither_ends_a_job_nor_owns_it(harness: Harness) -> None:
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
     waiting = asyncio.ensure_future(job.result())
     await gate.entered()
     with pytest.raises(TimeoutError) as caught:
@@ -115,50 +115,50 @@ async def test_waiting_neither_ends_a_job_nor_owns_it(place: Place) -> None:
 
 
 @behaviour
-async def test_a_call_owns_its_job(place: Place) -> None:
-    gate = place.gate()
-    mine = place.on(wait_at)
-    calling = asyncio.create_task(place.client.run(mine, gate.path))
+async def test_a_call_owns_its_job(harness: Harness) -> None:
+    gate = harness.gate()
+    decorated = harness.on(wait_at)
+    calling = asyncio.create_task(harness.client.run(decorated, gate.path))
     await gate.entered()
-    [job_id] = [name.split(".")[1] for name in place.marks("gate/in.*")]
-    job = await place.client.attach(job_id)
+    [job_id] = [name.split(".")[1] for name in harness.marks("gate/in.*")]
+    job = await harness.client.attach(job_id)
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
     assert await job.status() is JobStatus.NOT_FOUND
-    assert await place.objects(job_id) == []
-    assert job not in await place.client.list_jobs()
+    assert await harness.objects(job_id) == []
+    assert job not in await harness.client.list_jobs()
 
 
 @behaviour
-async def test_cancel_ends_the_job_and_is_told_apart(place: Place) -> None:
-    """Here, and by whoever comes later."""
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
+async def test_a_cancelled_job_is_reported_as_cancelled(harness: Harness) -> None:
+    """The client that cancels and one that attaches later both report the cancellation."""
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
     await gate.entered()
     await job.cancel()
     async with aio.Client() as other:
-        for one in (job, await other.attach(job.job_id)):
-            assert await one.status() is JobStatus.NOT_FOUND
+        for handle in (job, await other.attach(job.job_id)):
+            assert await handle.status() is JobStatus.NOT_FOUND
             with pytest.raises(errors.JobCancelled, match=job.job_id):
-                await one
-            assert "cancelled" in await one.reason()
+                await handle
+            assert "cancelled" in await handle.reason()
         assert job not in await other.list_jobs()
     await job.cancel()
 
 
 @behaviour
-async def test_another_client_attaches(place: Place) -> None:
-    gate = place.gate()
-    job = await place.submit(wait_at, gate.path)
+async def test_another_client_attaches(harness: Harness) -> None:
+    gate = harness.gate()
+    job = await harness.submit(wait_at, gate.path)
     await gate.entered()
     async with aio.Client() as other:
         found = await other.attach(job.job_id)
         assert found == job
         assert found.to_dict() == job.to_dict()
-        await place.running(found)
-        [listed] = [one for one in await other.list_jobs() if one == job]
-        await place.running(listed)
+        await harness.running(found)
+        [listed] = [candidate for candidate in await other.list_jobs() if candidate == job]
+        await harness.running(listed)
         gate.open("seen")
         assert await found.result(cleanup=False) == "seen"
         assert await (await other.attach(job.job_id)).result(cleanup=False) == "seen"
@@ -169,12 +169,12 @@ async def test_another_client_attaches(place: Place) -> None:
 
 
 @behaviour
-async def test_an_unknown_job_is_not_found(place: Place) -> None:
-    marker = place.ports.marker
+async def test_an_unknown_job_is_not_found(harness: Harness) -> None:
+    marker = harness.ports.marker
     with pytest.raises(errors.NotFound, match=f"job-{marker}000000000000"):
-        await place.client.attach(f"job-{marker}000000000000")
+        await harness.client.attach(f"job-{marker}000000000000")
     with pytest.raises(errors.NotFound, match=f"grp-{marker}000000000000"):
-        await place.client.attach_batch(f"grp-{marker}000000000000")
+        await harness.client.attach_batch(f"grp-{marker}000000000000")
 
 
 def die(how: str) -> None:
@@ -185,9 +185,9 @@ def die(how: str) -> None:
 
 
 @behaviour
-async def test_a_process_that_dies_is_lost_and_says_how(place: Place) -> None:
-    killed, left, aborted = await asyncio.gather(
-        *(place.submit(die, how) for how in ("kill", "exit", "abort"))
+async def test_a_process_that_dies_is_lost_and_says_how(harness: Harness) -> None:
+    killed, exited, aborted = await asyncio.gather(
+        *(harness.submit(die, how) for how in ("kill", "exit", "abort"))
     )
     with pytest.raises(errors.JobLost, match="SIGKILL") as caught:
         await killed
@@ -198,20 +198,20 @@ async def test_a_process_that_dies_is_lost_and_says_how(place: Place) -> None:
     assert await killed.status() is JobStatus.FAILED
     assert (await killed.reason()).startswith("lost: ")
     with pytest.raises(errors.JobLost, match="code 7") as caught:
-        await left
+        await exited
     assert caught.value.exit_code == 7
     with pytest.raises(errors.JobLost, match="SIGABRT"):
         await aborted
 
 
 @behaviour
-async def test_a_job_that_takes_all_its_memory_says_so(place: Place) -> None:
+async def test_a_job_that_takes_all_its_memory_says_so(harness: Harness) -> None:
     def swell() -> Any:
         kept = []
         while True:
             kept.append(os.urandom(1 << 22))
 
-    job = await place.submit(place.on(swell, memory="200Mi"))
+    job = await harness.submit(harness.on(swell, memory="200Mi"))
     with pytest.raises((MemoryError, errors.JobError)) as caught:
         await job
     assert "memory" in str(caught.value).lower() + repr(caught.value).lower()
@@ -220,21 +220,21 @@ async def test_a_job_that_takes_all_its_memory_says_so(place: Place) -> None:
 
 
 class Slow:
-    """It takes longer to be made, where the job runs, than its function may run."""
+    """Unpickling it in the job takes longer than the function's timeout."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return time.sleep, (2.0,)
 
 
 @behaviour
-async def test_the_time_of_a_job_begins_with_its_function(place: Place) -> None:
-    job = await place.submit(place.on(repr, timeout=1.5), Slow())
+async def test_the_time_of_a_job_begins_with_its_function(harness: Harness) -> None:
+    job = await harness.submit(harness.on(repr, timeout=1.5), Slow())
     assert await job.result() == "None"
 
 
 @behaviour
-async def test_a_job_that_runs_too_long_is_ended(place: Place) -> None:
-    job = await place.submit(place.on(time.sleep, timeout=1.0), LONG_S)
+async def test_a_job_that_runs_too_long_is_ended(harness: Harness) -> None:
+    job = await harness.submit(harness.on(time.sleep, timeout=1.0), LONG_S)
     with pytest.raises(errors.JobError, match=r"timeout of 1 s") as caught:
         await job
     assert "deadline" in str(caught.value)
@@ -242,13 +242,13 @@ async def test_a_job_that_runs_too_long_is_ended(place: Place) -> None:
 
 
 @behaviour
-async def test_a_job_that_no_machine_has_room_for_says_so(place: Place) -> None:
-    """It asks for all there is, while another one has a part of it."""
-    gate = place.gate()
-    other = await place.submit(wait_at, gate.path)
+async def test_a_job_that_no_machine_has_room_for_says_so(harness: Harness) -> None:
+    """The job requests all CPUs while another job uses some."""
+    gate = harness.gate()
+    other = await harness.submit(wait_at, gate.path)
     await gate.entered()
-    impatient = place.on(os.getcwd, cpu=16, start_timeout=1.0)
-    job = await place.submit(impatient)
+    impatient = harness.on(os.getcwd, cpu=16, start_timeout=1.0)
+    job = await harness.submit(impatient)
     with pytest.raises(errors.JobLost, match=r"(for|of) 1 s") as caught:
         await job
     assert caught.value.reason == "unschedulable"
@@ -258,12 +258,12 @@ async def test_a_job_that_no_machine_has_room_for_says_so(place: Place) -> None:
 
 
 @behaviour
-async def test_a_client_bounds_its_unfinished_jobs(place: Place) -> None:
-    gate = place.gate()
+async def test_a_client_bounds_its_unfinished_jobs(harness: Harness) -> None:
+    gate = harness.gate()
     async with aio.Client(max_concurrent=1) as client:
-        first = await client.submit(place.on(wait_at), gate.path)
+        first = await client.submit(harness.on(wait_at), gate.path)
         await gate.entered()
-        second = asyncio.create_task(client.submit(place.on(add), 1, 2))
+        second = asyncio.create_task(client.submit(harness.on(add), 1, 2))
         done, _ = await asyncio.wait({second}, timeout=0.2)
         assert not done, "the only slot is taken"
         gate.open()
@@ -272,11 +272,11 @@ async def test_a_client_bounds_its_unfinished_jobs(place: Place) -> None:
 
 
 @behaviour
-async def test_a_closed_client_leaves_its_jobs_and_says_so(place: Place) -> None:
-    async with aio.Client() as one, aio.Client() as two:
-        job = await one.submit(place.on(add), 1, 1)
-        await one.aclose()
-        await one.aclose()
+async def test_a_closed_client_leaves_its_jobs_and_says_so(harness: Harness) -> None:
+    async with aio.Client() as first, aio.Client() as second:
+        job = await first.submit(harness.on(add), 1, 1)
+        await first.aclose()
+        await first.aclose()
         with pytest.raises(errors.ClientClosed, match="closed"):
-            await one.submit(place.on(add), 1, 2)
-        assert await (await two.attach(job.job_id)) == 2
+            await first.submit(harness.on(add), 1, 2)
+        assert await (await second.attach(job.job_id)) == 2

@@ -1,4 +1,4 @@
-"""Programs of users, the sync face among them, that end, are interrupted, or are killed."""
+"""Users' scripts, including those of the sync API, that end, are interrupted, or are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kinetic import aio, errors
 
 from .crew import behaviour, long_behaviour
-from .place import Place
+from .harness import Harness
 
 COUNT = 6
 
@@ -34,8 +34,8 @@ print(batch.group_id)
 
 
 @behaviour
-async def test_a_call_prints_its_output_and_returns_its_value(place: Place) -> None:
-    """Raises what it raised, and jobs and batches are followed without a loop."""
+async def test_a_call_prints_its_output_and_returns_its_value(harness: Harness) -> None:
+    """A failed call raises the job's exception; handles work without an event loop."""
     code = """
 @remote
 def fact(n):
@@ -62,11 +62,11 @@ except kinetic.BatchError as error:
 print(sorted(job.status().value for job in batch.as_completed()))
 batch.cleanup()
 """
-    async with place.script(code) as script:
+    async with harness.script(code) as script:
         await script.expect("computing", "6")
         status, out, err = await script.end()
         assert status == 0 and "Traceback" not in err, err
-        assert out.splitlines()[-5:] == [  # what failed has printed its traceback before
+        assert out.splitlines()[-5:] == [  # before these come remote tracebacks
             "True",
             "True True",
             "24 JobStatus.NOT_FOUND",
@@ -76,7 +76,7 @@ batch.cleanup()
 
 
 @behaviour
-async def test_ctrl_c_of_a_call_cancels_its_job_and_of_a_handle_does_not(place: Place) -> None:
+async def test_ctrl_c_of_a_call_cancels_its_job_and_of_a_handle_does_not(harness: Harness) -> None:
     code = """
 @remote
 def waits(name):
@@ -91,53 +91,53 @@ for call in (lambda: waits(here + "/never"), lambda: print("waiting") or job.res
     try:
         call()
     except KeyboardInterrupt:
-        mine = [one for one in kinetic.list_jobs() if one.func_name == "waits"]
-        other = [one.status().value for one in mine if one != job]
+        listed = [found for found in kinetic.list_jobs() if found.func_name == "waits"]
+        other = [found.status().value for found in listed if found != job]
         print("interrupted", job.status().terminal, *(other or ["NOT_FOUND"]))
 pathlib.Path("go").touch()
 print(job.result())
 """
-    async with place.script(code) as script:
+    async with harness.script(code) as script:
         await script.expect("started")
         script.interrupt()
         await script.expect("interrupted False NOT_FOUND", "waiting")
         script.interrupt()
         await script.expect("interrupted False NOT_FOUND", "went on")
-        status, out, err = await script.end()  # on a busy cluster it may have told of waiting
+        status, out, err = await script.end()  # on a busy cluster standard error may say it waited
         assert (status, out) == (0, "") and "Traceback" not in err, err
-    for name in place.marks("project/*.job"):
-        job_id = (place.folder / "project" / name).read_text()
-        assert await place.objects(job_id) == [], name
+    for name in harness.marks("project/*.job"):
+        job_id = (harness.folder / "project" / name).read_text()
+        assert await harness.objects(job_id) == [], name
 
 
 @behaviour
 async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
-    place: Place,
+    harness: Harness,
 ) -> None:
-    """Whoever waits is told; what was committed does not run again."""
-    async with place.script(WORK + BATCH + "batch.wait()") as submitter:
-        batch = await place.client.attach_batch(await submitter.line())
+    """Waiting callers get an error; items with an outcome don't run again."""
+    async with harness.script(WORK + BATCH + "batch.wait()") as submitter:
+        batch = await harness.client.attach_batch(await submitter.line())
         async for job in batch.as_completed():
             assert (job.group_index, await job.result(cleanup=False)) == (0, 0)
             break
-        await place.marked("project/[12].1", 2)
+        await harness.marked("project/[12].1", 2)
         await submitter.kill()
     async with aio.Client() as other:
         found = await other.attach_batch(batch.group_id)
-        for one in (found, await found.job(COUNT - 1)):
-            assert f"kinetic batches resume {batch.group_id}" in await one.reason()
+        for handle in (found, await found.job(COUNT - 1)):
+            assert f"kinetic batches resume {batch.group_id}" in await handle.reason()
     with pytest.raises(errors.SubmitterLost, match="resume"):
         await batch.results()
     await batch.resume()
-    (place.folder / "project" / "go").touch()
+    (harness.folder / "project" / "go").touch()
     assert await batch.results() == [-number for number in range(COUNT)]
-    assert place.marks("project/*.[0-9]") == [f"{number}.1" for number in range(COUNT)]
+    assert harness.marks("project/*.[0-9]") == [f"{number}.1" for number in range(COUNT)]
     await batch.cleanup()
-    assert await place.objects(batch.group_id) == []
+    assert await harness.objects(batch.group_id) == []
 
 
 @behaviour
-async def test_inputs_that_died_with_their_process_are_given_anew(place: Place) -> None:
+async def test_inputs_that_died_with_their_process_are_given_anew(harness: Harness) -> None:
     code = """
 def lazily():
     yield here, 0
@@ -148,25 +148,25 @@ batch = work.run_async_map(lazily(), max_concurrent=2)
 print(batch.group_id)
 batch.wait()
 """
-    (place.folder / "project").mkdir()
-    (place.folder / "project" / "go").touch()
-    async with place.script(WORK + code) as submitter:
-        batch = await place.client.attach_batch(await submitter.line())
-        await place.marked("project/0.*1", 2)
+    (harness.folder / "project").mkdir()
+    (harness.folder / "project" / "go").touch()
+    async with harness.script(WORK + code) as submitter:
+        batch = await harness.client.attach_batch(await submitter.line())
+        await harness.marked("project/0.*1", 2)
         await submitter.kill()
-    folder = str(place.folder / "project")
+    folder = str(harness.folder / "project")
     await batch.resume()
     with pytest.raises(errors.InputsUnfinished) as caught:
         await batch.results()
     assert caught.value.stored == batch.stored == 2
     await batch.resume(inputs=[(folder, 7)])
     assert await batch.results() == [0, -0.5, -7]
-    assert place.marks("project/*.1") == ["0.1", "0.5.1", "7.1"]
+    assert harness.marks("project/*.1") == ["0.1", "0.5.1", "7.1"]
 
 
 @behaviour
 async def test_the_traceback_of_a_jobs_exception_has_the_callers_lines_and_the_jobs(
-    place: Place,
+    harness: Harness,
 ) -> None:
     code = """
 @remote
@@ -191,14 +191,14 @@ async def wait():
 
 ask(pathlib.Path("how").read_text())
 """
-    (place.folder / "project").mkdir()
+    (harness.folder / "project").mkdir()
     for how, line, *frames in [
         ("call", "return half(0) if", "half", "inverse"),
         ("handle", "inverse.run_async(0).result()", "inverse"),
         ("await", "return await later(0)", "later"),
     ]:
-        (place.folder / "project" / "how").write_text(how)
-        async with place.script(code) as script:
+        (harness.folder / "project" / "how").write_text(how)
+        async with harness.script(code) as script:
             status, _, err = await script.end()
         local, remote = err.split("Remote traceback of ")
         assert status == 1 and local.endswith("\nZeroDivisionError: division by zero\n"), err
@@ -210,10 +210,10 @@ ask(pathlib.Path("how").read_text())
 
 @behaviour
 async def test_another_process_catches_the_exceptions_of_a_job_by_its_own_classes(
-    place: Place,
+    harness: Harness,
 ) -> None:
-    (place.folder / "project").mkdir()
-    (place.folder / "project" / "model.py").write_text(
+    (harness.folder / "project").mkdir()
+    (harness.folder / "project" / "model.py").write_text(
         """class Coded(Exception):
     def __init__(self, code, *, where):
         super().__init__(f"{code} at {where}")
@@ -243,14 +243,14 @@ for number, kind in enumerate([Own, model.Coded]):
         print(type(error) is kind, error.code)
 """
     for _ in range(2):
-        async with place.script(code) as script:
+        async with harness.script(code) as script:
             status, out, err = await script.end()
             assert (status, out) == (0, "True 4\nTrue 3\n"), err
 
 
 @behaviour
-async def test_keras_is_told_to_use_jax_where_it_is_unless_the_caller_says_otherwise(
-    place: Place,
+async def test_keras_uses_jax_where_installed_unless_the_caller_chooses(
+    harness: Harness,
 ) -> None:
     code = """
 @remote
@@ -262,23 +262,23 @@ os.environ["KERAS_BACKEND"] = "torch"
 print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
 """
     installed = importlib.util.find_spec("jax") is not None
-    expected = "jax" if installed or place.name != "local" else "None"
-    async with place.script(code) as script:
+    expected = "jax" if installed or harness.name != "local" else "None"
+    async with harness.script(code) as script:
         status, out, err = await script.end()
         assert (status, out) == (0, f"{expected}\ntorch\n"), err
-    package = place.folder / "project" / "jax"
+    package = harness.folder / "project" / "jax"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('only looked for')")
-    async with place.script(code) as script:
+    async with harness.script(code) as script:
         status, out, err = await script.end()
         assert (status, out) == (0, "jax\ntorch\n"), err
 
 
 @behaviour
-async def test_a_decorated_function_in_a_job_is_itself_and_runs_in_place(place: Place) -> None:
-    """Those of the script and of the project, also async ones and methods."""
-    (place.folder / "project").mkdir()
-    (place.folder / "project" / "stages.py").write_text(
+async def test_a_decorated_function_in_a_job_is_itself_and_runs_in_place(harness: Harness) -> None:
+    """This holds for functions of the script and the project, async functions and methods."""
+    (harness.folder / "project").mkdir()
+    (harness.folder / "project" / "stages.py").write_text(
         """import os, kinetic
 
 class Stage:
@@ -308,9 +308,9 @@ two = remote(functools.partial(plus, 1))
 async def later(number):
     return os.getpid(), number
 
-def refused(ask, *args):
+def refused(call, *args):
     try:
-        ask(*args)
+        call(*args)
     except RuntimeError as error:
         return str(error)
 
@@ -328,86 +328,88 @@ def look(passed):
     stage = Stage(1)
     calls += [stage.add(2), stage.add.local(2), stage.add.options(spot=True)(2)]
     calls += asyncio.run(gathered())
-    words = [refused(add.run_async, 2), refused(later.run_async_map, [2])]
-    words += [refused(stage.add.run_async), refused(submit, add)]
+    messages = [refused(add.run_async, 2), refused(later.run_async_map, [2])]
+    messages += [refused(stage.add.run_async), refused(submit, add)]
     facts = (add.__name__, add.__doc__, str(inspect.signature(add)), add.__module__)
     coroutine = inspect.iscoroutinefunction(later) or sys.version_info < (3, 12)
-    return set(calls) == {(os.getpid(), 3)}, words, facts, coroutine
+    return set(calls) == {(os.getpid(), 3)}, messages, facts, coroutine
 
-same, words, facts, coroutine = look(add)
-print(same, coroutine, all(".local(" in one for one in words), *facts)
+same, messages, facts, coroutine = look(add)
+print(same, coroutine, all(".local(" in message for message in messages), *facts)
 """
-    async with place.script(code) as script:
+    async with harness.script(code) as script:
         status, out, err = await script.end()
         facts = "add Adds. (number: int, *, more: int = 1) __main__"
         assert (status, out) == (0, f"True True True {facts}\n"), err
 
 
 @behaviour
-async def test_a_job_outlives_its_client(place: Place) -> None:
+async def test_a_job_outlives_its_client(harness: Harness) -> None:
     code = "print(work.run_async(here, 1).job_id)\nos.kill(os.getpid(), signal.SIGKILL)"
-    async with place.script(WORK + code) as script:
+    async with harness.script(WORK + code) as script:
         job_id = await script.line()
         await script.end()
-    job = await place.client.attach(job_id)
-    await place.marked("project/1.1")
-    await place.running(job)
-    (place.folder / "project" / "go").touch()
+    job = await harness.client.attach(job_id)
+    await harness.marked("project/1.1")
+    await harness.running(job)
+    (harness.folder / "project" / "go").touch()
     assert await job.result() == -1
 
 
 @behaviour
-async def test_a_process_hears_that_another_cancels_its_batch(place: Place) -> None:
+async def test_a_process_hears_that_another_cancels_its_batch(harness: Harness) -> None:
     code = """
 try:
     batch.results()
 except kinetic.BatchError as error:
-    print({type(one).__name__ for one in batch.results(return_exceptions=True)})
+    print({type(result).__name__ for result in batch.results(return_exceptions=True)})
 """
-    async with place.script(WORK.replace("while number", "while True") + BATCH + code) as script:
-        batch = await place.client.attach_batch(await script.line())
-        await place.marked("project/[01].1", 2)
+    async with harness.script(WORK.replace("while number", "while True") + BATCH + code) as script:
+        batch = await harness.client.attach_batch(await script.line())
+        await harness.marked("project/[01].1", 2)
         await batch.cancel()
         assert await batch.status_counts() == {"NOT_FOUND": COUNT}
         await script.expect("{'JobCancelled'}")
         assert (await script.end())[0] == 0
-    assert len(place.marks("project/*.[0-9]")) <= 4, "nothing more was started"
+    assert len(harness.marks("project/*.[0-9]")) <= 4, "nothing started after the cancellation"
 
 
 @behaviour
-async def test_a_script_that_ends_submits_the_rest_first(place: Place) -> None:
-    async with place.script(WORK + BATCH) as script:
-        await script.complaint("not submitted yet")
-        (place.folder / "project" / "go").touch()  # not before: all might be submitted by then
+async def test_a_script_that_ends_submits_the_rest_first(harness: Harness) -> None:
+    async with harness.script(WORK + BATCH) as script:
+        await script.wait_for_error("not submitted yet")
+        # Only now: earlier, the script might submit everything.
+        (harness.folder / "project" / "go").touch()
         status, out, err = await script.end()
     assert status == 0 and out.strip() in err and "not submitted yet" in err
-    batch = await place.client.attach_batch(out.strip())
+    batch = await harness.client.attach_batch(out.strip())
     assert await batch.results() == [-number for number in range(COUNT)]
 
 
 @long_behaviour
-async def test_a_batch_outlives_any_number_of_submitters(place: Place) -> None:
-    """Each goes on with what the one before has left, and is killed as well."""
-    chance = random.Random(place.name)
+async def test_a_batch_outlives_any_number_of_submitters(harness: Harness) -> None:
+    """Each submitter resumes the batch of the killed one before it, and is killed in turn."""
+    rng = random.Random(harness.name)
     resume = """
 batch = kinetic.attach_batch(GROUP).resume(force=True)
 print("resumed")
 batch.wait()
 """
-    (place.folder / "project").mkdir()
-    (place.folder / "project" / "go").touch()
-    async with place.script(WORK + BATCH.replace("range(6)", "range(60)") + "batch.wait()") as one:
-        group = await one.line()
-        await asyncio.sleep(chance.uniform(0, 3))
-        await one.kill()
+    (harness.folder / "project").mkdir()
+    (harness.folder / "project" / "go").touch()
+    code = WORK + BATCH.replace("range(6)", "range(60)") + "batch.wait()"
+    async with harness.script(code) as submitter:
+        group = await submitter.line()
+        await asyncio.sleep(rng.uniform(0, 3))
+        await submitter.kill()
     for _ in range(5):
-        async with place.script(resume.replace("GROUP", repr(group))) as script:
+        async with harness.script(resume.replace("GROUP", repr(group))) as script:
             await script.expect("resumed")
-            await asyncio.sleep(chance.uniform(0, 3))
+            await asyncio.sleep(rng.uniform(0, 3))
             await script.kill()
     async with aio.Client() as client:
         batch = await client.attach_batch(group)
         await batch.resume(force=True)
         assert await batch.results() == [-number for number in range(60)]
-    marks = [Path(name).stem for name in place.marks("project/*.[0-9]")]
+    marks = [Path(name).stem for name in harness.marks("project/*.[0-9]")]
     assert len(marks) == len({*marks}), "nothing ran twice"

@@ -98,7 +98,7 @@ async def test_a_batch_that_goes_on() -> None:
     world = World()
     async with aio.Client(backend="local", platform=world.platform) as client:
         batch = await client.run_async_map(train, [1.0, 2.0, 3.0], max_concurrent=2)
-        await world.begun(2)
+        await world.until_started(2)
         found = await read(batch)
         states = [item.state for item in found.items]
         assert states == [State.WAITING] * 3, "none of them has claimed its attempt"

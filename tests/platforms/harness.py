@@ -1,4 +1,4 @@
-"""What a behaviour is given: a client of some platform, and a folder of its own."""
+"""What a behaviour gets: a client of the tested platform, and a folder of its own."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ IN_A_DIRECTORY = " in a directory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """One platform of the suite; ``options`` is what a decorator must say there.
+    """A platform that the suite runs on, and the decorator ``options`` that it needs.
 
-    ``title`` is its name, and perhaps `ON_UVLOOP` or `IN_A_DIRECTORY`.
+    ``title`` is the backend, with `ON_UVLOOP` or `IN_A_DIRECTORY` appended in such variants.
     """
 
     title: str
@@ -43,17 +43,17 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """The backend."""
+        """Name of the backend."""
         return self.title.removesuffix(ON_UVLOOP).removesuffix(IN_A_DIRECTORY)
 
     @property
     def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """What makes the event loop of the clients; None for asyncio's own."""
+        """Factory of the clients' event loop; None means asyncio's default."""
         return uvloop.new_event_loop if self.title.endswith(ON_UVLOOP) else None
 
 
-class Place:
-    """Somewhere on a platform; ``folder`` is what jobs there can see as well."""
+class Harness:
+    """Submit to a platform and check what happens; jobs can access ``folder`` like the test."""
 
     def __init__(self, platform: Platform, client: aio.Client, ports: Ports, folder: Path) -> None:
         self.platform = platform
@@ -63,83 +63,85 @@ class Place:
         self.folder = folder
 
     def on(self, function: Callable[..., Any], **options: Any) -> Any:
-        """*function*, decorated for the platform."""
+        """Decorate *function* for the platform."""
         return kinetic.run(accelerator="cpu", **{**self.platform.options, **options})(function)
 
     async def submit(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> aio.JobHandle[Any]:
-        """A job of *function*."""
+        """Submit a job of *function*."""
         return await self.client.submit(self._decorated(function), *args, **kwargs)
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The value of a job of *function*."""
+        """Run *function* in a job and return its value."""
         return await self.client.run(self._decorated(function), *args, **kwargs)
 
     async def map(
         self, function: Callable[..., Any], inputs: Any, **terms: Any
     ) -> aio.BatchHandle[Any]:
-        """A batch of *function*."""
+        """Submit a batch of *function*."""
         terms = {"progress": False, **terms}
         return await self.client.run_async_map(self._decorated(function), inputs, **terms)
 
     def _decorated(self, function: Callable[..., Any]) -> Any:
         return function if hasattr(function, "__kinetic__") else self.on(function)
 
-    def size(self, **of_platform: T) -> T:
-        """As large as the platform can do in the time there is; clusters are alike."""
-        return of_platform["local" if self.name == "local" else "gke"]
+    def size(self, **sizes: T) -> T:
+        """Choose a size that the platform can handle in time; all clusters use that of ``gke``."""
+        return sizes["local" if self.name == "local" else "gke"]
 
     def gate(self, name: str = "gate") -> Gate:
-        """A new one."""
+        """Create a gate."""
         return Gate(self.folder / name)
 
     def marks(self, pattern: str = "*") -> list[str]:
-        """The names of files that jobs have left in the folder."""
+        """Return the names of the files that jobs have left in the folder."""
         return sorted(path.name for path in self.folder.glob(pattern))
 
     async def marked(self, pattern: str, count: int = 1) -> None:
-        """Return once jobs have left so many files."""
+        """Wait until jobs have left *count* files that match."""
         await until(lambda: len(self.marks(pattern)) >= count)
 
     async def running(self, job: aio.JobHandle[Any]) -> None:
-        """Return once the platform says that *job* runs: its process may be ahead of that."""
+        """Wait until the platform reports that *job* runs; its process may have started earlier."""
         while await job.status() is not JobStatus.RUNNING:
             await asyncio.sleep(PAUSE_S)
 
     async def counted(self, batch: aio.BatchHandle[Any], **counts: int) -> None:
-        """Return once so many of the batch's jobs are told to be in each status."""
+        """Wait until the batch reports exactly these counts of statuses."""
         while await batch.status_counts() != counts:
             await asyncio.sleep(PAUSE_S)
 
     async def objects(self, identity: str) -> list[str]:
-        """All in the store that belongs to a submission."""
+        """Return the names of the objects that belong to the submission *identity*."""
         found = await self.ports.store.list("")
         return [
-            one.name for one in found if not one.name.startswith(SHARED) and identity in one.name
+            stored.name
+            for stored in found
+            if not stored.name.startswith(SHARED) and identity in stored.name
         ]
 
     @contextmanager
-    def told(self) -> Iterator[list[str]]:
-        """What the library says of this folder meanwhile, in its log."""
+    def messages(self) -> Iterator[list[str]]:
+        """Collect the log messages of the library that mention this folder."""
         lines: list[str] = []
         folder = str(self.folder)
 
-        class Ear(logging.Handler):
+        class Collector(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 if folder in (line := record.getMessage()):
                     lines.append(line)
 
-        ear = Ear()
-        logging.getLogger("absl").addHandler(ear)
+        collector = Collector()
+        logging.getLogger("absl").addHandler(collector)
         try:
             yield lines
         finally:
-            logging.getLogger("absl").removeHandler(ear)
+            logging.getLogger("absl").removeHandler(collector)
 
     @asynccontextmanager
     async def script(self, code: str) -> AsyncIterator[Script]:
-        """Another process, which runs *code* in a project of its own."""
+        """Run *code* in another process, in a project of its own."""
         folder = self.folder / "project"
         folder.mkdir(exist_ok=True)
         options = {"accelerator": "cpu", **self.platform.options}
@@ -151,7 +153,7 @@ class Place:
 
 
 class Gate:
-    """Where jobs meet the test: they tell that they run, and wait for a word."""
+    """Let jobs report that they run, and hold them until the test sends them a text."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -159,21 +161,21 @@ class Gate:
 
     @property
     def path(self) -> str:
-        """What `wait_at` takes."""
+        """Argument for `wait_at`."""
         return str(self._path)
 
     async def entered(self, count: int = 1) -> None:
-        """So many have come."""
+        """Wait until *count* attempts have arrived."""
         await until(lambda: len([*self._path.glob("in.*")]) >= count)
 
-    def open(self, word: str = "go") -> None:
-        """Let them go on."""
-        (self._path / "word").write_text(word)
-        (self._path / "word").rename(self._path / "out")
+    def open(self, text: str = "go") -> None:
+        """Let the jobs continue and return *text*."""
+        (self._path / "text").write_text(text)
+        (self._path / "text").rename(self._path / "out")
 
 
 def wait_at(gate: str) -> str:
-    """In the job: come to *gate*, and return the word."""
+    """In a job, report arrival at *gate*, wait until it opens, and return its text."""
     Path(gate, f"in.{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}").touch()
     print("waiting", flush=True)
     while not Path(gate, "out").exists():
@@ -182,6 +184,6 @@ def wait_at(gate: str) -> str:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Return once *condition* is true: something that nobody tells of."""
+    """Poll until *condition* is true."""
     while not condition():
         await asyncio.sleep(PAUSE_S)
