@@ -176,7 +176,7 @@ def measure_single_jobs(turns: Turns) -> None:
     """Print milliseconds of one job."""
     place, moments_by_name = turns.place, dict[str, list[Sequence[float]]]()
     with place.corner() as corner:
-        moments_by_name[KINETIC] = list(asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE)))[1:]
+        moments_by_name[KINETIC] = [*asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE))[1:]]
     if turns.peer is not None:
         with place.corner() as corner:
             moments_by_name[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]

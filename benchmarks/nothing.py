@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class InstantCluster(MemoryCluster):
         )
         self._observed_event.set()
 
-    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """See the port; for one watcher."""
         while True:
             await self._observed_event.wait()
@@ -118,7 +118,11 @@ class InstantCluster(MemoryCluster):
                 yield self._observations.popleft()
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         """See the port: what has ended is forgotten at once."""
         self.requests["find"] += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks import figures
 from kinetic._sync.portal import PORTAL
@@ -38,7 +39,7 @@ def main() -> None:
     for _ in range(effort.rounds):
         for name, call in calls.items():
             call()
-            seconds_by_name[name].append(figures.seconds(lambda call=call: repeat(call)) / CALLS)
+            seconds_by_name[name].append(figures.seconds(partial(repeat, call)) / CALLS)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -85,7 +85,7 @@ class Place:
     """Cluster and GCS server.
 
     *image* is what pods run in; *captured* are variables that they do not have by themselves;
-    *purge* ends those of a namespace.
+    *purge* ends those of a namespace. *kubelet* runs pods as processes; a real node has none.
     """
 
     def __init__(
@@ -97,11 +97,13 @@ class Place:
         image: str = PROCESS,
         captured: Sequence[str] = (),
         purge: Callable[[str], object],
+        kubelet: Kubelet | None = None,
     ) -> None:
         self.plane = plane
         self.gcs = gcs
         self.image = image
         self.captured = captured
+        self.kubelet = kubelet
         self._purge = purge
         self._folder = folder
         self._read = 0
@@ -209,7 +211,7 @@ def opened(folder: Path, slots: int) -> Iterator[Place]:
         kubelet.remove_node(NODE)
         kubelet.add_node(NODE, pods=slots)
         kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs, PYTHONPATH="")
-        yield Place(plane, gcs, folder, purge=kubelet.purge)
+        yield Place(plane, gcs, folder, purge=kubelet.purge, kubelet=kubelet)
 
 
 @contextlib.contextmanager

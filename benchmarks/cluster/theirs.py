@@ -37,7 +37,7 @@ def installed(python: str | None) -> Path | None:
     if not (folder / "complete").exists():
         try:
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            command = [folder / "bin" / "pip", "install", "-q", PACKAGE]
+            command: list[str | Path] = [folder / "bin" / "pip", "install", "-q", PACKAGE]
             subprocess.run(command, check=True, timeout=INSTALL_S)
         except (OSError, subprocess.SubprocessError) as error:
             print(f"{PACKAGE} cannot be installed: {error}", file=sys.stderr)
@@ -72,7 +72,8 @@ class Peer:
             (self._programs / name).chmod(0o755)
         find = "import kinetic.runner, pathlib; print(*kinetic.runner.__path__)"
         said = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True)
-        place.kubelet.set_image("/theirs:", python=python, app=Path(said.stdout.strip()))
+        assert place.kubelet is not None, "the peer runs in pods that are processes"
+        place.kubelet.set_image("/theirs:", python=python, runner=Path(said.stdout.strip()))
 
     def run(self, what: str, jobs: int, corner: Corner) -> Any:
         """Run `theirs_driver` with *what*, and return its answer.

@@ -184,6 +184,10 @@ class Kubelet:
         """Images with *part* in their name cannot be pulled, until mended or the test's end."""
         self._order("fail_pull", part=part, why=why)
 
+    def set_image(self, part: str, *, python: Path, runner: Path) -> None:
+        """Give images with *part* in their name another interpreter and another runner."""
+        self._order("set_image", part=part, python=str(python), runner=str(runner))
+
     def set_environment(self, **variables: str) -> None:
         """These, beside their own, for all containers that start from now on."""
         self._order("set_environment", **variables)

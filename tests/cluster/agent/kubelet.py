@@ -66,6 +66,7 @@ class Kubelet:
         self._pull_failures: dict[str, str] = {}
         self.pulls_change = asyncio.Event()  # set once other images can be pulled than now
         self._extra: dict[str, str] = {}
+        self._images: dict[str, tuple[str, Path]] = {}
         self._purged: set[str] = set()
         self._numbers = itertools.count()
 
@@ -176,13 +177,21 @@ class Kubelet:
 
     def command(self, spec: Json, words: Sequence[str], volumes: Mapping[str, Path]) -> list[str]:
         """A command whose paths are this machine's."""
-        found = [sys.executable if words[0] in PYTHONS else words[0]]
+        python, runner = self._content(spec["image"])
+        found = [python if words[0] in PYTHONS else words[0]]
         for word in words[1:]:
             place = located(word, spec, volumes) if word.startswith("/") else None
             if word.startswith(f"{RUNNER}/"):
-                place = ROOT / "runner" / word.removeprefix(f"{RUNNER}/")
+                place = runner / word.removeprefix(f"{RUNNER}/")
             found.append(str(place or word))
         return found
+
+    def _content(self, image: str) -> tuple[str, Path]:
+        """Return the interpreter of an image, and the folder at `RUNNER` in it."""
+        for part, content in self._images.items():
+            if part in image:
+                return content
+        return sys.executable, ROOT / "runner"
 
     async def event(self, about: Json, reason: str, message: str, kind: str) -> None:
         """An event as kubelet writes it; lost when the server is not there."""
@@ -277,6 +286,10 @@ class Kubelet:
             task.add_done_callback(complain)
             self._controllers.add(task)
 
+    async def set_image(self, part: str, python: str, runner: str) -> None:
+        """Give images with *part* in their name another interpreter and another runner."""
+        self._images[part] = (python, Path(runner))
+
     async def set_environment(self, **variables: str) -> None:
         """More variables for every container that starts from now on."""
         self._extra = variables
@@ -285,6 +298,7 @@ class Kubelet:
         """Nothing goes wrong any more."""
         self._pull_failures.clear()
         self._extra = {}
+        self._images.clear()
         self._news_of_pulls()
 
     def _news_of_pulls(self) -> None:
