@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LoopGuard, end_processes, waits, withheld
+from tests.conftest import LoopGuard, end_processes, measure_waits, withheld_seconds
 
 WAITING = """
 import signal, sys
@@ -25,9 +25,9 @@ async def test_a_loop_that_is_held_fails_the_test(loop_guard: type[LoopGuard]) -
     with pytest.raises(pytest.fail.Exception, match=r"(?s)held for \d+ ms.*sleep\(1\)"):
         with loop_guard():
             await asyncio.sleep(0)
-            before, since = waits(), time.monotonic()
+            before, since = measure_waits(), time.monotonic()
             time.sleep(1)
-            while time.monotonic() - since - withheld(before, waits()) < 0.5:
+            while time.monotonic() - since - withheld_seconds(before, measure_waits()) < 0.5:
                 time.sleep(1)  # what the machine has withheld is taken off there, too
 
 

@@ -102,7 +102,7 @@ async def test_no_single_notification_is_needed(
     cell, sound = Cell(deed, "running", kind, "watching"), Fault("dropped", -1)
     wrong = await played([cell], namespace, tmp_path / "sound", [sound])
     assert not wrong, wrong
-    faults = [Fault(what, at, LATE_S) for what in FAULTS for at in range(sound.told)]
+    faults = [Fault(what, at, LATE_S) for what in FAULTS for at in range(sound.count)]
     wrong = await played([cell] * len(faults), namespace, tmp_path / "faulty", faults)
     assert not wrong, wrong
     cases = sum(fault.happened for fault in faults)
