@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.kubernetes.request import Request, explained
+from kinetic.aio.kubernetes.request import Request, translate_refusal
 from kinetic.aio.kubernetes.rights import Right
 from kinetic.errors import AuthError, BackendError, Refused, Throttled
 
@@ -63,7 +63,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
         'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
         'group "batch" in the namespace "team": requires one of ["container.jobs.create"]'
     )
-    error = explained(failed(403, message), Request(method="POST", path=BATCH), "c")
+    error = translate_refusal(failed(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, AuthError)
     text = str(error)
     assert "cannot create jobs in namespace 'team' of c" in text
@@ -77,7 +77,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
 
 def test_a_right_beyond_the_usual_is_added() -> None:
     ask = Request(method="PUT", path=f"{CORE}/services/s")
-    text = str(explained(failed(403, 'User "a" cannot update'), ask, "c"))
+    text = str(translate_refusal(failed(403, 'User "a" cannot update'), ask, "c"))
     rules = granted(text)[0]["rules"]
     assert rules[-1] == {"apiGroups": [""], "resources": ["services"], "verbs": ["update"]}
     assert rules[0]["resources"] == ["jobs"]
@@ -85,7 +85,7 @@ def test_a_right_beyond_the_usual_is_added() -> None:
 
 def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> None:
     ask = Request(method="GET", path="/api/v1/nodes")
-    text = str(explained(failed(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
+    text = str(translate_refusal(failed(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
     made, binding = granted(text)
     assert (made["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
     assert made["metadata"] == {"name": "kinetic"}
@@ -94,14 +94,14 @@ def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> Non
 
 def test_a_service_account_is_bound_as_one() -> None:
     message = 'User "system:serviceaccount:team:runner" cannot get'
-    text = str(explained(failed(403, message), Request(method="GET", path=BATCH), "c"))
+    text = str(translate_refusal(failed(403, message), Request(method="GET", path=BATCH), "c"))
     (subject,) = granted(text)[1]["subjects"]
     assert subject == {"kind": "ServiceAccount", "namespace": "team", "name": "runner"}
 
 
 def test_whoever_is_nobody_is_told_to_log_in() -> None:
     message = 'User "system:anonymous" cannot get'
-    text = str(explained(failed(403, message), Request(method="GET", path=BATCH), "c"))
+    text = str(translate_refusal(failed(403, message), Request(method="GET", path=BATCH), "c"))
     assert "log in first" in text
 
 
@@ -114,7 +114,7 @@ def test_whoever_is_nobody_is_told_to_log_in() -> None:
     ],
 )
 def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
-    error = explained(failed(403, message), Request(method="POST", path=BATCH), "c")
+    error = translate_refusal(failed(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, Refused)
     assert message in str(error)
     assert error.answer["message"] == message
@@ -123,7 +123,7 @@ def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
 
 def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
     answer = HttpError(418, "<html>\n\x1b[2J" + "x" * 10_000)
-    error = explained(answer, Request(method="GET", path=BATCH), "c")
+    error = translate_refusal(answer, Request(method="GET", path=BATCH), "c")
     assert type(error) is BackendError
     assert "\n" not in str(error)
     assert "\x1b" not in str(error)
@@ -133,7 +133,7 @@ def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
 def test_the_body_may_say_when_to_come_again() -> None:
     body = '{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": 4}}'
     ask = Request(method="GET", path=BATCH)
-    error = explained(HttpError(429, body), ask, "c")
+    error = translate_refusal(HttpError(429, body), ask, "c")
     assert isinstance(error, Throttled)
     assert error.retry_after == 4.0
-    assert explained(HttpError(429, body, 1.0), ask, "c").retry_after == 1.0
+    assert translate_refusal(HttpError(429, body, 1.0), ask, "c").retry_after == 1.0

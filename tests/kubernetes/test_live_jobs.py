@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
 from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.kubernetes.tables import Table
-from kinetic.aio.kubernetes.trimming import trimmed
+from kinetic.aio.kubernetes.trimming import trim
 from kinetic.aio.ports import Phase
 from tests.kubernetes.orders import LABELS, order
 
@@ -62,7 +62,7 @@ def test_a_live_job_is_kept_in_little_memory() -> None:
     try:
         before, running = tracemalloc.get_traced_memory()[0], 0
         for text, pods in lines:
-            table.feed(Changed(document=trimmed(json.loads(text)), deleted=False), pods=pods)
+            table.feed(Changed(document=trim(json.loads(text)), deleted=False), pods=pods)
             running += sum(one.phase is Phase.RUNNING for one in table.news())
         gc.collect()
         kept = tracemalloc.get_traced_memory()[0] - before
@@ -84,7 +84,7 @@ DOCUMENTS: st.SearchStrategy[Any] = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), DOCUMENTS), min_size=1, max_size=5))
 def test_what_documents_have_in_common_changes_none_of_them(found: list[dict[str, Any]]) -> None:
-    kept = [trimmed({"spec": one, "status": one}) for one in found]
+    kept = [trim({"spec": one, "status": one}) for one in found]
     for whole, one in zip(found, kept, strict=True):
         assert json.dumps(one["status"]) == json.dumps(whole)
         assert json.dumps(one["spec"]) == json.dumps(whole)

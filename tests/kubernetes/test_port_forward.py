@@ -13,7 +13,7 @@ from anyio.abc import ByteStream
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.manifests import Paths
-from kinetic.aio.kubernetes.port_forward import PROTOCOL, dialled
+from kinetic.aio.kubernetes.port_forward import PROTOCOL, dial_pod
 from kinetic.errors import AuthError, NotFound, Unavailable
 from tests.kubernetes.faults import (
     LIMITS,
@@ -67,7 +67,7 @@ def echo(*messages: bytes) -> Handler:
 
 
 async def dial(api: Api) -> ByteStream:
-    return await dialled(api, Paths("team"), "one", 12345, 0)
+    return await dial_pod(api, Paths("team"), "one", 12345, 0)
 
 
 async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer) -> None:

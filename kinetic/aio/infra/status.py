@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, NAME
-from kinetic.aio.kubernetes.reflector import listing
+from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.aio.kubernetes.secrets import SUBMISSION
 from kinetic.aio.kubernetes.sets import NODE_POOL
 from kinetic.errors import KineticError
@@ -244,13 +244,13 @@ async def _read_cluster_state(
     try:
         groups, nodes, pods = await asyncio.gather(
             reader.read("controllers", api.call("GET", "/apis")),
-            reader.read("nodes", listing(api, "/api/v1/nodes", "")),
+            reader.read("nodes", list_all(api, "/api/v1/nodes", "")),
             reader.read(
-                "jobs of all namespaces", listing(api, "/api/v1/pods", f"{MANAGED}=kinetic")
+                "jobs of all namespaces", list_all(api, "/api/v1/pods", f"{MANAGED}=kinetic")
             ),
         )
         if pods is None:
-            own_pods = listing(
+            own_pods = list_all(
                 api, f"/api/v1/namespaces/{site.namespace}/pods", f"{MANAGED}=kinetic"
             )
             pods = await reader.read(f"jobs of {site.namespace}", own_pods)
@@ -280,8 +280,8 @@ async def _read_cluster_state(
 async def _queues(api: Api, site: Site, root: str, reader: _Reader) -> tuple[Queue, ...]:
     queues_path = f"{root}/namespaces/{site.namespace}/localqueues"
     local, shared = await asyncio.gather(
-        reader.read("LocalQueues", listing(api, queues_path, "")),
-        reader.read("ClusterQueues", listing(api, f"{root}/clusterqueues", "")),
+        reader.read("LocalQueues", list_all(api, queues_path, "")),
+        reader.read("ClusterQueues", list_all(api, f"{root}/clusterqueues", "")),
     )
     found: list[Queue] = []
     for kind, queues in (("LocalQueue", local), ("ClusterQueue", shared)):

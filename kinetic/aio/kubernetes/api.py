@@ -13,7 +13,7 @@ from kinetic.aio._net.http import HttpClient, HttpError, close_answer
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
-from kinetic.aio.kubernetes.request import Forbidden, Request, explained
+from kinetic.aio.kubernetes.request import Forbidden, Request, translate_refusal
 from kinetic.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Api:
                 with self._translate_errors(request):
                     result = await work()
             except HttpError as refusal:
-                raise explained(refusal, request, self.cluster) from None
+                raise translate_refusal(refusal, request, self.cluster) from None
             self._granted.add(_permission_of(request))
             return result
 
@@ -297,7 +297,7 @@ class Api:
             decoded = None
         if not isinstance(decoded, dict):
             error = HttpError(200, raw[:4096].decode(errors="replace"))
-            raise explained(error, request, self.cluster)
+            raise translate_refusal(error, request, self.cluster)
         return cast("dict[str, Any]", decoded)
 
 

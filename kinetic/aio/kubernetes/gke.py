@@ -21,7 +21,7 @@ from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,
     Paths,
     Placement,
-    before,
+    by_attempts_up_to,
     by_items,
     by_jobs,
     by_labels,
@@ -29,10 +29,10 @@ from kinetic.aio.kubernetes.manifests import (
     object_name,
 )
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
-from kinetic.aio.kubernetes.port_forward import dialled
+from kinetic.aio.kubernetes.port_forward import dial_pod
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
-from kinetic.aio.kubernetes.watch import found, observed, sought
+from kinetic.aio.kubernetes.watch import find_jobs, list_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import AlreadyThere, LaunchError, NotFound, Refused, Throttled, Unavailable
 
@@ -86,7 +86,7 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
     loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + job.grace + LEAVING_S
     while True:
-        observations = await found(api, paths, by_items([job.name]))
+        observations = await list_jobs(api, paths, by_items([job.name]))
         matching = [observation for observation in observations if observation.name == job.name]
         if matching:
             return True
@@ -241,7 +241,7 @@ class GkeCluster:
         """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
         _, _, number = name.rpartition("-")
         if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
-            await self._delete_all(before(name, int(number)))
+            await self._delete_all(by_attempts_up_to(name, int(number)))
 
     async def _delete_all(self, selector: str) -> None:
         query = {"labelSelector": selector, "propagationPolicy": "Background"}
@@ -260,7 +260,7 @@ class GkeCluster:
         first few waiting jobs wait.
         """
         inquiry = self._inquiry if explained else None
-        return await sought(self._api, self._paths, names, labels, inquiry=inquiry)
+        return await find_jobs(self._api, self._paths, names, labels, inquiry=inquiry)
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state, then every change, forever; reconnects automatically.
@@ -271,7 +271,7 @@ class GkeCluster:
         Raises:
             BackendError: The credentials may not read Jobs or pods.
         """
-        return observed(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
+        return watch_jobs(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
@@ -297,7 +297,7 @@ class GkeCluster:
             AuthError: A permission is missing.
             Unavailable: The API server does not answer.
         """
-        return await dialled(self._api, self._paths, name, port, host)
+        return await dial_pod(self._api, self._paths, name, port, host)
 
     async def aclose(self) -> None:
         """Close the connections; jobs keep running."""

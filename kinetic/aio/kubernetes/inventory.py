@@ -15,8 +15,8 @@ from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Pool
 from kinetic.aio.kubernetes.diagnosis.nodes import labels, takes
-from kinetic.aio.kubernetes.manifests import needs
-from kinetic.aio.kubernetes.reflector import listing
+from kinetic.aio.kubernetes.manifests import pod_requirements
+from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.configuration import Target
 from kinetic.errors import AuthError
 
@@ -39,7 +39,7 @@ async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator)
         and (not layout.multi_host or pool.topology == layout.topology)
     }
     try:
-        nodes = (await listing(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
+        nodes = (await list_all(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
     except AuthError as exc:
         logging.info("the nodes cannot be listed: %s", exc)
     else:
@@ -70,8 +70,8 @@ async def nodes_for(
     """
     api = Api(await open_access(target, environ))
     try:
-        nodes = (await listing(api, "/api/v1/nodes", "")).items
+        nodes = (await list_all(api, "/api/v1/nodes", "")).items
     finally:
         await api.aclose()
-    specs = [needs(accelerator) for accelerator in accelerators]
+    specs = [pod_requirements(accelerator) for accelerator in accelerators]
     return [sum(takes(spec, node) for node in nodes) for spec in specs]

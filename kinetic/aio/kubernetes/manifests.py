@@ -167,7 +167,7 @@ LIMIT = 1024 * 1024
 _VARIABLE = re.compile(r"[ -<>-~]+")
 
 
-def carried(spec: JobSpec) -> dict[str, str]:
+def secret_entries(spec: JobSpec) -> dict[str, str]:
     """Return the entry of the Secret for each environment variable of *spec*.
 
     The variables were captured from the user's environment and may be secrets. The entries are
@@ -203,7 +203,7 @@ def secret_manifest(
     Raises:
         ConfigurationError: The environment is too large for a Secret.
     """
-    keys = carried(spec)
+    keys = secret_entries(spec)
     content = {
         keys[name]: value.encode(errors="surrogateescape")
         for name, value in spec.environment.items()
@@ -472,7 +472,7 @@ def _refuse_hiding(path: str) -> None:
         )
 
 
-def needs(accelerator: Accelerator) -> dict[str, Any]:
+def pod_requirements(accelerator: Accelerator) -> dict[str, Any]:
     """Return the part of a pod's spec that says what *accelerator* requires of a node."""
     return {
         "nodeSelector": _selector(accelerator),
@@ -562,7 +562,7 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
         "GCS_BUCKET": _bucket(spec.order.store),
     }
     plain = {name: value for name, value in defaults.items() if name not in spec.environment}
-    secret_keys = carried(spec)
+    secret_keys = secret_entries(spec)
     plain |= {"KINETIC_ORDER": spec.order.encode()}
     counters = {
         "KINETIC_FAILURES": f"{JOB_ANNOTATION}job-index-failure-count",
@@ -687,7 +687,7 @@ def by_items(names: Collection[str]) -> Iterator[str]:
     yield from _selectors(ITEM, {object_name(item) for name in names for item in items_of(name)})
 
 
-def before(name: str, attempt: int) -> str:
+def by_attempts_up_to(name: str, attempt: int) -> str:
     """Return a selector for all Jobs whose pods may run attempt number *attempt*, called *name*.
 
     The Job of an earlier attempt may run it, because a Job replaces a pod that was disrupted.

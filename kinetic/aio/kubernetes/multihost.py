@@ -79,7 +79,7 @@ def judge_group(seen: Seen) -> Diagnosis:
 def _group_state(seen: Seen) -> State:
     alive, ends = seen.alive, _ends(seen)
     ran = any(Pod(pod).ran for pod in seen.every_pod)
-    if (end := End.of(seen.any_job)) is not None and not ran:
+    if (end := End.from_job(seen.any_job)) is not None and not ran:
         # The message has the advice.
         end_cause = Cause(what=end.message, reason=end.reason, advice="")
         return waiting(end_cause) if alive else ended(end_cause)

@@ -39,7 +39,7 @@ class End:
         return json.dumps({"reason": self.reason.value, "message": self.message})
 
     @staticmethod
-    def of(job: Document | None) -> End | None:
+    def from_job(job: Document | None) -> End | None:
         """Return the content of the annotation of *job*, if it has one."""
         text = part(part(job, "metadata"), "annotations").get(ENDED)
         if not text:
@@ -58,10 +58,10 @@ def controller(pod: Document) -> Document:
     return next((owner for owner in owners if owner.get("controller")), no_owner)
 
 
-def judged(seen: Seen) -> Diagnosis:
+def judge_job(seen: Seen) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(seen)
-    end = End.of(seen.any_job)
+    end = End.from_job(seen.any_job)
     if end is None or any(_has_started(pod) for pod in seen.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
@@ -90,7 +90,7 @@ def _has_started(pod: Document) -> bool:
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
-def settled(seen: Seen, verdict: Diagnosis) -> bool:
+def has_job_ended(seen: Seen, verdict: Diagnosis) -> bool:
     """Return whether the Job has ended, so that only its deletion can change the observations."""
     end_condition = condition(seen.job, "Complete") or condition(seen.job, "Failed")
     return end_condition is not None and verdict.phase is Phase.ENDED
@@ -100,7 +100,7 @@ def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
     """Return whether no pod of the Job may still run, and the Job creates no further pod."""
     if verdict.phase not in (Phase.ENDED, Phase.GONE):
         return False
-    if verdict.status is JobStatus.SUCCEEDED or settled(seen, verdict):
+    if verdict.status is JobStatus.SUCCEEDED or has_job_ended(seen, verdict):
         return True
     return seen.going
 

@@ -20,7 +20,7 @@ from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.secrets import submission_secret
 from kinetic.aio.kubernetes.sets import KINDS, LIFE, Kind, group_name
-from kinetic.aio.kubernetes.watch import observed, sought
+from kinetic.aio.kubernetes.watch import find_jobs, watch_jobs
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import AuthError, LaunchError, NotFound
 
@@ -143,7 +143,7 @@ class PathwaysCluster(GkeCluster):
                 sets.inquiry if explained else None,
             )
             with suppress(NotFound):  # the cluster lacks the definition of this kind of set
-                found += await sought(self._api, sets.paths, names, labels, make_table, inquiry)
+                found += await find_jobs(self._api, sets.paths, names, labels, make_table, inquiry)
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
@@ -159,7 +159,7 @@ class PathwaysCluster(GkeCluster):
         own_sets, *others = await self._kinds()
         kinds = [own_sets, *others] if not others or await self._is_supported(own_sets) else others
         streams = [
-            observed(self._api, sets.paths, selector, sets.inquiry, self._rhythm, sets.table)
+            watch_jobs(self._api, sets.paths, selector, sets.inquiry, self._rhythm, sets.table)
             for sets in kinds
         ]
         async with aclosing(merged(streams)) as observations:

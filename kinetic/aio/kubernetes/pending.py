@@ -255,7 +255,7 @@ class PendingMonitor:
         final = {entry.waiting.asked_as for entry in waiting if entry.waiting.hopeless is not None}
         for entry in waiting:
             verdict, wait = entry.verdict, entry.waiting
-            if verdict is None or entry.job is None or End.of(entry.job) is not None:
+            if verdict is None or entry.job is None or End.from_job(entry.job) is not None:
                 continue
             wait.since = now if wait.since is None else wait.since
             if verdict.outlook is not Outlook.FINAL:

@@ -19,7 +19,7 @@ from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.observations import name_of
-from kinetic.aio.kubernetes.reflector import listing
+from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ HEAD = 2
 PIECE = 32 * 1024
 
 
-async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
+async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
     """Connect to *port* in the pod of host number *host* of the attempt called *name*.
 
     Raises:
@@ -42,7 +42,7 @@ async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> By
         Unavailable: The API server does not answer.
     """
     (selector,) = by_items([name])
-    found = (await listing(api, paths.pods, selector)).items
+    found = (await list_all(api, paths.pods, selector)).items
     pod = _find_running_pod(found, name, host)
     if pod is None:
         location = f"namespace {paths.namespace} of {api.cluster}"

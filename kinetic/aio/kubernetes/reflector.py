@@ -17,7 +17,7 @@ from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.manifests import Paths
-from kinetic.aio.kubernetes.trimming import trimmed
+from kinetic.aio.kubernetes.trimming import trim
 from kinetic.errors import Expired, Throttled, Unavailable
 
 PAGE = 250
@@ -77,8 +77,8 @@ Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
 
 async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
     """List jobs, then pods: if a Job is deleted after the first list, its pods are still found."""
-    await take(await listing(api, paths.jobs, selector), False)
-    await take(await listing(api, paths.pods, selector), True)
+    await take(await list_all(api, paths.jobs, selector), False)
+    await take(await list_all(api, paths.pods, selector), True)
 
 
 async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, take: Take) -> None:
@@ -103,7 +103,7 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
     await all_or_none(pass_on(paths.jobs, pods=False), pass_on(paths.pods, pods=True))
 
 
-async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
+async def list_all(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
     """Read all objects that *selector* matches, as of one moment.
 
     If the server forgets the moment before the last page was read, the list starts over.
@@ -124,7 +124,7 @@ async def _read_pages(api: Api, path: str, selector: str, page: int) -> Listed:
     query = {"labelSelector": selector, "limit": str(page)}
     while True:
         answer = await api.call("GET", path, query=query)
-        items += (trimmed(item) for item in answer.get("items") or ())
+        items += (trim(item) for item in answer.get("items") or ())
         metadata = part(answer, "metadata")
         if not (continue_token := str(metadata.get("continue") or "")):
             return Listed(items=items, version=_resource_version(answer))
@@ -149,7 +149,7 @@ async def reflect(
         started, progressed, wait_s, problem = clock(), False, 0.0, "the server ended it at once"
         try:
             if not version or started >= due:
-                found = await listing(api, path, selector, rhythm.page)
+                found = await list_all(api, path, selector, rhythm.page)
                 started = clock()
                 version, due = found.version, started + rhythm.relist_s
                 yield found
@@ -159,7 +159,7 @@ async def reflect(
                     version, progressed = _resource_version(document) or version, True
                     if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # else a bookmark
                         deleted = event["type"] == "DELETED"
-                        yield Changed(document=trimmed(document), deleted=deleted)
+                        yield Changed(document=trim(document), deleted=deleted)
         except Expired as exc:
             version, problem = "", str(exc)
         except (Unavailable, Throttled) as exc:

@@ -79,7 +79,7 @@ class Forbidden(AuthError):
     """The credentials lack a permission."""
 
 
-def explained(answer: HttpError, request: Request, cluster: str) -> BackendError:
+def translate_refusal(answer: HttpError, request: Request, cluster: str) -> BackendError:
     """Return the error for a refusal: what failed, on which cluster, what to do next."""
     operation = f"cannot {request} of {cluster}"
     message = answer.message

@@ -11,14 +11,14 @@ from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
     controller,
+    has_job_ended,
     is_news,
-    judged,
+    judge_job,
     never_ran,
     observations,
-    settled,
 )
 from kinetic.aio.kubernetes.reflector import Changed, Listed
-from kinetic.aio.kubernetes.trimming import same
+from kinetic.aio.kubernetes.trimming import is_unchanged
 from kinetic.aio.ports import Observation, Phase
 
 
@@ -88,7 +88,7 @@ class Entry:
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
         self.see(sorted(pods, key=age))
-        self.verdict = judged(self.seen)
+        self.verdict = judge_job(self.seen)
         return self.verdict
 
     def see(self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()) -> None:
@@ -111,7 +111,7 @@ class Entry:
         if self.over:
             return False
         before, self.job = self.job, job
-        return before is None or not same(before, job)
+        return before is None or not is_unchanged(before, job)
 
     def put_pod(self, pod: Document, *, deleted: bool, is_own: bool) -> bool:
         """Store a pod, or its deletion; return whether observations may have changed.
@@ -127,7 +127,7 @@ class Entry:
                 self.seen = replace(self.seen, pods=[*others, pod])
             return True
         self.pods[uid(pod)] = pod
-        return before is None or not same(before, pod)
+        return before is None or not is_unchanged(before, pod)
 
     def finish(self) -> None:
         """Drop the documents of an ended job, to save memory: the cluster keeps it for a day."""
@@ -278,17 +278,17 @@ class Table:
             yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
-        is_settled = settled(entry.seen, verdict)
+        has_ended = has_job_ended(entry.seen, verdict)
         for observation in (
             *current,
-            *(never_ran(entry.reported, current, verdict) if is_settled else ()),
+            *(never_ran(entry.reported, current, verdict) if has_ended else ()),
         ):
             previous = entry.reported.get(observation.name)
             # Drop the receipt to save memory: it may contain the function's whole result.
             entry.reported[observation.name] = replace(observation, receipt=None)
             if is_news(previous, observation):
                 yield observation
-        if is_settled:
+        if has_ended:
             entry.finish()
 
     def _report_gone(self, entry: Entry) -> Iterator[Observation]:

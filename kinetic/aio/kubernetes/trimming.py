@@ -12,7 +12,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
 
 RECEIPT = "receipt"
-"""The field that `trimmed` adds to the end of a container: the receipt of the job's outcome."""
+"""The field that `trim` adds to the end of a container: the receipt of the job's outcome."""
 
 _METADATA = (
     "name",
@@ -44,7 +44,7 @@ _IDENTITY = ("uid", "deletionTimestamp", "annotations")
 _JOB_STATUS = ("conditions", "failed", "failedIndexes", "completedIndexes")
 
 
-def trimmed(document: Document) -> Document:
+def trim(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
     spec = part(document, "spec")
     if "containers" in spec:
@@ -96,7 +96,7 @@ def _memo_key(value: Any) -> Any:
     return (type(value), value) if isinstance(value, (str, int, float)) else id(value)
 
 
-def same(before: Document, now: Document) -> bool:
+def is_unchanged(before: Document, now: Document) -> bool:
     """Return whether *now*, a trimmed document, has nothing new; this is true of half of them."""
     if _select(_IDENTITY, part(before, "metadata")) != _select(_IDENTITY, part(now, "metadata")):
         return False

@@ -15,8 +15,8 @@ from kinetic.aio.kubernetes.reflector import (
     Listed,
     Rhythm,
     follow_both,
+    list_all,
     list_both,
-    listing,
 )
 from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.ports import Observation
@@ -31,7 +31,7 @@ TURN = 100
 """How many jobs are evaluated in one go, before other tasks of the event loop may run."""
 
 
-async def found(
+async def list_jobs(
     api: Api,
     paths: Paths,
     selectors: Iterable[str],
@@ -51,7 +51,7 @@ async def found(
 
         await list_both(api, paths, selector, take)
         if table.strays:  # their Job was created after its list, or no longer exists
-            table.feed(await listing(api, paths.jobs, selector), pods=False)
+            table.feed(await list_all(api, paths.jobs, selector), pods=False)
             table.orphans = True
         observations |= await _evaluate(table)
         if inquiry is not None:
@@ -69,7 +69,7 @@ async def _evaluate(table: Table) -> dict[str, Observation]:
     return observations
 
 
-async def sought(
+async def find_jobs(
     api: Api,
     paths: Paths,
     names: Collection[str],
@@ -80,17 +80,17 @@ async def sought(
     """Return the jobs with these *names* and the jobs with *labels*; without either, all jobs."""
     wanted = set(names)
     selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
-    named = await found(api, paths, selectors, make_table, inquiry)
+    named = await list_jobs(api, paths, selectors, make_table, inquiry)
     observations = {
         observation.name: observation for observation in named if observation.name in wanted
     }
     if labels is not None or not names:
-        more = await found(api, paths, (by_labels(labels or {}),), make_table, inquiry)
+        more = await list_jobs(api, paths, (by_labels(labels or {}),), make_table, inquiry)
         observations |= {observation.name: observation for observation in more}
     return [*observations.values()]
 
 
-async def observed(
+async def watch_jobs(
     api: Api,
     paths: Paths,
     selector: str,
