@@ -64,7 +64,9 @@ def opened(
 
     async def stand_in() -> Access:
         return Access(
-            server=f"{google.url}/kubernetes/{site.cluster}", name="the cluster", passes=Passes()
+            server=f"{google.url}/kubernetes/{site.cluster}",
+            name="the cluster",
+            credentials=Passes(),
         )
 
     return Infrastructure(

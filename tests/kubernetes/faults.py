@@ -190,4 +190,4 @@ def anonymous(server: FaultServer) -> Access:
     async def fresh() -> FreshCredentials[ClusterCredentials]:
         return FreshCredentials(value=ClusterCredentials())
 
-    return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))
+    return Access(server=server.url, name="a test", credentials=TokenCache(fresh, "a test"))

@@ -343,4 +343,4 @@ async def test_a_home_has_a_kubeconfig_of_its_own(config: Config, tmp_path: Path
     config.path.rename(tmp_path / ".kube" / "config")
     access = await open_context("c", {"HOME": str(tmp_path)})
     assert access.server == config.cluster["server"]
-    await access.passes.aclose()
+    await access.credentials.aclose()

@@ -94,7 +94,7 @@ async def test_a_cluster_tells_its_pools_with_its_address(google: Google, ca: by
     ]
     google.described = described("34.90.1.2", ca, nodePools=pools)
     access = await open_access(google.target, google.environ)
-    await access.passes.aclose()
+    await access.credentials.aclose()
     assert [(one.machine, one.topology) for one in access.pools] == [
         ("ct6e-standard-4t", "2x4"),
         ("e2-standard-4", ""),
@@ -156,12 +156,12 @@ async def test_the_address_is_one_that_can_be_reached(
     access = await open_gke(google.target, google.environ, LONG)
     assert access.server == server
     assert "lab" in access.name and "acme" in access.name
-    shown = await access.passes.get()
+    shown = await access.credentials.get()
     assert shown.tls is not None
     assert shown.tls.verify_mode is ssl.CERT_REQUIRED
     trusted = shown.tls.get_ca_certs()
     assert (len(trusted) == 1) == (server != BY_NAME)
-    await access.passes.aclose()
+    await access.credentials.aclose()
 
 
 async def test_a_cluster_that_is_not_there_is_told_with_those_that_are(google: Google) -> None:
@@ -206,7 +206,7 @@ async def test_what_passes_is_asked_again(google: Google, ca: bytes) -> None:
     google.server.then(google.handle, answer("oh", 503), reset())
     access = await open_gke(google.target, google.environ, LONG)
     assert google.asked == [f"GET {CLUSTER}"] * 3
-    await access.passes.aclose()
+    await access.credentials.aclose()
 
 
 async def test_no_credentials_are_told(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,15 +30,15 @@ def account(tmp_path: Path) -> Path:
 async def test_a_pod_has_all_it_needs(account: Path) -> None:
     access = await open_pod(environ(account))
     assert (access.server, access.namespace) == ("https://10.96.0.1:443", "team")
-    first = await access.passes.get()
+    first = await access.credentials.get()
     assert first.authorization == "Bearer one"
     assert first.tls is not None and len(first.tls.get_ca_certs()) == 1
     (account / "token").write_text("two")
-    access.passes.forget(first)
-    second = await access.passes.get()
+    access.credentials.forget(first)
+    second = await access.credentials.get()
     assert second.authorization == "Bearer two"
     assert second.tls is first.tls
-    await access.passes.aclose()
+    await access.credentials.aclose()
 
 
 async def test_addresses_may_be_of_version_6(account: Path) -> None:

@@ -55,7 +55,7 @@ def tokens() -> Tokens:
 async def opened(
     url: str, limits: Limits | None = None, tokens: Tokens | None = None
 ) -> AsyncIterator[Api]:
-    made = Api(Access(server=url, name="a test", passes=(tokens or Tokens()).passes), limits)
+    made = Api(Access(server=url, name="a test", credentials=(tokens or Tokens()).passes), limits)
     try:
         yield made
     finally:
@@ -359,7 +359,7 @@ def test_connections_are_probed_by_the_system() -> None:
 
 async def test_streams_do_not_hold_up_requests(server: FaultServer, tokens: Tokens) -> None:
     api = Api(
-        Access(server=server.url, name="a test", passes=tokens.passes),
+        Access(server=server.url, name="a test", credentials=tokens.passes),
         Limits(requests=2),
     )
     server.then(*[stream(b"a\n", then="silent")] * 150)
@@ -409,7 +409,7 @@ def test_a_client_stays_on_its_loop() -> None:
     messages: list[str] = []
 
     async def make() -> Api:
-        access = Access(server="http://127.0.0.1:1", name="a test", passes=Tokens().passes)
+        access = Access(server="http://127.0.0.1:1", name="a test", credentials=Tokens().passes)
         api = Api(access, HASTY)
         await ask(api)
         return api
@@ -428,7 +428,7 @@ async def test_a_request_keeps_its_turn_while_it_waits_to_retry(
 ) -> None:
     """So a server that refuses some gets fewer at a time, and those who ask again go first."""
     limits = replace(LIMITS, requests=4)
-    api = Api(Access(server=server.url, name="a test", passes=tokens.passes), limits)
+    api = Api(Access(server=server.url, name="a test", credentials=tokens.passes), limits)
     begun: set[str] = set()
     done: set[str] = set()
 

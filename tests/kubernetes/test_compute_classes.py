@@ -16,18 +16,18 @@ async def test_a_class_is_asked_for_once_a_minute(tmp_path: Path) -> None:
         classes = ComputeClasses(api)
         server.then(answer({"metadata": {"name": "gpu-l4-spot"}}), status(404, "NotFound"))
         spot = parse("gpu-l4:spot")
-        assert await asyncio.gather(*(classes.of(spot) for _ in range(5))) == ["gpu-l4-spot"] * 5
-        assert await classes.of(parse("gpu-l4")) == ""
+        assert await asyncio.gather(*(classes.find(spot) for _ in range(5))) == ["gpu-l4-spot"] * 5
+        assert await classes.find(parse("gpu-l4")) == ""
         assert [one.path for one in server.seen] == [
             f"{COLLECTION}/gpu-l4-spot",
             f"{COLLECTION}/gpu-l4",
         ]
         for name in ("cpu", "tpu-v6e-16"):
-            assert await classes.of(parse(name)) == ""
+            assert await classes.find(parse(name)) == ""
         assert len(server.seen) == 2
 
 
 async def test_a_user_who_may_not_read_classes_has_none(tmp_path: Path) -> None:
     async with FaultServer() as server, opened(Config(tmp_path, server.url)) as api:
         server.then(status(403, "Forbidden", 'User "ada" cannot get resource "computeclasses"'))
-        assert await ComputeClasses(api).of(parse("gpu-l4")) == ""
+        assert await ComputeClasses(api).find(parse("gpu-l4")) == ""

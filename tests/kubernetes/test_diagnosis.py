@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merged
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_request
-from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 from tests.kubernetes.verdicts import check_any_order, row
@@ -38,20 +38,20 @@ RECORDED, ENDS = _recordings("recorded"), _recordings("recorded_ends")
 WITH_STEPS = [name for name, case in RECORDED.items() if "steps" in case]
 
 
-def seen_of(case: dict[str, Any], upto: int | None = None) -> Seen:
+def seen_of(case: dict[str, Any], upto: int | None = None) -> JobFacts:
     """What was seen after the first *upto* steps."""
-    known = Seen()
+    known = JobFacts()
     for index in range(len(case["steps"]))[:upto]:
         known = merged(known, now(case, index))
     return known
 
 
-def now(case: dict[str, Any], index: int = -1) -> Seen:
+def now(case: dict[str, Any], index: int = -1) -> JobFacts:
     """One step alone, as an observer sees it who comes late."""
     steps = case["steps"]
     step = steps[index]
     nodes = [one["nodes"] for one in steps[: steps.index(step) + 1] if one.get("nodes") is not None]
-    return Seen(
+    return JobFacts(
         job=step["job"],
         pods=step["pods"],
         events=step["events"],
@@ -137,14 +137,14 @@ def test_the_infrastructure_budget_is_for_the_reasons_of_disruptions() -> None:
 # --- variants of recordings ---------------------------------------------------------------
 
 
-def alone(name: str, step: int) -> Seen:
+def alone(name: str, step: int) -> JobFacts:
     """One moment of a recording, to be changed."""
     return now(copy.deepcopy(RECORDED[name]), step)
 
 
 def test_a_disruption_is_not_forgotten_when_its_pod_and_its_node_are_gone() -> None:
     case = RECORDED["preempted"]
-    after = merged(seen_of(case, 4), Seen(job=case["steps"][4]["job"], nodes=[]))
+    after = merged(seen_of(case, 4), JobFacts(job=case["steps"][4]["job"], nodes=[]))
     assert judge(after).reason is Reason.PREEMPTED
 
 
@@ -163,17 +163,17 @@ def test_a_suspended_job_has_not_failed_with_the_pods_it_lost() -> None:
     assert stopping.job is not None
     job: dict[str, Any] = {**stopping.job, "spec": {**stopping.job["spec"], "suspend": True}}
     job["metadata"] = {**job["metadata"], "deletionTimestamp": None}
-    seen = Seen(job=job, pods=stopping.pods)
+    seen = JobFacts(job=job, pods=stopping.pods)
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.RUNNING, Reason.QUEUED)
-    seen = merged(seen, Seen(job=job, pods=ended.pods))
+    seen = merged(seen, JobFacts(job=job, pods=ended.pods))
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.PENDING, Reason.QUEUED)
     resumed = {"conditions": [{"type": "Suspended", "status": "False"}]}
     job = {**job, "spec": {**job["spec"], "suspend": False}, "status": resumed}
-    assert judge(merged(seen, Seen(job=job))).status is JobStatus.PENDING
+    assert judge(merged(seen, JobFacts(job=job))).status is JobStatus.PENDING
 
 
 def test_a_job_that_was_never_seen_does_not_exist() -> None:
-    verdict = judge(Seen(name="kinetic-job-1"))
+    verdict = judge(JobFacts(name="kinetic-job-1"))
     assert (verdict.status, verdict.phase) == (JobStatus.NOT_FOUND, Phase.GONE)
     assert "kinetic-job-1" in verdict.message
 
@@ -195,14 +195,14 @@ def test_whatever_is_missing_there_is_a_verdict(
         _collect(step, holes)
         if holes:
             data.draw(st.sampled_from(holes))()
-    seen = Seen(
+    seen = JobFacts(
         job=step.get("job"),
         pods=step.get("pods") or (),
         events=step.get("events") or (),
         nodes=step.get("nodes"),
         workload=case.get("workload"),
     )
-    for verdict in (judge(seen), judge(merged(seen, Seen()))):
+    for verdict in (judge(seen), judge(merged(seen, JobFacts()))):
         assert verdict.message
         assert len(verdict.text) < 4000
 
@@ -224,8 +224,8 @@ def test_quantities_are_read_and_shown() -> None:
     assert [number(one) for one in ("500m", "2Gi", "1M", "1e3", "x", None)] == [
         0.5, 2 * 1024**3, 1e6, 1e3, 0, 0,
     ]  # fmt: skip
-    assert shown("memory", number("1536Mi")) == "1.5Gi of memory"
-    assert shown("google.com/tpu", 1) == "1 TPU chip"
+    assert format_amount("memory", number("1536Mi")) == "1.5Gi of memory"
+    assert format_amount("google.com/tpu", 1) == "1 TPU chip"
 
 
 def test_a_pod_requests_what_its_containers_and_sidecars_request() -> None:

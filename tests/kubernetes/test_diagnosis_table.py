@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.diagnosis.judge import judge
 from kinetic.job_status import Reason
 from tests.kubernetes.verdicts import check_any_order
@@ -73,55 +73,55 @@ def event(reason: str, message: str, *, kind: str = "Pod", **more: Any) -> Json:
 
 def one_pod(
     state: Json | None = None, *, events: Sequence[Json] = (), absent: Any = (), **pod: Any
-) -> Seen:
-    return Seen(job=a_job(), pods=[a_pod(state, **pod)], events=events, absent=absent)
+) -> JobFacts:
+    return JobFacts(job=a_job(), pods=[a_pod(state, **pod)], events=events, absent=absent)
 
 
-def image(message: str, name: str = IMAGE) -> Seen:
+def image(message: str, name: str = IMAGE) -> JobFacts:
     """An image that cannot be pulled, in these words of containerd."""
     text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {message}'
     return one_pod({"waiting": {"reason": "ImagePullBackOff", "message": text}}, image=name)
 
 
-def refused(message: str) -> Seen:
+def refused(message: str) -> JobFacts:
     """A pod that the API server does not create."""
     failed = event("FailedCreate", f"Error creating: {PODS}{message}", kind="Job")
-    return Seen(job=a_job(), events=[failed])
+    return JobFacts(job=a_job(), events=[failed])
 
 
-def queued(*conditions: Json, checks: Any = (), **spec: Any) -> Seen:
+def queued(*conditions: Json, checks: Any = (), **spec: Any) -> JobFacts:
     """A Job that Kueue holds, with the conditions of its Workload."""
     status = {"conditions": [*conditions], "admissionChecks": [*checks]}
     workload = {"spec": {"queueName": "research", **spec}, "status": status}
     labels = {"kueue.x-k8s.io/queue-name": "research"}
-    return Seen(job=a_job(labels=labels, suspend=True), workload=workload)
+    return JobFacts(job=a_job(labels=labels, suspend=True), workload=workload)
 
 
 def reserved(reason: str, message: str = "", status: str = "False") -> Json:
     return {"type": "QuotaReserved", "status": status, "reason": reason, "message": message}
 
 
-def unmounted(*message: str, absent: Any = ()) -> Seen:
+def unmounted(*message: str, absent: Any = ()) -> JobFacts:
     """A pod whose volumes are not mounted."""
     events = [event("FailedMount", one) for one in message]
     return one_pod({"waiting": {"reason": "ContainerCreating"}}, events=events, absent=absent)
 
 
-def unstarted(message: str, reason: str = "CreateContainerError") -> Seen:
+def unstarted(message: str, reason: str = "CreateContainerError") -> JobFacts:
     """A container that cannot be created."""
     return one_pod({"waiting": {"reason": reason, "message": message}})
 
 
 def unplaced(
     message: str, *nodes: Json, reason: str = "Unschedulable", events: Any = (), **pod: Any
-) -> Seen:
+) -> JobFacts:
     """A pod that the scheduler refuses in these words."""
     refusal = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     made = a_pod(status={"conditions": [refusal]}, nodeName=None, **pod)
-    return Seen(job=a_job(), pods=[made], nodes=nodes or None, events=events)
+    return JobFacts(job=a_job(), pods=[made], nodes=nodes or None, events=events)
 
 
-def scaled(*reports: tuple[str, str], nodes: Any = ()) -> Seen:
+def scaled(*reports: tuple[str, str], nodes: Any = ()) -> JobFacts:
     """A pod that wants 16 TPU chips where nodes have 8, and the messages of the autoscaler."""
     events = [
         event(reason, message, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
@@ -134,7 +134,7 @@ def scaled(*reports: tuple[str, str], nodes: Any = ()) -> Seen:
 
 def exited(
     code: int, reason: str = "Error", message: str = "", *, sidecar: bool = False, **more: Any
-) -> Seen:
+) -> JobFacts:
     """A Job that failed with its only pod, whose *sidecar* ran out of memory."""
     end = {
         "exitCode": code,
@@ -151,12 +151,12 @@ def exited(
         killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         pod["status"]["initContainerStatuses"] = [{"name": name, "state": killed}]
     condition = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
-    return Seen(job=a_job({"failed": 1, "conditions": [condition]}), pods=[pod], **more)
+    return JobFacts(job=a_job({"failed": 1, "conditions": [condition]}), pods=[pod], **more)
 
 
 def removed(
     reason: str = "", message: str = "", by: str = "", nodes: Any = None, silent: bool = False
-) -> Seen:
+) -> JobFacts:
     """A Job that failed because something ended its pod: *reason* of its status, or *by*."""
     status: Json = {"reason": reason, "message": message} if reason else {}
     if by:
@@ -165,10 +165,10 @@ def removed(
     return exited(143, status=status, nodes=nodes)
 
 
-def running(*taints: str, labels: Json | None = None, **node: Any) -> Seen:
+def running(*taints: str, labels: Json | None = None, **node: Any) -> JobFacts:
     """A pod that runs on a node with these taints."""
     pod = a_pod({"running": {"startedAt": BORN}}, phase="Running")
-    return Seen(job=a_job(), pods=[pod], nodes=[a_node("n1", labels, *taints, **node)])
+    return JobFacts(job=a_job(), pods=[pod], nodes=[a_node("n1", labels, *taints, **node)])
 
 
 PODS = f'pods "{NAME}-x" is forbidden: '
@@ -195,7 +195,7 @@ GPU_TAINT = "nvidia.com/gpu=present:NoSchedule"
 
 # --- the table ------------------------------------------------------------------------------
 
-TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
+TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     # Images.
     ("the registry's name is unknown", image("dial tcp: lookup reg.example on 10.0.0.10:53: no such host"), Reason.IMAGE_PULL, BLOCKED, ("no such host", "nodes can reach it")),
     ("a registry limits pulls", image("429 Too Many Requests - Server message: toomanyrequests: pull rate limit.", "team/train:1"), Reason.IMAGE_PULL, OPEN, ("limits how often",)),
@@ -311,6 +311,6 @@ def test_the_cause_is_told_with_its_reason(row: Any) -> None:
 def test_an_event_of_a_clock_that_is_behind_counts_by_its_uid(beside: Json) -> None:
     (failed,) = refused('serviceaccount "trainer" not found').events
     failed = {**failed, **beside, "involvedObject": {**failed["involvedObject"], "uid": "job-uid"}}
-    assert "trainer" in judge(Seen(job=a_job(), events=[failed])).message
+    assert "trainer" in judge(JobFacts(job=a_job(), events=[failed])).message
     other = {**failed, "involvedObject": {**failed["involvedObject"], "uid": "another"}}
-    assert "trainer" not in judge(Seen(job=a_job(), events=[other])).message
+    assert "trainer" not in judge(JobFacts(job=a_job(), events=[other])).message

@@ -8,7 +8,7 @@ import pytest
 
 from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import (
     GroupTable,
@@ -79,12 +79,12 @@ def waiting(number: int) -> Json:
     return made
 
 
-def group(*pods: Json, of: Json | None = None, **more: Any) -> Seen:
+def group(*pods: Json, of: Json | None = None, **more: Any) -> JobFacts:
     """A set and its pods."""
-    return Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more)
+    return JobFacts(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more)
 
 
-def observe(seen: Seen) -> Observation:
+def observe(seen: JobFacts) -> Observation:
     return observation_of(seen, judge_group(seen))
 
 
@@ -144,13 +144,13 @@ def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> No
 
 def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
-    for seen in (group(*ALL, of=going), Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2")):
+    for seen in (group(*ALL, of=going), JobFacts(pods=ALL, earlier=the_set(), name="grp-1-7-2")):
         found = observe(seen)
         assert (found.phase, found.executor) == (Phase.RUNNING, "pod-0a")
         assert ended_processes(seen, judge_group(seen)) == {"set-a"}
-    nothing = observe(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
+    nothing = observe(JobFacts(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
     assert brief(nothing) == (Phase.GONE, "pod-0a", None)
-    assert observe(Seen(earlier=the_set())).phase is Phase.GONE
+    assert observe(JobFacts(earlier=the_set())).phase is Phase.GONE
 
 
 def test_what_a_client_has_ended_says_why() -> None:
@@ -252,10 +252,12 @@ def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> 
     quota = "insufficient unused quota for cpu in flavor f, 1 more needed"
     waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": quota}
     workload = {"spec": {"queueName": "research"}, "status": {"conditions": [waits]}}
-    verdict = judge_group(Seen(job=made, pods=[gated(0)], name="grp-1-7-2", workload=workload))
+    verdict = judge_group(JobFacts(job=made, pods=[gated(0)], name="grp-1-7-2", workload=workload))
     assert "cpu in flavor f, 1 more needed" in verdict.message
     assert verdict.outlook is Outlook.OPEN
-    verdict = judge_group(Seen(job=made, pods=[gated(0, "example.org/other")], name="grp-1-7-2"))
+    verdict = judge_group(
+        JobFacts(job=made, pods=[gated(0, "example.org/other")], name="grp-1-7-2")
+    )
     assert verdict.outlook is Outlook.BLOCKED
 
 

@@ -46,7 +46,7 @@ def tokens() -> Tokens:
 @pytest.fixture
 async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
     server.then(answer({"items": [POD]}))
-    made = Api(Access(server=server.url, name="the cluster", passes=tokens.passes), LIMITS)
+    made = Api(Access(server=server.url, name="the cluster", credentials=tokens.passes), LIMITS)
     yield made
     await made.aclose()
 

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.diagnosis.judge import judge
 
 
@@ -17,7 +17,7 @@ def row(verdict: Diagnosis) -> list[object]:
     return [status, phase, reason, verdict.exit_code, outlook]
 
 
-def check_any_order(seen: Seen) -> None:
+def check_any_order(seen: JobFacts) -> None:
     """Check that order, and repetition don't change the verdict."""
     verdict = judge(seen)
     twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]

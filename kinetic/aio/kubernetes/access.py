@@ -27,8 +27,8 @@ from kinetic.aio.kubernetes.credentials import (
     Certificates,
     ClusterCredentials,
     Pool,
-    context_of,
-    trusting,
+    tls_context,
+    trusting_context,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.configuration import Target
@@ -185,12 +185,12 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
         return await _renew_credentials(first, environ)
 
     proxy, headers = _proxy(first), _impersonation_headers(first.user)
-    passes = TokenCache(renew, f"the context {name!r}")
-    await passes.first()
+    token_cache = TokenCache(renew, f"the context {name!r}")
+    await token_cache.first()
     return Access(
         server=first.server,
         name=f"the context {name!r}",
-        passes=passes,
+        credentials=token_cache,
         namespace=first.namespace,
         tls_name=first.cluster.text("tls-server-name") or None,
         proxy=proxy,
@@ -235,7 +235,7 @@ def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentia
     try:
         header = _authorization(context.user, reply)
         secure = context.server.startswith("https:")
-        tls = context_of(_certificates(context, reply)) if secure else None
+        tls = tls_context(_certificates(context, reply)) if secure else None
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
             f"the context {context.name!r} cannot be used: {exc}; fix the kubeconfig"
@@ -329,9 +329,11 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
         return FreshCredentials(value=credentials, early=early)
 
     server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
-    passes = TokenCache(renew, "the cluster of this pod")
-    await passes.first()
-    return Access(server=server, name="the cluster of this pod", passes=passes, namespace=namespace)
+    token_cache = TokenCache(renew, "the cluster of this pod")
+    await token_cache.first()
+    return Access(
+        server=server, name="the cluster of this pod", credentials=token_cache, namespace=namespace
+    )
 
 
 def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
@@ -361,7 +363,7 @@ def _read_account(folder: Path, environ: Mapping[str, str]) -> tuple[str, str, C
     except OSError:
         namespace = ""
     header = str(configuration.api_key["BearerToken"]).strip()
-    credentials = ClusterCredentials(authorization=header, tls=context_of(Certificates(ca=ca)))
+    credentials = ClusterCredentials(authorization=header, tls=tls_context(Certificates(ca=ca)))
     return str(configuration.host), namespace or "default", credentials
 
 
@@ -400,14 +402,14 @@ async def open_gke(
     try:
         description = await _fetch_cluster(google, target)
         server, ca = _server_of(description, target)
-        tls = await anyio.to_thread.run_sync(trusting, ca)
+        tls = await anyio.to_thread.run_sync(trusting_context, ca)
     except BaseException:
         await google.aclose()
         raise
     return Access(
         server=server,
         name=_describe(target),
-        passes=_GoogleCredentials(google, tls),
+        credentials=_GoogleCredentials(google, tls),
         proxy=proxy_for(server),
         pools=_pools(description),
         gke=True,
@@ -530,7 +532,7 @@ async def open_access(
     project, zone, and name; *policy* says how to retry Google's API. Access to GKE needs
     neither gcloud nor kubectl. No files are written.
 
-    Close the `Api` that uses the access, or call ``access.passes.aclose()``.
+    Close the `Api` that uses the access, or call ``access.credentials.aclose()``.
 
     Raises:
         ConfigurationError: No such context or cluster exists.

@@ -181,7 +181,7 @@ class Api:
 
         async def open_socket() -> aiohttp.ClientWebSocketResponse:
             try:
-                return await with_token(self._access.passes, upgrade)
+                return await with_token(self._access.credentials, upgrade)
             except HttpError as exc:
                 refused = exc
             # aiohttp drops the body of a refusal. The same request without an upgrade returns it.
@@ -197,7 +197,7 @@ class Api:
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
         await self._http.aclose()
-        await self._access.passes.aclose()
+        await self._access.credentials.aclose()
 
     async def _retry(
         self,
@@ -260,7 +260,7 @@ class Api:
             )
             return await self._http.receive(response)
 
-        return await with_token(self._access.passes, send)
+        return await with_token(self._access.credentials, send)
 
     def _request_options(
         self, credentials: ClusterCredentials, headers: Mapping[str, str]

@@ -33,7 +33,7 @@ class ComputeClasses:
         self._cache: dict[str, tuple[float, str]] = {}
         self._lock = asyncio.Lock()
 
-    async def of(self, accelerator: Accelerator) -> str:
+    async def find(self, accelerator: Accelerator) -> str:
         """Return the name of the class for *accelerator*, or "" if there is none.
 
         Slices of several hosts use no class. If the credentials may not read classes, the answer

@@ -22,7 +22,7 @@ class Certificates:
 
 
 @lru_cache(4)
-def context_of(certificates: Certificates) -> ssl.SSLContext:
+def tls_context(certificates: Certificates) -> ssl.SSLContext:
     """Return the TLS context of *certificates*.
 
     Equal certificates have the same context, so that connections are reused.
@@ -30,12 +30,12 @@ def context_of(certificates: Certificates) -> ssl.SSLContext:
     Raises:
         ValueError: The texts aren't certificates, or the key belongs to another certificate.
     """
-    context = trusting(certificates.ca, verify=certificates.verify)
+    context = trusting_context(certificates.ca, verify=certificates.verify)
     _load_client_certificate(context, certificates)
     return context
 
 
-def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
+def trusting_context(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
     """Return a context that trusts the certificates *ca* (PEM), or the system's if it is None.
 
     Loading the system's certificates takes 30 ms of CPU.
@@ -111,7 +111,7 @@ class Access:
 
     server: str
     name: str
-    passes: TokenSource[ClusterCredentials]
+    credentials: TokenSource[ClusterCredentials]
     namespace: str = "default"
     tls_name: str | None = None
     proxy: str | None = None

@@ -167,7 +167,7 @@ MOST_ATTEMPTS = 100
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
-    *at* says where and how to place jobs; the default namespace is that of *api*. Nothing is
+    *placement* says where and how to place jobs; the default namespace is that of *api*. Nothing is
     sent before the first call. Closing the cluster closes *api*; jobs keep running.
 
     kinetic's submitter retries failed jobs; Kubernetes only replaces pods that it disrupted. With
@@ -177,13 +177,13 @@ class GkeCluster:
     def __init__(
         self,
         api: Api,
-        at: Placement | None = None,
+        placement: Placement | None = None,
         *,
         classes: bool = False,
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
-        placement = at or Placement(namespace="")
+        placement = placement or Placement(namespace="")
         namespace = placement.namespace or api.default_namespace
         self._api = api
         self._placement = replace(placement, namespace=namespace)
@@ -216,7 +216,7 @@ class GkeCluster:
         placement = replace(self._placement, secret=submission_secret(job))
         if self._classes is None:
             return placement
-        return replace(placement, compute_class=await self._classes.of(job.resources.accelerator))
+        return replace(placement, compute_class=await self._classes.find(job.resources.accelerator))
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None

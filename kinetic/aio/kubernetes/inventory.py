@@ -14,7 +14,7 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Pool
-from kinetic.aio.kubernetes.diagnosis.nodes import labels, takes
+from kinetic.aio.kubernetes.diagnosis.nodes import fits, labels
 from kinetic.aio.kubernetes.manifests import pod_requirements
 from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.configuration import Target
@@ -74,4 +74,4 @@ async def nodes_for(
     finally:
         await api.aclose()
     specs = [pod_requirements(accelerator) for accelerator in accelerators]
-    return [sum(takes(spec, node) for node in nodes) for spec in specs]
+    return [sum(fits(spec, node) for node in nodes) for spec in specs]

@@ -22,7 +22,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     waiting,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.judge import pod_state, why_no_pod
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import End, observations
@@ -52,36 +52,36 @@ def host_of(pod: Document) -> int | None:
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
-def observation_of(seen: Seen, verdict: Diagnosis) -> Observation:
+def observation_of(seen: JobFacts, verdict: Diagnosis) -> Observation:
     """Return the observation of the attempt that the set in *seen* runs."""
     no_document: Document = {}
-    job = seen.any_job or next(iter((*seen.pods, *seen.gone)), no_document)
-    (observation,) = observations(Seen(job=job, name=seen.job_name), verdict)
+    job = seen.current_or_last_job or next(iter((*seen.pods, *seen.gone)), no_document)
+    (observation,) = observations(JobFacts(job=job, name=seen.job_name), verdict)
     return observation
 
 
-def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
+def ended_processes(seen: JobFacts, verdict: Diagnosis) -> frozenset[str]:
     """Return the uids of pods that ended, and of the set if it is deleted while pods run.
 
     The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
     """
     uids = {end.pod for end in _ends(seen) if end.ran}
-    if seen.going and seen.alive:
-        uids.add(uid(seen.any_job) or seen.job_name)
+    if seen.is_gone_or_deleting and seen.alive:
+        uids.add(uid(seen.current_or_last_job) or seen.job_name)
     return frozenset(uids - {verdict.executor})
 
 
-def judge_group(seen: Seen) -> Diagnosis:
+def judge_group(seen: JobFacts) -> Diagnosis:
     """Decide the attempt's state. Pass the result of `merged`, which also has deleted pods."""
     return describe(_group_state(seen))
 
 
-def _group_state(seen: Seen) -> State:
+def _group_state(seen: JobFacts) -> State:
     alive, ends = seen.alive, _ends(seen)
     ran = any(Pod(pod).ran for pod in seen.every_pod)
-    if (end := End.from_job(seen.any_job)) is not None and not ran:
+    if (end := End.from_job(seen.current_or_last_job)) is not None and not ran:
         # The message has the advice.
-        end_cause = Cause(what=end.message, reason=end.reason, advice="")
+        end_cause = Cause(summary=end.message, reason=end.reason, advice="")
         return waiting(end_cause) if alive else ended(end_cause)
     leaders = [
         pod for pod in seen.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
@@ -98,12 +98,12 @@ def _group_state(seen: Seen) -> State:
     if alive:
         return _unfinished_state(seen, alive, leader, cause)
     if seen.job is None:
-        deleted = Cause(what="the set of its pods was deleted")
+        deleted = Cause(summary="the set of its pods was deleted")
         state = cause or ended(deleted, status=JobStatus.NOT_FOUND)
         return replace(state, phase=Phase.GONE)
     if (failed_condition := condition(seen.job, "Failed")) is not None:
         message = str(failed_condition.get("message") or "the set failed")
-        return cause or ended(Cause(what=message, reason=Reason.LOST))
+        return cause or ended(Cause(summary=message, reason=Reason.LOST))
     return waiting(why_no_pod(seen))
 
 
@@ -115,7 +115,7 @@ def _was_deleted_unstarted(pod: Document) -> bool:
     return Pod(pod).deleted and not Pod(pod).ran
 
 
-def _ends(seen: Seen) -> list[_End]:
+def _ends(seen: JobFacts) -> list[_End]:
     """Return the first end of each pod's program that has ended, the earliest first."""
     found: list[_End] = []
     for document in sorted(seen.every_pod, key=age):
@@ -154,7 +154,7 @@ def _end_time(pod: Document) -> str:
     return str(next((finished for finished in times if finished), ""))
 
 
-def _first_failure(seen: Seen, ends: Sequence[_End]) -> State | None:
+def _first_failure(seen: JobFacts, ends: Sequence[_End]) -> State | None:
     """Return the first failure that isn't a consequence of another one."""
     failed = [end for end in ends if end.state.status is JobStatus.FAILED]
     primary = [end for end in failed if end.state.exit_code not in (None, *TERMINATED)]
@@ -162,7 +162,7 @@ def _first_failure(seen: Seen, ends: Sequence[_End]) -> State | None:
     if not primary:
         return None
     first = primary[0]
-    hosts = part(part(seen.any_job, "metadata"), "annotations").get(HOSTS)
+    hosts = part(part(seen.current_or_last_job, "metadata"), "annotations").get(HOSTS)
     if hosts == "1":
         return first.state
     host = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
@@ -175,7 +175,7 @@ def _is_informative(state: State) -> bool:
 
 
 def _unfinished_state(
-    seen: Seen, alive: Sequence[Document], leader: Document | None, cause: State | None
+    seen: JobFacts, alive: Sequence[Document], leader: Document | None, cause: State | None
 ) -> State:
     """Return the state of a group that has not ended: the first host's state.
 
@@ -186,8 +186,10 @@ def _unfinished_state(
         state = replace(pod_state(Pod(leaders[0], seen)), executor=uid(leader))
     else:
         started = any(Pod(pod).ran for pod in alive)
-        state = (running if started else waiting)(Cause(what="the first host's pod is not there"))
-    if seen.going:
+        state = (running if started else waiting)(
+            Cause(summary="the first host's pod is not there")
+        )
+    if seen.is_gone_or_deleting:
         return replace(state, lead=("is being stopped",), cause=Cause())
     if cause is not None:
         return replace(state, lead=cause.lead, cause=cause.cause, host=cause.host)
@@ -232,7 +234,7 @@ class GroupTable(Table):
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present set of this name made *pod*."""
-        current_set = entry.job or entry.seen.any_job
+        current_set = entry.job or entry.seen.current_or_last_job
         lives = [
             part(part(document, "metadata"), "annotations").get(LIFE)
             for document in (current_set, pod)
@@ -264,7 +266,7 @@ class GroupTable(Table):
 
     def _is_known(self, entry: Entry) -> bool:
         """Return whether the set was seen or no longer exists; its pods may be seen before it."""
-        if entry.seen.any_job:
+        if entry.seen.current_or_last_job:
             return True
         if all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]

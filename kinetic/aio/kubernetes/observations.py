@@ -10,7 +10,7 @@ from typing import Any, cast
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, LABELS, NAME, other_attempt_name
 from kinetic.aio.kubernetes.trimming import receipt_of
@@ -58,10 +58,10 @@ def controller(pod: Document) -> Document:
     return next((owner for owner in owners if owner.get("controller")), no_owner)
 
 
-def judge_job(seen: Seen) -> Diagnosis:
+def judge_job(seen: JobFacts) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
     verdict = judge(seen)
-    end = End.from_job(seen.any_job)
+    end = End.from_job(seen.current_or_last_job)
     if end is None or any(_has_started(pod) for pod in seen.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
@@ -90,28 +90,28 @@ def _has_started(pod: Document) -> bool:
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
-def has_job_ended(seen: Seen, verdict: Diagnosis) -> bool:
+def has_job_ended(seen: JobFacts, verdict: Diagnosis) -> bool:
     """Return whether the Job has ended, so that only its deletion can change the observations."""
     end_condition = condition(seen.job, "Complete") or condition(seen.job, "Failed")
     return end_condition is not None and verdict.phase is Phase.ENDED
 
 
-def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
+def _is_last(seen: JobFacts, verdict: Diagnosis) -> bool:
     """Return whether no pod of the Job may still run, and the Job creates no further pod."""
     if verdict.phase not in (Phase.ENDED, Phase.GONE):
         return False
     if verdict.status is JobStatus.SUCCEEDED or has_job_ended(seen, verdict):
         return True
-    return seen.going
+    return seen.is_gone_or_deleting
 
 
-def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
+def observations(seen: JobFacts, verdict: Diagnosis) -> list[Observation]:
     """Return an observation for each attempt; *verdict* is about the last attempt.
 
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
     of its attempt. The observation has the job's name and labels, with that number.
     """
-    metadata = _job_metadata((seen.any_job, *seen.pods, *seen.gone))
+    metadata = _job_metadata((seen.current_or_last_job, *seen.pods, *seen.gone))
     labels = _labels(metadata)
     name = str(part(metadata, "annotations").get(NAME) or seen.job_name)
     first = _parse_number(labels.get(ATTEMPT))
@@ -155,7 +155,7 @@ def _failures_before(pod: Document) -> int:
 
 
 def _current_attempt(
-    seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int
+    seen: JobFacts, verdict: Diagnosis, pods: Mapping[int, Document], first: int
 ) -> int:
     """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:

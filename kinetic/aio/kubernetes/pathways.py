@@ -54,13 +54,13 @@ class PathwaysCluster(GkeCluster):
     def __init__(
         self,
         api: Api,
-        at: Placement | None = None,
+        placement: Placement | None = None,
         *,
         kind: str = "lws",
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
-        super().__init__(api, at, patience=patience, rhythm=rhythm)
+        super().__init__(api, placement, patience=patience, rhythm=rhythm)
         sets_by_name = {
             name: _Sets(api, set_kind, self._placement.namespace, patience or Patience())
             for name, set_kind in KINDS.items()

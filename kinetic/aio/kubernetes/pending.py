@@ -14,7 +14,7 @@ from absl import logging
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
@@ -104,14 +104,14 @@ class Diagnostics:
         else:
             logging.warning("%s cannot start: %s", name, verdict.text)
 
-    async def facts(self, entry: Entry) -> Seen:
+    async def facts(self, entry: Entry) -> JobFacts:
         """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
         alive = entry.seen.alive
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
         needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
         events = await self._events(entry, alive)
-        return Seen(
+        return JobFacts(
             events=events,
             absent=await self._absent_drivers(events),
             nodes=await self._all_nodes() if needs_nodes else None,
@@ -174,7 +174,7 @@ class Diagnostics:
 
     async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
         """Return Kueue's Workload for the Job, if the Job or its pods wait in a queue of Kueue."""
-        suspended = Seen(job=job).suspended
+        suspended = JobFacts(job=job).suspended
         groups = [
             part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
         ]
@@ -233,7 +233,7 @@ SAMPLE = 3
 
 
 class PendingMonitor:
-    """Follow the waiting jobs of one watch: `look` decides what to ask, `work` sends requests.
+    """Follow the waiting jobs of one watch: `check_waiting` decides what to ask, `work` asks.
 
     *changed* is called after the table has learned something.
     """
@@ -246,13 +246,19 @@ class PendingMonitor:
         self._ended: set[str] = set()
         self._has_work = asyncio.Event()
 
-    def look(self, now: float) -> None:
+    def check_waiting(self, now: float) -> None:
         """Decide what to do about jobs that wait; *now* is the loop's time."""
         self._due.clear()
         waiting = [*self._table.waiting.values()]
-        inquiries = Counter(entry.waiting.asked_as for entry in waiting if entry.waiting.asked)
+        inquiries = Counter(
+            entry.waiting.first_explanation for entry in waiting if entry.waiting.asked
+        )
         # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
-        final = {entry.waiting.asked_as for entry in waiting if entry.waiting.hopeless is not None}
+        final = {
+            entry.waiting.first_explanation
+            for entry in waiting
+            if entry.waiting.hopeless is not None
+        }
         for entry in waiting:
             verdict, wait = entry.verdict, entry.waiting
             if verdict is None or entry.job is None or End.from_job(entry.job) is not None:
@@ -274,10 +280,13 @@ class PendingMonitor:
             if waited < first_delay * GROWTH**wait.asked:
                 continue
             if wait.asked == 0:
-                wait.asked_as = verdict.text
-                if inquiries[wait.asked_as] >= SAMPLE and wait.asked_as not in final:
+                wait.first_explanation = verdict.text
+                if (
+                    inquiries[wait.first_explanation] >= SAMPLE
+                    and wait.first_explanation not in final
+                ):
                     continue
-                inquiries[wait.asked_as] += 1
+                inquiries[wait.first_explanation] += 1
             self._due.append((entry, None))
         if self._due:
             self._has_work.set()

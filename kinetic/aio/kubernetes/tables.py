@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
 from kinetic.aio.kubernetes.diagnosis.documents import Document, age, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen, merged
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
     controller,
@@ -26,17 +26,17 @@ class Waiting:
     """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
     ``since`` is when the job was first seen to wait, ``hopeless`` when it first seemed unable to
-    ever start. ``asked`` counts the inquiries about the job, and ``asked_as`` is its explanation
-    before the first inquiry.
+    ever start. ``asked`` counts the inquiries about the job, and ``first_explanation`` is
+    its explanation before the first inquiry.
     """
 
-    __slots__ = ("asked", "asked_as", "hopeless", "since")
+    __slots__ = ("asked", "first_explanation", "hopeless", "since")
 
     def __init__(self) -> None:
         self.since: float | None = None
         self.hopeless: float | None = None
         self.asked = 0
-        self.asked_as = ""
+        self.first_explanation = ""
 
 
 class Entry:
@@ -71,7 +71,7 @@ class Entry:
 
     def reset(self) -> None:
         """Forget everything about an earlier Job of this name."""
-        self.seen = self.facts = Seen(name=self.name)
+        self.seen = self.facts = JobFacts(name=self.name)
         self.verdict: Diagnosis | None = None
         self.over = ""
         self.waiting = Waiting()
@@ -79,10 +79,10 @@ class Entry:
     def judge(self, *, orphans: bool) -> Diagnosis | None:
         """Decide the job's state; return None if this must wait until its Job has been seen."""
         pods = [*self.pods.values()]
-        job_uid = uid(self.job) if self.job is not None else uid(self.seen.any_job)
+        job_uid = uid(self.job) if self.job is not None else uid(self.seen.current_or_last_job)
         if job_uid:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
-            if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
+            if self.job is None and "orphan" not in _finalizers(self.seen.current_or_last_job):
                 # Kubernetes deletes the pods a moment later.
                 pods = [_mark_terminating(pod) for pod in pods]
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
@@ -98,7 +98,7 @@ class Entry:
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
         """Store the current Job, or its deletion; return whether observations may have changed."""
-        known = uid(self.job) or uid(self.seen.any_job) or self.over
+        known = uid(self.job) or uid(self.seen.current_or_last_job) or self.over
         if deleted:
             if uid(job) != known:
                 return False  # the document is of an earlier Job of this name
@@ -135,7 +135,7 @@ class Entry:
         if self.job is not None:
             metadata = part(self.job, "metadata")
             self.job = {"metadata": {key: metadata[key] for key in ("name", "uid")}}
-        self.seen = self.facts = Seen(name=self.name)
+        self.seen = self.facts = JobFacts(name=self.name)
         self.pods.clear()
 
 
@@ -202,7 +202,7 @@ class Table:
             for entry in self.entries.values()
         )
 
-    def learn(self, name: str, facts: Seen) -> None:
+    def learn(self, name: str, facts: JobFacts) -> None:
         """Add the answers to an inquiry about one job."""
         if (entry := self.entries.get(name)) is not None and not entry.over:
             entry.facts = replace(facts, name=name)

@@ -127,7 +127,7 @@ async def watch_jobs(
                     yield observation
                 await asyncio.sleep(0)
             if loop.time() >= due:
-                monitor.look(loop.time())
+                monitor.check_waiting(loop.time())
                 due = loop.time() + TICK_S
     finally:
         task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quote_message
 from kinetic.aio.kubernetes.diagnosis.quantities import number
 from kinetic.job_status import Reason
 
@@ -22,7 +22,7 @@ def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
     if (quota := _QUOTA.search(message)) is not None:
         return _quota_cause(quota[0], quota["asked"], quota["limit"])
     summary = "the API server refuses it"
-    return quoted(summary, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
+    return quote_message(summary, message, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
 
 def _quota_cause(message: str, requested: str, limit: str) -> Cause:
@@ -34,8 +34,8 @@ def _quota_cause(message: str, requested: str, limit: str) -> Cause:
         number(amount) > number(limits.get(name, "inf")) for name, amount in _amounts(requested)
     ):
         summary = f"it can never fit: {message}"
-        return Cause(what=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
-    return Cause(what=message, advice=advice, reason=Reason.QUOTA)
+        return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
+    return Cause(summary=message, advice=advice, reason=Reason.QUOTA)
 
 
 def _amounts(text: str) -> list[tuple[str, str]]:

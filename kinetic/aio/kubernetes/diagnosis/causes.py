@@ -49,13 +49,13 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a job is in its state: *what* has the first clause, *more* the others.
+    """Why a job is in its state: ``summary`` is the first clause, ``more`` has the others.
 
     If ``advice`` is None, `ADVICE` has the advice for the reason. ``secret`` names a Secret that
     doesn't exist.
     """
 
-    what: str = ""
+    summary: str = ""
     more: Sequence[str] = ()
     advice: str | None = None
     reason: Reason | None = None
@@ -65,7 +65,7 @@ class Cause:
     @property
     def clauses(self) -> list[str]:
         """All clauses in order."""
-        return [clause for clause in (self.what, *self.more) if clause]
+        return [clause for clause in (self.summary, *self.more) if clause]
 
     @property
     def next_step(self) -> str:
@@ -192,7 +192,7 @@ _FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
 class Rule:
     """The advice, reason, and outlook for a message of Kubernetes that matches *pattern*.
 
-    *advice* may contain fields such as ``{arch}``, which `known` fills with its facts. A group
+    *advice* may contain fields such as ``{arch}``, which `match_rule` fills with its facts. A group
     ``secret`` of the pattern matches the name of a missing Secret.
     """
 
@@ -202,7 +202,7 @@ class Rule:
     outlook: Outlook = Outlook.BLOCKED
 
 
-def known(
+def match_rule(
     rules: Iterable[Rule], summary: str, text: str, quote: str = "", **facts: str
 ) -> Cause | None:
     """Return the cause by the first of *rules* that matches *text*, or None.
@@ -213,7 +213,7 @@ def known(
     for rule in rules:
         if (match := re.search(rule.pattern, text, _FLAGS)) is not None:
             return Cause(
-                what=f"{summary}: {quote or gist(text)}",
+                summary=f"{summary}: {quote or gist(text)}",
                 advice=None if rule.advice is None else rule.advice.format(**facts),
                 reason=rule.reason,
                 outlook=rule.outlook,
@@ -222,7 +222,7 @@ def known(
     return None
 
 
-def quoted(
+def quote_message(
     summary: str,
     text: str,
     rules: Iterable[Rule] = (),
@@ -230,11 +230,13 @@ def quoted(
     reason: Reason = Reason.SETUP,
     outlook: Outlook = Outlook.BLOCKED,
 ) -> Cause:
-    """Return the cause that `known` finds; else quote *text*, with the advice for *reason*."""
-    if (found := known(rules, summary, text)) is not None:
+    """Return the cause that `match_rule` finds; else quote *text*, with the advice for *reason*."""
+    if (found := match_rule(rules, summary, text)) is not None:
         return found
     quote = gist(text)
-    return Cause(what=f"{summary}: {quote}" if quote else summary, reason=reason, outlook=outlook)
+    return Cause(
+        summary=f"{summary}: {quote}" if quote else summary, reason=reason, outlook=outlook
+    )
 
 
 # Prefixes that components add when they pass on an error: the informative part comes last.

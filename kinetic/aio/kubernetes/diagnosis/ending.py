@@ -14,7 +14,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Cause,
     Outlook,
     Rule,
-    known,
+    match_rule,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
@@ -29,7 +29,7 @@ def failure(pod: Pod) -> Cause | None:
         return None
     committed = str(pod.end.get(OUTCOME) or "")
     if committed == Reason.DEADLINE:
-        return Cause(what="the function ran longer than its timeout", reason=Reason.DEADLINE)
+        return Cause(summary="the function ran longer than its timeout", reason=Reason.DEADLINE)
     cause = _failure_cause(pod, failed)
     return replace(cause, reason=Reason(committed)) if committed in {*Reason} else cause
 
@@ -41,7 +41,7 @@ def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
     ):
         return platform_cause
     if failed is None or not pod.ended:
-        return Cause(what="the pod is lost: it left no exit code", reason=Reason.LOST)
+        return Cause(summary="the pod is lost: it left no exit code", reason=Reason.LOST)
     cause, sidecar_cause = exit_cause(failed), sidecar_memory(pod)
     more = (
         sidecar_cause.clauses
@@ -124,7 +124,7 @@ def removal(pod: Pod) -> Cause | None:
 
 
 def _platform_cause(reason: Reason, summary: str, advice: str | None = None) -> Cause:
-    return Cause(what=summary, advice=advice, reason=reason)
+    return Cause(summary=summary, advice=advice, reason=reason)
 
 
 def _eviction_cause(quote: str) -> Cause:
@@ -189,7 +189,7 @@ def exit_cause(container: Container) -> Cause:
     summary = f"{subject} ended with exit code {code}"
     email = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", output)
     account = email[0] if email else "the service account of the pod"
-    if (cause := known(_OUTPUT_RULES, summary, output, who=account)) is not None:
+    if (cause := match_rule(_OUTPUT_RULES, summary, output, who=account)) is not None:
         return cause
     reason, advice = Reason.SETUP if container.init else Reason.USER_ERROR, "see its log"
     if code == 137:
@@ -202,7 +202,9 @@ def exit_cause(container: Container) -> Cause:
     elif 129 <= code <= 192:
         reason = Reason.LOST
         summary = f"signal {_describe_signal(code - 128)} ended the program"
-    return Cause(what=f"{summary}: {output}" if output else summary, advice=advice, reason=reason)
+    return Cause(
+        summary=f"{summary}: {output}" if output else summary, advice=advice, reason=reason
+    )
 
 
 def _describe_signal(number: int) -> str:
@@ -227,4 +229,4 @@ def _out_of_memory(container: Container, code: int) -> Cause:
             f"{container.memory}"
         )
         advice = "raise the pod's annotation gke-gcsfuse/memory-limit"
-    return Cause(what=summary, advice=advice, reason=Reason.OUT_OF_MEMORY)
+    return Cause(summary=summary, advice=advice, reason=Reason.OUT_OF_MEMORY)

@@ -11,7 +11,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class JobFacts:
     """Everything known of one job, as the API returned it.
 
     ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
@@ -33,19 +33,19 @@ class Seen:
     absent: Collection[str] = ()
 
     @property
-    def any_job(self) -> Document:
+    def current_or_last_job(self) -> Document:
         """The Job, or its last version if it was deleted."""
         return self.job or self.earlier or {}
 
     @property
     def spec(self) -> Document:
         """The Job's specification."""
-        return part(self.any_job, "spec")
+        return part(self.current_or_last_job, "spec")
 
     @property
     def job_name(self) -> str:
         """The Job's name."""
-        return self.name or str(part(self.any_job, "metadata").get("name", ""))
+        return self.name or str(part(self.current_or_last_job, "metadata").get("name", ""))
 
     @property
     def every_pod(self) -> Sequence[Document]:
@@ -58,14 +58,14 @@ class Seen:
         return [pod for pod in self.pods if not Pod(pod).ended]
 
     @property
-    def going(self) -> bool:
+    def is_gone_or_deleting(self) -> bool:
         """Whether the Job doesn't exist, or its deletion was requested."""
         return self.job is None or bool(part(self.job, "metadata").get("deletionTimestamp"))
 
     @property
     def suspended(self) -> bool:
         """Whether the Job may have no pods now."""
-        suspended = condition(self.any_job, "Suspended") is not None
+        suspended = condition(self.current_or_last_job, "Suspended") is not None
         return suspended or bool(self.spec.get("suspend"))
 
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
@@ -74,7 +74,9 @@ class Seen:
         They are in order of time. Events outlive their objects. So events with another uid, and
         events of a maker from before the set was created, belong to earlier objects of this name.
         """
-        metadata: Document = part(document if document is not None else self.any_job, "metadata")
+        metadata: Document = part(
+            document if document is not None else self.current_or_last_job, "metadata"
+        )
         created = str(metadata.get("creationTimestamp") or "")[:19]
         makers = self.makers if document is None else ()
         found: list[Document] = []
@@ -105,12 +107,16 @@ def _last_seen_time(event: Document) -> str:
     return str(found or "").removesuffix("Z")
 
 
-def merged(before: Seen, now: Seen) -> Seen:
+def merged(before: JobFacts, now: JobFacts) -> JobFacts:
     """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}
     known = {_identity(event) for event in now.events}
-    same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
+    same = (
+        now.job is None
+        or before.current_or_last_job == {}
+        or uid(now.job) == uid(before.current_or_last_job)
+    )
     return replace(
         now,
         pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
@@ -189,8 +195,8 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 class Pod:
     """The last version of a pod, with everything else that was *seen* of its job."""
 
-    def __init__(self, document: Document, seen: Seen | None = None) -> None:
-        self.document, self.seen = document, seen or Seen()
+    def __init__(self, document: Document, seen: JobFacts | None = None) -> None:
+        self.document, self.seen = document, seen or JobFacts()
         self.metadata, self.spec = part(document, "metadata"), part(document, "spec")
         self.status, self.uid = part(document, "status"), uid(document)
 

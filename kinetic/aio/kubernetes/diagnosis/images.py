@@ -6,7 +6,14 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, known, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import (
+    Cause,
+    Outlook,
+    Rule,
+    gist,
+    match_rule,
+    quote_message,
+)
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.job_status import Reason
@@ -72,7 +79,7 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     arch = str({**node_labels, **selector}.get("kubernetes.io/arch") or "amd64")
     summary = f"the image {image} cannot be pulled"
     unquoted = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    cause = known(_CAUSES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
-    cause = cause or quoted(summary, message, reason=Reason.IMAGE_PULL)
+    cause = match_rule(_CAUSES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
+    cause = cause or quote_message(summary, message, reason=Reason.IMAGE_PULL)
     secret_problem = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
     return replace(cause, more=[secret_problem])

@@ -19,9 +19,9 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts
 from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
-from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
-from kinetic.aio.kubernetes.diagnosis.placing import placing
-from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queued
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
+from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
+from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queue_cause
 from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, container_obstacle, why_not_started
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -32,7 +32,7 @@ _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDele
 """Finalizers that Kubernetes sets and removes itself."""
 
 
-def judge(seen: Seen) -> Diagnosis:
+def judge(seen: JobFacts) -> Diagnosis:
     """Return the state of a job as its user sees it.
 
     A pod ends about a second before its Job, and explains the Job's end. If no other pod follows,
@@ -65,7 +65,7 @@ def refused_request(answer: Document) -> Diagnosis:
     return replace(verdict, phase=Phase.GONE)
 
 
-def _finalizer_clause(seen: Seen) -> str:
+def _finalizer_clause(seen: JobFacts) -> str:
     """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
     idle = [pod for pod in seen.pods if not Pod(pod).runs]
     for document in [seen.job, *idle]:
@@ -96,8 +96,8 @@ def pod_state(pod: Pod) -> State:
 def obstacle(pod: Pod) -> Cause:
     """Return what keeps a pod that never ran from running."""
     if not pod.spec.get("nodeName"):
-        return placing(pod)
-    return why_not_started(pod) or Cause(what="its container is being created")
+        return placement_cause(pod)
+    return why_not_started(pod) or Cause(summary="its container is being created")
 
 
 def _ended_pod_state(pod: Pod) -> State:
@@ -109,7 +109,7 @@ def _ended_pod_state(pod: Pod) -> State:
     if pod.ran or cause.reason is not Reason.DEADLINE:
         return state
     hindrance = obstacle(pod)
-    lead = f"{cause.what} before the program started"
+    lead = f"{cause.summary} before the program started"
     return replace(
         state, cause=replace(hindrance, reason=hindrance.reason or Reason.DEADLINE), lead=(lead,)
     )
@@ -119,7 +119,9 @@ def _threat(pod: Pod) -> Cause:
     """Return what may end or delay the program of *pod*, which has started."""
     if pod.node_silent:
         return Cause(
-            what=f"its node {pod.spec.get('nodeName')} does not answer, so the program may not run",
+            summary=(
+                f"its node {pod.spec.get('nodeName')} does not answer, so the program may not run"
+            ),
             advice=REPLACED,
             reason=Reason.NODE_LOST,
         )
@@ -127,7 +129,7 @@ def _threat(pod: Pod) -> Cause:
         spot = "takes its spot machine back within 30 s"
         threat = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
         advice = f"{NOT_THE_PROGRAM}: let it save its state"
-        return Cause(what=f"the cloud {threat}", advice=advice, reason=Reason.PREEMPTED)
+        return Cause(summary=f"the cloud {threat}", advice=advice, reason=Reason.PREEMPTED)
     causes = (container_obstacle(pod, container) for container in pod.containers)
     cause = next(
         (hindrance for hindrance in causes if hindrance is not None), None
@@ -138,14 +140,14 @@ def _threat(pod: Pod) -> Cause:
 # --- all pods of a Job --------------------------------------------------------------------
 
 
-def _job_state(seen: Seen) -> State:
+def _job_state(seen: JobFacts) -> State:
     """Return the state of the Job."""
-    job, pods = seen.any_job, _Pods(seen)
+    job, pods = seen.current_or_last_job, _Pods(seen)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
         return _succeeded_state(pods)
     if (target := condition(job, "Failed") or condition(job, "FailureTarget")) is not None:
         return _failed_state(seen, pods, target)
-    if seen.going:
+    if seen.is_gone_or_deleting:
         return _deleted_state(seen, pods)
     if seen.suspended:
         return _suspended_state(seen, pods)
@@ -160,13 +162,13 @@ class _Pods:
     ``ended`` has the pods that ended or no longer exist, oldest first, each with its state.
     """
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: JobFacts) -> None:
         found = [Pod(document, seen) for document in sorted(seen.every_pod, key=age)]
         alive = [pod for pod in found if not (pod.gone or pod.ended)]
         self.latest = found[-1] if found else None
         self.alive = alive[-1] if alive else None
         self.ran = any(pod.ran for pod in found)
-        suspended = condition(seen.any_job, "Suspended", "False") is not None
+        suspended = condition(seen.current_or_last_job, "Suspended", "False") is not None
         self.ended = [
             (pod, _ended_pod_state(pod))
             for pod in found
@@ -189,7 +191,7 @@ class _Pods:
         return found[-1] if found else None
 
 
-def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
+def _is_replaced(seen: JobFacts, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
     A Job of kinetic replaces a disrupted pod, unless the pod has an exit code that ends the Job.
@@ -206,7 +208,7 @@ def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
     return (pod.disruption is not None and ignored) or 0 not in limits
 
 
-def _settled_state(seen: Seen, pods: _Pods) -> State:
+def _settled_state(seen: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job whose last pod ended; the Job's status follows a moment later."""
     pod, _ = (pods.succeeded or pods.ended)[-1]
     state = _succeeded_state(pods) if pods.succeeded else _failed_state(seen, pods, {})
@@ -216,7 +218,7 @@ def _settled_state(seen: Seen, pods: _Pods) -> State:
     return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
 
 
-def _active_state(seen: Seen, pods: _Pods) -> State:
+def _active_state(seen: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that isn't over: its pod's state, and why an earlier pod ended."""
     before = pods.last_failure()
     if pods.alive is not None:
@@ -228,7 +230,7 @@ def _active_state(seen: Seen, pods: _Pods) -> State:
     return replace(state, executor=last.executor, exit_code=last.exit_code)
 
 
-def _suspended_state(seen: Seen, pods: _Pods) -> State:
+def _suspended_state(seen: JobFacts, pods: _Pods) -> State:
     """Return the state of a suspended Job, whose pod, if any, is being stopped."""
     state, alive = waiting(why_no_pod(seen)), pods.alive
     if alive is not None and alive.ran:
@@ -244,7 +246,7 @@ def _succeeded_state(pods: _Pods) -> State:
     return ended(Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED)
 
 
-def _failed_state(seen: Seen, pods: _Pods, target: Document) -> State:
+def _failed_state(seen: JobFacts, pods: _Pods, target: Document) -> State:
     """Return the state of a Job that has failed, as its condition *target* says."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
@@ -257,21 +259,25 @@ def _failed_state(seen: Seen, pods: _Pods, target: Document) -> State:
         state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
         reason = Reason.DEADLINE if deadline_passed else Reason.LOST
-        state = ended(Cause(what=f"the Job failed ({reason_text})", more=[message], reason=reason))
+        state = ended(
+            Cause(summary=f"the Job failed ({reason_text})", more=[message], reason=reason)
+        )
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
-    if failures and failures[-1][1].cause.what != state.cause.what:
+    if failures and failures[-1][1].cause.summary != state.cause.summary:
         state = replace(state, before=failures[-1][1].cause)
     return state if pods.alive is None else _state_while_alive(seen, pods.alive, state)
 
 
-def _deleted_state(seen: Seen, pods: _Pods) -> State:
+def _deleted_state(seen: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that never existed, or that is or was deleted before its end."""
-    if not seen.any_job and pods.latest is None:
-        return ended(Cause(what=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND)
+    if not seen.current_or_last_job and pods.latest is None:
+        return ended(
+            Cause(summary=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND
+        )
     alive, last_ended = pods.alive, pods.ended[-1] if pods.ended else None
     if alive is not None:
-        cause = Cause(what="the Job was deleted", reason=Reason.CANCELLED)
+        cause = Cause(summary="the Job was deleted", reason=Reason.CANCELLED)
         if seen.job is None and not alive.terminating:
             cause = replace(cause, more=["its pod was not"], advice="delete the pod")
         elif alive.node_silent:
@@ -279,7 +285,7 @@ def _deleted_state(seen: Seen, pods: _Pods) -> State:
             cause = replace(cause, more=more, advice="restore or delete that node")
         return _state_while_alive(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
-    cause = Cause(what=f"the Job was deleted {when}", reason=Reason.CANCELLED)
+    cause = Cause(summary=f"the Job was deleted {when}", reason=Reason.CANCELLED)
     state = ended(cause, status=JobStatus.NOT_FOUND)
     if last_ended is None:
         return state
@@ -290,7 +296,7 @@ def _deleted_state(seen: Seen, pods: _Pods) -> State:
     return state if pod.deleted else replace(state, before=end.cause)
 
 
-def _state_while_alive(seen: Seen, alive: Pod, state: State) -> State:
+def _state_while_alive(seen: JobFacts, alive: Pod, state: State) -> State:
     """Return the state of a Job that will end with *state*, while its pod *alive* may still run."""
     lead = [_STOPPING] if alive.terminating or seen.job is not None else []
     build = running if alive.ran else waiting
@@ -309,13 +315,15 @@ _REFUSED = ("FailedCreate", "JobCreationFailed")
 """Reasons of events which say that the API server refused a pod, or a JobSet's Job."""
 
 
-def why_no_pod(seen: Seen) -> Cause:
+def why_no_pod(seen: JobFacts) -> Cause:
     """Return why a Job that isn't over has no pod."""
     if seen.suspended:
-        if seen.workload is not None or QUEUE in part(part(seen.any_job, "metadata"), "labels"):
-            return queued(seen)
+        if seen.workload is not None or QUEUE in part(
+            part(seen.current_or_last_job, "metadata"), "labels"
+        ):
+            return queue_cause(seen)
         return Cause(
-            what="the Job is suspended",
+            summary="the Job is suspended",
             advice="resume it, or find the controller that suspended it",
             reason=Reason.QUEUED,
             outlook=Outlook.BLOCKED,
@@ -323,6 +331,6 @@ def why_no_pod(seen: Seen) -> Cause:
     attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
     if attempts and attempts[-1].get("reason") in _REFUSED:
         return refusal(str(attempts[-1].get("message") or ""))
-    if part(seen.any_job, "status").get("failed"):
-        return Cause(what="Kubernetes creates another pod after a pause")
-    return Cause(what="Kubernetes has not created its pod yet")
+    if part(seen.current_or_last_job, "status").get("failed"):
+        return Cause(summary="Kubernetes creates another pod after a pause")
+    return Cause(summary="Kubernetes has not created its pod yet")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
-from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
 
 _TEMPORARY = (
     "node.kubernetes.io/",
@@ -43,7 +43,7 @@ def refusals(spec: Document, node: Document) -> list[Refusal]:
     return [*_resource_refusals(requests(spec), node), *_taint_refusals(spec, node)]
 
 
-def takes(spec: Document, node: Document) -> bool:
+def fits(spec: Document, node: Document) -> bool:
     """Return whether *node* would take a pod of this *spec* if it ran no other pod."""
     return matches(spec, node) and not refusals(spec, node)
 
@@ -63,9 +63,9 @@ def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[R
             found.append(Refusal(f"no usable {kind} yet: its driver isn't ready", advice, True))
             continue
         text = (
-            f"only {shown(name, available)}"
+            f"only {format_amount(name, available)}"
             if available
-            else f"no {shown(name, 0).split(' ', 1)[-1]}"
+            else f"no {format_amount(name, 0).split(' ', 1)[-1]}"
         )
         found.append(Refusal(text, "request less, or add a larger machine type"))
     return found

@@ -12,12 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kinetic._messages import shorten_middle
-from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quote_message
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, labels, matches, refusals, selected
-from kinetic.aio.kubernetes.diagnosis.quantities import requests, shown
-from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queued
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
+from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
 
 _NAMED = 5
@@ -29,21 +29,21 @@ _WAIT = "wait; this isn't an error"
 def _unschedulable(
     summary: str, advice: str | None = None, outlook: Outlook = Outlook.BLOCKED
 ) -> Cause:
-    return Cause(what=summary, advice=advice, reason=Reason.UNSCHEDULABLE, outlook=outlook)
+    return Cause(summary=summary, advice=advice, reason=Reason.UNSCHEDULABLE, outlook=outlook)
 
 
-def placing(pod: Pod) -> Cause:
+def placement_cause(pod: Pod) -> Cause:
     """Return why *pod* has no node."""
     if is_gated(pod.document):
-        return queued(pod.seen)
+        return queue_cause(pod.seen)
     scheduled: Document = condition(pod.document, "PodScheduled", None) or {}
     is_refused = scheduled.get("status") == "False"
     message = str(scheduled.get("message") or "") or pod.last_message("FailedScheduling")
     if not (is_refused or message):
-        return Cause(what="no scheduler has looked at the pod yet")
+        return Cause(summary="no scheduler has looked at the pod yet")
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
-        return quoted(summary, message, reason=Reason.UNSCHEDULABLE)
+        return quote_message(summary, message, reason=Reason.UNSCHEDULABLE)
     nodes = pod.seen.nodes
     cause = (
         _cause_from_message(pod.spec, message)
@@ -67,7 +67,7 @@ def _cause_from_message(spec: Document, message: str) -> Cause:
 
 
 def _request_text(spec: Document) -> str:
-    requested = [shown(name, amount) for name, amount in sorted(requests(spec).items())]
+    requested = [format_amount(name, amount) for name, amount in sorted(requests(spec).items())]
     requested += [_label_text(key, values) for key, values in selected(spec).items()]
     return f" (it requests {', '.join(requested)})" if requested else ""
 
@@ -94,7 +94,7 @@ def _cause_from_nodes(spec: Document, nodes: Sequence[Document], message: str) -
         return _refusal_cause(spec, refusals_by_node)
     lacking = [name for name in requests(spec) if f"Insufficient {name}" in message]
     if lacking:
-        needed = ", ".join(shown(name, requests(spec)[name]) for name in lacking)
+        needed = ", ".join(format_amount(name, requests(spec)[name]) for name in lacking)
         summary = f"it requests {needed}, in use by other pods on {_join_names(free)}"
         return _unschedulable(summary, _WAIT, Outlook.OPEN)
     summary = f"{_join_names(free)} can hold it; the scheduler last said: {gist(message)}"
@@ -202,5 +202,5 @@ def _scale_up_failure(spec: Document, message: str) -> Cause:
     advice = "use another zone or another type, or wait"
     if "quota" in text.lower():
         advice = f"have the quota of the cloud project raised, {advice}"
-        return Cause(what=summary, advice=advice, reason=Reason.QUOTA)
+        return Cause(summary=summary, advice=advice, reason=Reason.QUOTA)
     return _unschedulable(summary, advice, Outlook.OPEN)

@@ -37,7 +37,7 @@ def is_bytes(resource: str) -> bool:
     return resource.endswith(("memory", "storage")) or resource.startswith("hugepages-")
 
 
-def shown(resource: str, amount: float) -> str:
+def format_amount(resource: str, amount: float) -> str:
     """Format *amount* of *resource*: ``64 CPUs``, ``500Gi of memory``."""
     name = NAMES.get(resource, resource)
     if is_bytes(resource):

@@ -7,7 +7,7 @@ import re
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
-from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.job_status import Reason
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -30,10 +30,10 @@ _STUCK_ADVICE = {
 _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 
 
-def queued(seen: Seen) -> Cause:
+def queue_cause(seen: JobFacts) -> Cause:
     """Return why Kueue holds the job."""
     workload: Document = seen.workload or {}
-    labels = part(part(seen.any_job, "metadata"), "labels")
+    labels = part(part(seen.current_or_last_job, "metadata"), "labels")
     queue = f"queue {str(part(workload, 'spec').get('queueName') or labels.get(QUEUE) or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
     if not workload:
@@ -50,7 +50,7 @@ def queued(seen: Seen) -> Cause:
     reason = str(reserved.get("reason"))
     if reason == "ExceedsMaxQuota":
         summary = f"{queue} can never hold it{_message_text(reserved)}"
-        return Cause(what=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
+        return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
     if reason in _STUCK_ADVICE:
         return _queued_cause(
             f"{queue} cannot take it{_message_text(reserved)}", _STUCK_ADVICE[reason]
@@ -63,7 +63,7 @@ def queued(seen: Seen) -> Cause:
 
 
 def _queued_cause(summary: str, advice: str | None, outlook: Outlook = Outlook.BLOCKED) -> Cause:
-    return Cause(what=summary, advice=advice, reason=Reason.QUEUED, outlook=outlook)
+    return Cause(summary=summary, advice=advice, reason=Reason.QUEUED, outlook=outlook)
 
 
 def _message_text(source: Document) -> str:

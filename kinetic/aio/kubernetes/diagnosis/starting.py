@@ -6,7 +6,14 @@ import re
 from collections.abc import Sequence
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.causes import NO_SECRET, Cause, Outlook, Rule, known, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import (
+    NO_SECRET,
+    Cause,
+    Outlook,
+    Rule,
+    match_rule,
+    quote_message,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.job_status import Reason
@@ -18,7 +25,7 @@ def why_not_started(pod: Pod) -> Cause | None:
     """Return why a pod that has a node does not run."""
     if pod.node_silent:
         summary = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
-        return Cause(what=summary, reason=Reason.NODE_LOST, advice=REPLACED)
+        return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
     causes = (container_obstacle(pod, container) for container in pod.containers)
     return next((cause for cause in causes if cause is not None), None) or _preparation_cause(pod)
 
@@ -39,7 +46,9 @@ def container_obstacle(pod: Pod, container: Container) -> Cause | None:
         return pull_failure(pod, container, reason, message)
     if reason.startswith("CreateContainer") and _SLOW.search(message):
         summary = f"the node has not created container {container.name!r} yet: {one_line(message)}"
-        return Cause(what=summary, advice="wait; tell the cluster's administrator if this persists")
+        return Cause(
+            summary=summary, advice="wait; tell the cluster's administrator if this persists"
+        )
     return start_failure(container, message or reason)
 
 
@@ -61,10 +70,10 @@ def _preparation_cause(pod: Pod) -> Cause | None:
         return _mount_cause(pod, volumes)
     for reason, message in reversed(unresolved):
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync", "NetworkNot")):
-            return quoted(
+            return quote_message(
                 f"the node cannot prepare the pod ({reason})", message, _PREPARATION_RULES
             )
-        cause = known(_CONFIGURATION_RULES, "its container cannot be created", message)
+        cause = match_rule(_CONFIGURATION_RULES, "its container cannot be created", message)
         if reason == "Failed" and cause is not None:
             return cause
     return _pull_cause(pod, unresolved)
@@ -83,7 +92,7 @@ def _pull_cause(pod: Pod, events: Sequence[tuple[str, str]]) -> Cause | None:
     if not images:
         return None
     if pulls[-1][0] == "Pulling":
-        return Cause(what=f"pulling the image {images[-1]}")
+        return Cause(summary=f"pulling the image {images[-1]}")
     failing = next(
         (container for container in pod.containers if container.spec.get("image") == images[-1]),
         None,
@@ -128,9 +137,10 @@ def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
     if any(name in pod.seen.absent for name in lacking):
         summary = f"a volume cannot be mounted: the cluster has no storage driver {lacking[0]}"
         advice = f"{_ENABLE}, or omit fuse=True"
-        return Cause(what=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
+        return Cause(summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
     causes = [
-        quoted("a volume cannot be mounted", message, _PREPARATION_RULES) for message in messages
+        quote_message("a volume cannot be mounted", message, _PREPARATION_RULES)
+        for message in messages
     ]
     return next((cause for cause in causes if cause.secret), causes[-1])
 
@@ -163,4 +173,4 @@ _START_RULES = (
 
 def start_failure(container: Container, text: str) -> Cause:
     """Return why *container* wasn't created, or why its process wasn't started."""
-    return quoted(f"container {container.name!r} could not be started", text, _START_RULES)
+    return quote_message(f"container {container.name!r} could not be started", text, _START_RULES)
