@@ -30,7 +30,7 @@ async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer
     inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=3600.0))
     server.always = FORBIDDEN
     for _ in range(3):
-        assert (await inquiry.facts(ENTRY)).events == []
+        assert (await inquiry.read_facts(ENTRY)).events == []
     assert len(server.seen) == 1
 
 
@@ -41,8 +41,8 @@ async def test_a_right_that_is_granted_later_is_used(
     server.always = FORBIDDEN
     with caplog.at_level(logging.INFO, logger="absl"):
         for _ in range(3):
-            assert (await inquiry.facts(ENTRY)).events == []
+            assert (await inquiry.read_facts(ENTRY)).events == []
             await asyncio.sleep(0.02)  # so long it is not asked for
     assert caplog.text.count("explained without events") == 1, "it is told once"
     server.always = answer({"items": [EVENT]})
-    assert (await inquiry.facts(ENTRY)).events == [EVENT]
+    assert (await inquiry.read_facts(ENTRY)).events == [EVENT]

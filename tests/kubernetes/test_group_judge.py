@@ -84,8 +84,8 @@ def group(*pods: Json, of: Json | None = None, **more: Any) -> JobFacts:
     return JobFacts(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more)
 
 
-def observe(seen: JobFacts) -> Observation:
-    return observation_of(seen, judge_group(seen))
+def observe(facts: JobFacts) -> Observation:
+    return observation_of(facts, judge_group(facts))
 
 
 def observed(*pods: Json, of: Json | None = None, **more: Any) -> Observation:

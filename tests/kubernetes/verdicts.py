@@ -17,14 +17,14 @@ def row(verdict: Diagnosis) -> list[object]:
     return [status, phase, reason, verdict.exit_code, outlook]
 
 
-def check_any_order(seen: JobFacts) -> None:
+def check_any_order(facts: JobFacts) -> None:
     """Check that order, and repetition don't change the verdict."""
-    verdict = judge(seen)
-    twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]
+    verdict = judge(facts)
+    twice = [one for event in facts.events for one in (event, copy.deepcopy(event))]
     for other in (
-        replace(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
-        replace(seen, events=twice),
-        replace(seen, nodes=seen.nodes and [*reversed(seen.nodes)]),
+        replace(facts, pods=[*reversed(facts.pods)], gone=[*reversed(facts.gone)]),
+        replace(facts, events=twice),
+        replace(facts, nodes=facts.nodes and [*reversed(facts.nodes)]),
     ):
         again = judge(other)
         assert (row(again), again.executor) == (row(verdict), verdict.executor), again.text

@@ -52,59 +52,59 @@ def host_of(pod: Document) -> int | None:
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
-def observation_of(seen: JobFacts, verdict: Diagnosis) -> Observation:
-    """Return the observation of the attempt that the set in *seen* runs."""
+def observation_of(facts: JobFacts, verdict: Diagnosis) -> Observation:
+    """Return the observation of the attempt that the set in *facts* runs."""
     no_document: Document = {}
-    job = seen.current_or_last_job or next(iter((*seen.pods, *seen.gone)), no_document)
-    (observation,) = observations(JobFacts(job=job, name=seen.job_name), verdict)
+    job = facts.current_or_last_job or next(iter((*facts.pods, *facts.gone)), no_document)
+    (observation,) = observations(JobFacts(job=job, name=facts.job_name), verdict)
     return observation
 
 
-def ended_processes(seen: JobFacts, verdict: Diagnosis) -> frozenset[str]:
+def ended_processes(facts: JobFacts, verdict: Diagnosis) -> frozenset[str]:
     """Return the uids of pods that ended, and of the set if it is deleted while pods run.
 
     The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
     """
-    uids = {end.pod for end in _ends(seen) if end.ran}
-    if seen.is_gone_or_deleting and seen.alive:
-        uids.add(uid(seen.current_or_last_job) or seen.job_name)
+    uids = {end.pod for end in _ends(facts) if end.ran}
+    if facts.is_gone_or_deleting and facts.alive:
+        uids.add(uid(facts.current_or_last_job) or facts.job_name)
     return frozenset(uids - {verdict.executor})
 
 
-def judge_group(seen: JobFacts) -> Diagnosis:
+def judge_group(facts: JobFacts) -> Diagnosis:
     """Decide the attempt's state. Pass the result of `merged`, which also has deleted pods."""
-    return describe(_group_state(seen))
+    return describe(_group_state(facts))
 
 
-def _group_state(seen: JobFacts) -> State:
-    alive, ends = seen.alive, _ends(seen)
-    ran = any(Pod(pod).ran for pod in seen.every_pod)
-    if (end := End.from_job(seen.current_or_last_job)) is not None and not ran:
+def _group_state(facts: JobFacts) -> State:
+    alive, ends = facts.alive, _ends(facts)
+    ran = any(Pod(pod).ran for pod in facts.every_pod)
+    if (end := End.from_job(facts.current_or_last_job)) is not None and not ran:
         # The message has the advice.
         end_cause = Cause(summary=end.message, reason=end.reason, advice="")
         return waiting(end_cause) if alive else ended(end_cause)
     leaders = [
-        pod for pod in seen.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
+        pod for pod in facts.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
     ]
     leader = min(leaders, key=age, default=None)
     leader_end = next((end for end in ends if end.pod == uid(leader)), None)
-    cause = _first_failure(seen, ends)
+    cause = _first_failure(facts, ends)
     if leader_end is not None:
         state = leader_end.state
         if cause is not None and state.status is JobStatus.FAILED:
             state = replace(cause, executor=leader_end.pod)
-        is_gone = seen.job is None and not alive
+        is_gone = facts.job is None and not alive
         return replace(state, phase=Phase.GONE) if is_gone else state
     if alive:
-        return _unfinished_state(seen, alive, leader, cause)
-    if seen.job is None:
+        return _unfinished_state(facts, alive, leader, cause)
+    if facts.job is None:
         deleted = Cause(summary="the set of its pods was deleted")
         state = cause or ended(deleted, status=JobStatus.NOT_FOUND)
         return replace(state, phase=Phase.GONE)
-    if (failed_condition := condition(seen.job, "Failed")) is not None:
+    if (failed_condition := condition(facts.job, "Failed")) is not None:
         message = str(failed_condition.get("message") or "the set failed")
         return cause or ended(Cause(summary=message, reason=Reason.LOST))
-    return waiting(why_no_pod(seen))
+    return waiting(why_no_pod(facts))
 
 
 def _was_deleted_unstarted(pod: Document) -> bool:
@@ -115,12 +115,12 @@ def _was_deleted_unstarted(pod: Document) -> bool:
     return Pod(pod).deleted and not Pod(pod).ran
 
 
-def _ends(seen: JobFacts) -> list[_End]:
+def _ends(facts: JobFacts) -> list[_End]:
     """Return the first end of each pod's program that has ended, the earliest first."""
     found: list[_End] = []
-    for document in sorted(seen.every_pod, key=age):
+    for document in sorted(facts.every_pod, key=age):
         restarted = _pod_at_first_end(document)
-        pod = Pod(restarted or document, seen)
+        pod = Pod(restarted or document, facts)
         if restarted is None and not (pod.ended or pod.gone):
             continue
         found.append(
@@ -154,7 +154,7 @@ def _end_time(pod: Document) -> str:
     return str(next((finished for finished in times if finished), ""))
 
 
-def _first_failure(seen: JobFacts, ends: Sequence[_End]) -> State | None:
+def _first_failure(facts: JobFacts, ends: Sequence[_End]) -> State | None:
     """Return the first failure that isn't a consequence of another one."""
     failed = [end for end in ends if end.state.status is JobStatus.FAILED]
     primary = [end for end in failed if end.state.exit_code not in (None, *TERMINATED)]
@@ -162,7 +162,7 @@ def _first_failure(seen: JobFacts, ends: Sequence[_End]) -> State | None:
     if not primary:
         return None
     first = primary[0]
-    hosts = part(part(seen.current_or_last_job, "metadata"), "annotations").get(HOSTS)
+    hosts = part(part(facts.current_or_last_job, "metadata"), "annotations").get(HOSTS)
     if hosts == "1":
         return first.state
     host = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
@@ -175,7 +175,7 @@ def _is_informative(state: State) -> bool:
 
 
 def _unfinished_state(
-    seen: JobFacts, alive: Sequence[Document], leader: Document | None, cause: State | None
+    facts: JobFacts, alive: Sequence[Document], leader: Document | None, cause: State | None
 ) -> State:
     """Return the state of a group that has not ended: the first host's state.
 
@@ -183,19 +183,19 @@ def _unfinished_state(
     """
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
-        state = replace(pod_state(Pod(leaders[0], seen)), executor=uid(leader))
+        state = replace(pod_state(Pod(leaders[0], facts)), executor=uid(leader))
     else:
         started = any(Pod(pod).ran for pod in alive)
         state = (running if started else waiting)(
             Cause(summary="the first host's pod is not there")
         )
-    if seen.is_gone_or_deleting:
+    if facts.is_gone_or_deleting:
         return replace(state, lead=("is being stopped",), cause=Cause())
     if cause is not None:
         return replace(state, lead=cause.lead, cause=cause.cause, host=cause.host)
     if state.cause.reason is None:
         for pod in alive:
-            host_state = pod_state(Pod(pod, seen))
+            host_state = pod_state(Pod(pod, facts))
             if host_state.cause.reason is not None and host_state.phase is Phase.PENDING:
                 return replace(
                     state, lead=(f"host {host_of(pod)}", *host_state.lead), cause=host_state.cause
@@ -234,7 +234,7 @@ class GroupTable(Table):
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present set of this name made *pod*."""
-        current_set = entry.job or entry.seen.current_or_last_job
+        current_set = entry.job or entry.facts.current_or_last_job
         lives = [
             part(part(document, "metadata"), "annotations").get(LIFE)
             for document in (current_set, pod)
@@ -243,13 +243,13 @@ class GroupTable(Table):
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
-        entry.see(pods, self._makers(entry.name))
+        entry.update_facts(pods, self._makers(entry.name))
         if not self._is_known(entry):
             return
-        entry.verdict = judge_group(entry.seen)
-        observation = observation_of(entry.seen, entry.verdict)
+        entry.verdict = judge_group(entry.facts)
+        observation = observation_of(entry.facts, entry.verdict)
         if self._hints:
-            ended_uids = ended_processes(entry.seen, entry.verdict)
+            ended_uids = ended_processes(entry.facts, entry.verdict)
             for executor in sorted(ended_uids - self._hinted.get(entry.name, frozenset())):
                 yield replace(observation, phase=Phase.ENDED, executor=executor)
             self._hinted[entry.name] = ended_uids
@@ -266,7 +266,7 @@ class GroupTable(Table):
 
     def _is_known(self, entry: Entry) -> bool:
         """Return whether the set was seen or no longer exists; its pods may be seen before it."""
-        if entry.seen.current_or_last_job:
+        if entry.facts.current_or_last_job:
             return True
         if all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]

@@ -58,15 +58,15 @@ def controller(pod: Document) -> Document:
     return next((owner for owner in owners if owner.get("controller")), no_owner)
 
 
-def judge_job(seen: JobFacts) -> Diagnosis:
+def judge_job(facts: JobFacts) -> Diagnosis:
     """Decide the state of the job, also if a client ended its Job because it could not start."""
-    verdict = judge(seen)
-    end = End.from_job(seen.current_or_last_job)
-    if end is None or any(_has_started(pod) for pod in seen.every_pod):
+    verdict = judge(facts)
+    end = End.from_job(facts.current_or_last_job)
+    if end is None or any(_has_started(pod) for pod in facts.every_pod):
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
-    alive = bool(seen.alive)
+    alive = bool(facts.alive)
     return replace(
         verdict,
         status=JobStatus.PENDING if alive else JobStatus.FAILED,
@@ -90,41 +90,43 @@ def _has_started(pod: Document) -> bool:
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
-def has_job_ended(seen: JobFacts, verdict: Diagnosis) -> bool:
+def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:
     """Return whether the Job has ended, so that only its deletion can change the observations."""
-    end_condition = condition(seen.job, "Complete") or condition(seen.job, "Failed")
+    end_condition = condition(facts.job, "Complete") or condition(facts.job, "Failed")
     return end_condition is not None and verdict.phase is Phase.ENDED
 
 
-def _is_last(seen: JobFacts, verdict: Diagnosis) -> bool:
+def _is_last(facts: JobFacts, verdict: Diagnosis) -> bool:
     """Return whether no pod of the Job may still run, and the Job creates no further pod."""
     if verdict.phase not in (Phase.ENDED, Phase.GONE):
         return False
-    if verdict.status is JobStatus.SUCCEEDED or has_job_ended(seen, verdict):
+    if verdict.status is JobStatus.SUCCEEDED or has_job_ended(facts, verdict):
         return True
-    return seen.is_gone_or_deleting
+    return facts.is_gone_or_deleting
 
 
-def observations(seen: JobFacts, verdict: Diagnosis) -> list[Observation]:
+def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     """Return an observation for each attempt; *verdict* is about the last attempt.
 
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
     of its attempt. The observation has the job's name and labels, with that number.
     """
-    metadata = _job_metadata((seen.current_or_last_job, *seen.pods, *seen.gone))
+    metadata = _job_metadata((facts.current_or_last_job, *facts.pods, *facts.gone))
     labels = _labels(metadata)
-    name = str(part(metadata, "annotations").get(NAME) or seen.job_name)
+    name = str(part(metadata, "annotations").get(NAME) or facts.job_name)
     first = _parse_number(labels.get(ATTEMPT))
-    is_final = _is_last(seen, verdict)
+    is_final = _is_last(facts, verdict)
     if first is None:
-        pod = next(reversed(seen.every_pod), None)
+        pod = next(reversed(facts.every_pod), None)
         return [_observation(metadata, labels, name, verdict, pod, last=is_final)]
-    pods = {first + _failures_before(pod): pod for pod in seen.every_pod}
-    current = _current_attempt(seen, verdict, pods, first)
+    pods = {first + _failures_before(pod): pod for pod in facts.every_pod}
+    current = _current_attempt(facts, verdict, pods, first)
     found: list[Observation] = []
     for number in (*sorted(pods.keys() - {current}), current):
         pod = pods.get(number)
-        attempt_verdict = verdict if number == current or pod is None else judge_pod(Pod(pod, seen))
+        attempt_verdict = (
+            verdict if number == current or pod is None else judge_pod(Pod(pod, facts))
+        )
         attempt_name = other_attempt_name(name, first, number)
         attempt_labels = {**labels, ATTEMPT: str(number)}
         is_last = is_final and number == current
@@ -155,12 +157,12 @@ def _failures_before(pod: Document) -> int:
 
 
 def _current_attempt(
-    seen: JobFacts, verdict: Diagnosis, pods: Mapping[int, Document], first: int
+    facts: JobFacts, verdict: Diagnosis, pods: Mapping[int, Document], first: int
 ) -> int:
     """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:
         return first
-    if verdict.phase is Phase.PENDING and not seen.alive:
+    if verdict.phase is Phase.PENDING and not facts.alive:
         return max(pods) + 1  # the Job is about to create its pod
     matching = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
     return next(matching, max(pods))

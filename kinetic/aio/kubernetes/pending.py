@@ -104,9 +104,9 @@ class Diagnostics:
         else:
             logging.warning("%s cannot start: %s", name, verdict.text)
 
-    async def facts(self, entry: Entry) -> JobFacts:
+    async def read_facts(self, entry: Entry) -> JobFacts:
         """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
-        alive = entry.seen.alive
+        alive = entry.facts.alive
         verdict = entry.verdict
         unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
         needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
@@ -305,7 +305,7 @@ class PendingMonitor:
 
     async def _ask(self, entry: Entry) -> None:
         entry.waiting.asked += 1
-        self._table.learn(entry.name, await self._inquiry.facts(entry))
+        self._table.learn(entry.name, await self._inquiry.read_facts(entry))
 
     async def _end(self, entry: Entry, end: End) -> None:
         # End the Job only once: the watch shows its end later, and may show other changes first.

@@ -44,11 +44,12 @@ class Entry:
 
     ``over`` is the uid of an ended Job, whose documents were dropped: only its deletion still
     matters. ``reported`` has the last observation that clients got of each of the Job's attempts,
-    ``current`` is the name of the last attempt. ``facts`` are the answers to inquiries about the
-    Job.
+    ``current`` is the name of the last attempt. ``answers`` are those to inquiries about the Job;
+    ``facts`` has them and the documents, also of deleted objects.
     """
 
     __slots__ = (
+        "answers",
         "current",
         "facts",
         "job",
@@ -56,7 +57,6 @@ class Entry:
         "over",
         "pods",
         "reported",
-        "seen",
         "verdict",
         "waiting",
     )
@@ -71,7 +71,7 @@ class Entry:
 
     def reset(self) -> None:
         """Forget everything about an earlier Job of this name."""
-        self.seen = self.facts = JobFacts(name=self.name)
+        self.facts = self.answers = JobFacts(name=self.name)
         self.verdict: Diagnosis | None = None
         self.over = ""
         self.waiting = Waiting()
@@ -79,31 +79,33 @@ class Entry:
     def judge(self, *, orphans: bool) -> Diagnosis | None:
         """Decide the job's state; return None if this must wait until its Job has been seen."""
         pods = [*self.pods.values()]
-        job_uid = uid(self.job) if self.job is not None else uid(self.seen.current_or_last_job)
+        job_uid = uid(self.job) if self.job is not None else uid(self.facts.current_or_last_job)
         if job_uid:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
-            if self.job is None and "orphan" not in _finalizers(self.seen.current_or_last_job):
+            if self.job is None and "orphan" not in _finalizers(self.facts.current_or_last_job):
                 # Kubernetes deletes the pods a moment later.
                 pods = [_mark_terminating(pod) for pod in pods]
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
-        self.see(sorted(pods, key=age))
-        self.verdict = judge_job(self.seen)
+        self.update_facts(sorted(pods, key=age))
+        self.verdict = judge_job(self.facts)
         return self.verdict
 
-    def see(self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()) -> None:
-        """Merge the current documents, with *pods* of the present Job, into those seen before."""
-        now = replace(self.facts, job=self.job, pods=pods, makers=makers)
-        self.seen = merged(self.seen, now)
+    def update_facts(
+        self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Merge the current documents, with *pods* of the present Job, into the known facts."""
+        now = replace(self.answers, job=self.job, pods=pods, makers=makers)
+        self.facts = merged(self.facts, now)
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
         """Store the current Job, or its deletion; return whether observations may have changed."""
-        known = uid(self.job) or uid(self.seen.current_or_last_job) or self.over
+        known = uid(self.job) or uid(self.facts.current_or_last_job) or self.over
         if deleted:
             if uid(job) != known:
                 return False  # the document is of an earlier Job of this name
             if not self.over:  # the Job's last state may say how it ended
-                self.seen = replace(self.seen, job=job)
+                self.facts = replace(self.facts, job=job)
             self.job = None
             return True
         if known and uid(job) != known:
@@ -123,8 +125,8 @@ class Entry:
         before = self.pods.get(uid(pod))
         if deleted:
             if self.pods.pop(uid(pod), None) is not None and is_own:
-                others = [other for other in self.seen.pods if uid(other) != uid(pod)]
-                self.seen = replace(self.seen, pods=[*others, pod])
+                others = [other for other in self.facts.pods if uid(other) != uid(pod)]
+                self.facts = replace(self.facts, pods=[*others, pod])
             return True
         self.pods[uid(pod)] = pod
         return before is None or not is_unchanged(before, pod)
@@ -135,7 +137,7 @@ class Entry:
         if self.job is not None:
             metadata = part(self.job, "metadata")
             self.job = {"metadata": {key: metadata[key] for key in ("name", "uid")}}
-        self.seen = self.facts = JobFacts(name=self.name)
+        self.facts = self.answers = JobFacts(name=self.name)
         self.pods.clear()
 
 
@@ -202,10 +204,10 @@ class Table:
             for entry in self.entries.values()
         )
 
-    def learn(self, name: str, facts: JobFacts) -> None:
+    def learn(self, name: str, answers: JobFacts) -> None:
         """Add the answers to an inquiry about one job."""
         if (entry := self.entries.get(name)) is not None and not entry.over:
-            entry.facts = replace(facts, name=name)
+            entry.answers = replace(answers, name=name)
             self._dirty[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
@@ -265,10 +267,10 @@ class Table:
             elif not entry.pods:
                 del self.entries[entry.name]
             return
-        gone = entry.job is None and not any(is_process(pod) for pod in entry.seen.pods)
+        gone = entry.job is None and not any(is_process(pod) for pod in entry.facts.pods)
         if gone:  # its remaining pods have no process
             verdict = replace(verdict, phase=Phase.GONE)
-        current = observations(entry.seen, verdict)
+        current = observations(entry.facts, verdict)
         if gone:
             entry.reported.update(
                 (observation.name, observation)
@@ -278,7 +280,7 @@ class Table:
             yield from self._report_gone(entry)
             return
         self._note_waiting(entry, current[-1])
-        has_ended = has_job_ended(entry.seen, verdict)
+        has_ended = has_job_ended(entry.facts, verdict)
         for observation in (
             *current,
             *(never_ran(entry.reported, current, verdict) if has_ended else ()),

@@ -56,7 +56,7 @@ async def list_jobs(
         observations |= await _evaluate(table)
         if inquiry is not None:
             for entry in [*table.waiting.values()][:SAMPLE]:
-                table.learn(entry.name, await inquiry.facts(entry))
+                table.learn(entry.name, await inquiry.read_facts(entry))
             observations |= await _evaluate(table)
     return [observations[name] for name in sorted(observations)]
 

@@ -193,10 +193,10 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Pod:
-    """The last version of a pod, with everything else that was *seen* of its job."""
+    """The last version of a pod, with all other *facts* about its job."""
 
-    def __init__(self, document: Document, seen: JobFacts | None = None) -> None:
-        self.document, self.seen = document, seen or JobFacts()
+    def __init__(self, document: Document, facts: JobFacts | None = None) -> None:
+        self.document, self.facts = document, facts or JobFacts()
         self.metadata, self.spec = part(document, "metadata"), part(document, "spec")
         self.status, self.uid = part(document, "status"), uid(document)
 
@@ -244,7 +244,7 @@ class Pod:
     @property
     def gone(self) -> bool:
         """Whether the pod no longer exists."""
-        return any(self.uid == uid(pod) for pod in self.seen.gone)
+        return any(self.uid == uid(pod) for pod in self.facts.gone)
 
     @property
     def ran(self) -> bool:
@@ -319,7 +319,7 @@ class Pod:
         """The pod's node, if the node is known."""
         name = self.spec.get("nodeName")
         matching = (
-            node for node in self.seen.nodes or () if part(node, "metadata").get("name") == name
+            node for node in self.facts.nodes or () if part(node, "metadata").get("name") == name
         )
         return next(matching, None)
 
@@ -327,7 +327,7 @@ class Pod:
     def node_removed(self) -> bool:
         """Whether the pod's node no longer exists."""
         name = self.spec.get("nodeName")
-        existing = {part(node, "metadata").get("name") for node in self.seen.nodes or ()}
+        existing = {part(node, "metadata").get("name") for node in self.facts.nodes or ()}
         return bool(name and existing) and name not in existing
 
     @property
@@ -360,7 +360,7 @@ class Pod:
 
     def events(self, *reasons: str) -> list[Document]:
         """Return the events about the pod with one of *reasons*, the oldest first."""
-        return self.seen.about(self.document, *reasons)
+        return self.facts.about(self.document, *reasons)
 
     def last_message(self, *reasons: str) -> str:
         """Return the message of the pod's last event with one of *reasons*, or an empty text."""

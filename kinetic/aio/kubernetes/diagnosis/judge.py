@@ -32,20 +32,20 @@ _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDele
 """Finalizers that Kubernetes sets and removes itself."""
 
 
-def judge(seen: JobFacts) -> Diagnosis:
+def judge(facts: JobFacts) -> Diagnosis:
     """Return the state of a job as its user sees it.
 
     A pod ends about a second before its Job, and explains the Job's end. If no other pod follows,
     the pod's end counts at once. Jobs and pods come by different watches, either of which may be
     late. Pass the result of `merged`, which also has deleted pods.
     """
-    state = _job_state(seen)
-    if finalizer_clause := _finalizer_clause(seen):
+    state = _job_state(facts)
+    if finalizer_clause := _finalizer_clause(facts):
         state = replace(
             state, cause=replace(state.cause, more=[*state.cause.more, finalizer_clause])
         )
     verdict = describe(state)
-    return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
+    return verdict if facts.job is not None or facts.pods else replace(verdict, phase=Phase.GONE)
 
 
 def judge_pod(pod: Pod) -> Diagnosis:
@@ -65,10 +65,10 @@ def refused_request(answer: Document) -> Diagnosis:
     return replace(verdict, phase=Phase.GONE)
 
 
-def _finalizer_clause(seen: JobFacts) -> str:
+def _finalizer_clause(facts: JobFacts) -> str:
     """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
-    idle = [pod for pod in seen.pods if not Pod(pod).runs]
-    for document in [seen.job, *idle]:
+    idle = [pod for pod in facts.pods if not Pod(pod).runs]
+    for document in [facts.job, *idle]:
         metadata = part(document, "metadata")
         names = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if names and metadata.get("deletionTimestamp"):
@@ -140,20 +140,20 @@ def _threat(pod: Pod) -> Cause:
 # --- all pods of a Job --------------------------------------------------------------------
 
 
-def _job_state(seen: JobFacts) -> State:
+def _job_state(facts: JobFacts) -> State:
     """Return the state of the Job."""
-    job, pods = seen.current_or_last_job, _Pods(seen)
+    job, pods = facts.current_or_last_job, _Pods(facts)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
         return _succeeded_state(pods)
     if (target := condition(job, "Failed") or condition(job, "FailureTarget")) is not None:
-        return _failed_state(seen, pods, target)
-    if seen.is_gone_or_deleting:
-        return _deleted_state(seen, pods)
-    if seen.suspended:
-        return _suspended_state(seen, pods)
-    if pods.alive is None and pods.ended and not _is_replaced(seen, *pods.ended[-1]):
-        return _settled_state(seen, pods)
-    return _active_state(seen, pods)
+        return _failed_state(facts, pods, target)
+    if facts.is_gone_or_deleting:
+        return _deleted_state(facts, pods)
+    if facts.suspended:
+        return _suspended_state(facts, pods)
+    if pods.alive is None and pods.ended and not _is_replaced(facts, *pods.ended[-1]):
+        return _settled_state(facts, pods)
+    return _active_state(facts, pods)
 
 
 class _Pods:
@@ -162,13 +162,13 @@ class _Pods:
     ``ended`` has the pods that ended or no longer exist, oldest first, each with its state.
     """
 
-    def __init__(self, seen: JobFacts) -> None:
-        found = [Pod(document, seen) for document in sorted(seen.every_pod, key=age)]
+    def __init__(self, facts: JobFacts) -> None:
+        found = [Pod(document, facts) for document in sorted(facts.every_pod, key=age)]
         alive = [pod for pod in found if not (pod.gone or pod.ended)]
         self.latest = found[-1] if found else None
         self.alive = alive[-1] if alive else None
         self.ran = any(pod.ran for pod in found)
-        suspended = condition(seen.current_or_last_job, "Suspended", "False") is not None
+        suspended = condition(facts.current_or_last_job, "Suspended", "False") is not None
         self.ended = [
             (pod, _ended_pod_state(pod))
             for pod in found
@@ -191,7 +191,7 @@ class _Pods:
         return found[-1] if found else None
 
 
-def _is_replaced(seen: JobFacts, pod: Pod, state: State) -> bool:
+def _is_replaced(facts: JobFacts, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
     A Job of kinetic replaces a disrupted pod, unless the pod has an exit code that ends the Job.
@@ -199,42 +199,42 @@ def _is_replaced(seen: JobFacts, pod: Pod, state: State) -> bool:
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
-    rules = parts(part(seen.spec, "podFailurePolicy"), "rules")
+    rules = parts(part(facts.spec, "podFailurePolicy"), "rules")
     ignored = any(rule.get("action") == "Ignore" for rule in rules)
     final = [code for rule in rules for code in parts(part(rule, "onExitCodes"), "values")]
     if pod.end.get("exitCode") in final:
         return False
-    limits = (seen.spec.get("backoffLimitPerIndex"), seen.spec.get("backoffLimit"))
+    limits = (facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit"))
     return (pod.disruption is not None and ignored) or 0 not in limits
 
 
-def _settled_state(seen: JobFacts, pods: _Pods) -> State:
+def _settled_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job whose last pod ended; the Job's status follows a moment later."""
     pod, _ = (pods.succeeded or pods.ended)[-1]
-    state = _succeeded_state(pods) if pods.succeeded else _failed_state(seen, pods, {})
+    state = _succeeded_state(pods) if pods.succeeded else _failed_state(facts, pods, {})
     if not pod.deleted or (pod.ran and not (pods.succeeded and pod.ended_on_request)):
         return state
     # The Job may have deleted the pod. Then only the Job's next status has the reason.
     return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
 
 
-def _active_state(seen: JobFacts, pods: _Pods) -> State:
+def _active_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that isn't over: its pod's state, and why an earlier pod ended."""
     before = pods.last_failure()
     if pods.alive is not None:
         return replace(pod_state(pods.alive), before=before)
-    state = replace(waiting(why_no_pod(seen)), before=before)
+    state = replace(waiting(why_no_pod(facts)), before=before)
     if before is None:
         return state
     last = pods.failed[-1][1]
     return replace(state, executor=last.executor, exit_code=last.exit_code)
 
 
-def _suspended_state(seen: JobFacts, pods: _Pods) -> State:
+def _suspended_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a suspended Job, whose pod, if any, is being stopped."""
-    state, alive = waiting(why_no_pod(seen)), pods.alive
+    state, alive = waiting(why_no_pod(facts)), pods.alive
     if alive is not None and alive.ran:
-        state = running(why_no_pod(seen), _STOPPING, executor=alive.uid)
+        state = running(why_no_pod(facts), _STOPPING, executor=alive.uid)
     return replace(state, before=pods.last_failure())
 
 
@@ -246,7 +246,7 @@ def _succeeded_state(pods: _Pods) -> State:
     return ended(Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED)
 
 
-def _failed_state(seen: JobFacts, pods: _Pods, target: Document) -> State:
+def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
     """Return the state of a Job that has failed, as its condition *target* says."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
@@ -266,44 +266,44 @@ def _failed_state(seen: JobFacts, pods: _Pods, target: Document) -> State:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if failures and failures[-1][1].cause.summary != state.cause.summary:
         state = replace(state, before=failures[-1][1].cause)
-    return state if pods.alive is None else _state_while_alive(seen, pods.alive, state)
+    return state if pods.alive is None else _state_while_alive(facts, pods.alive, state)
 
 
-def _deleted_state(seen: JobFacts, pods: _Pods) -> State:
+def _deleted_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that never existed, or that is or was deleted before its end."""
-    if not seen.current_or_last_job and pods.latest is None:
+    if not facts.current_or_last_job and pods.latest is None:
         return ended(
-            Cause(summary=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND
+            Cause(summary=f"there is no Job {facts.job_name!r}"), status=JobStatus.NOT_FOUND
         )
     alive, last_ended = pods.alive, pods.ended[-1] if pods.ended else None
     if alive is not None:
         cause = Cause(summary="the Job was deleted", reason=Reason.CANCELLED)
-        if seen.job is None and not alive.terminating:
+        if facts.job is None and not alive.terminating:
             cause = replace(cause, more=["its pod was not"], advice="delete the pod")
         elif alive.node_silent:
             more = [f"node {alive.spec.get('nodeName')!r} does not answer, and keeps its pod"]
             cause = replace(cause, more=more, advice="restore or delete that node")
-        return _state_while_alive(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
+        return _state_while_alive(facts, alive, ended(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
     cause = Cause(summary=f"the Job was deleted {when}", reason=Reason.CANCELLED)
     state = ended(cause, status=JobStatus.NOT_FOUND)
     if last_ended is None:
         return state
     pod, end = last_ended
-    if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
+    if facts.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
     return state if pod.deleted else replace(state, before=end.cause)
 
 
-def _state_while_alive(seen: JobFacts, alive: Pod, state: State) -> State:
+def _state_while_alive(facts: JobFacts, alive: Pod, state: State) -> State:
     """Return the state of a Job that will end with *state*, while its pod *alive* may still run."""
-    lead = [_STOPPING] if alive.terminating or seen.job is not None else []
+    lead = [_STOPPING] if alive.terminating or facts.job is not None else []
     build = running if alive.ran else waiting
     alive_state = build(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
     return replace(
         alive_state,
-        status=alive_state.status if seen.job is not None else JobStatus.NOT_FOUND,
+        status=alive_state.status if facts.job is not None else JobStatus.NOT_FOUND,
         before=state.before,
         executor=state.executor or alive.uid,
     )
@@ -315,22 +315,22 @@ _REFUSED = ("FailedCreate", "JobCreationFailed")
 """Reasons of events which say that the API server refused a pod, or a JobSet's Job."""
 
 
-def why_no_pod(seen: JobFacts) -> Cause:
+def why_no_pod(facts: JobFacts) -> Cause:
     """Return why a Job that isn't over has no pod."""
-    if seen.suspended:
-        if seen.workload is not None or QUEUE in part(
-            part(seen.current_or_last_job, "metadata"), "labels"
+    if facts.suspended:
+        if facts.workload is not None or QUEUE in part(
+            part(facts.current_or_last_job, "metadata"), "labels"
         ):
-            return queue_cause(seen)
+            return queue_cause(facts)
         return Cause(
             summary="the Job is suspended",
             advice="resume it, or find the controller that suspended it",
             reason=Reason.QUEUED,
             outlook=Outlook.BLOCKED,
         )
-    attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
+    attempts = facts.about(None, *_REFUSED, "SuccessfulCreate")
     if attempts and attempts[-1].get("reason") in _REFUSED:
         return refusal(str(attempts[-1].get("message") or ""))
-    if part(seen.current_or_last_job, "status").get("failed"):
+    if part(facts.current_or_last_job, "status").get("failed"):
         return Cause(summary="Kubernetes creates another pod after a pause")
     return Cause(summary="Kubernetes has not created its pod yet")

@@ -35,7 +35,7 @@ def _unschedulable(
 def placement_cause(pod: Pod) -> Cause:
     """Return why *pod* has no node."""
     if is_gated(pod.document):
-        return queue_cause(pod.seen)
+        return queue_cause(pod.facts)
     scheduled: Document = condition(pod.document, "PodScheduled", None) or {}
     is_refused = scheduled.get("status") == "False"
     message = str(scheduled.get("message") or "") or pod.last_message("FailedScheduling")
@@ -44,7 +44,7 @@ def placement_cause(pod: Pod) -> Cause:
     if is_refused and scheduled.get("reason") != "Unschedulable":
         summary = "the scheduler cannot place the pod"
         return quote_message(summary, message, reason=Reason.UNSCHEDULABLE)
-    nodes = pod.seen.nodes
+    nodes = pod.facts.nodes
     cause = (
         _cause_from_message(pod.spec, message)
         if nodes is None

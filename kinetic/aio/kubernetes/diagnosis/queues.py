@@ -30,10 +30,10 @@ _STUCK_ADVICE = {
 _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 
 
-def queue_cause(seen: JobFacts) -> Cause:
+def queue_cause(facts: JobFacts) -> Cause:
     """Return why Kueue holds the job."""
-    workload: Document = seen.workload or {}
-    labels = part(part(seen.current_or_last_job, "metadata"), "labels")
+    workload: Document = facts.workload or {}
+    labels = part(part(facts.current_or_last_job, "metadata"), "labels")
     queue = f"queue {str(part(workload, 'spec').get('queueName') or labels.get(QUEUE) or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
     if not workload:

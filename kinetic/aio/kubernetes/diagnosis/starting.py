@@ -134,7 +134,7 @@ def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
     """Return why volumes aren't mounted; not every event in *messages* names the cause."""
     messages = [message for message in messages if "unmounted volumes=" not in message] or messages
     lacking = [name for message in messages for name in LACKS_DRIVER.findall(message)]
-    if any(name in pod.seen.absent for name in lacking):
+    if any(name in pod.facts.absent for name in lacking):
         summary = f"a volume cannot be mounted: the cluster has no storage driver {lacking[0]}"
         advice = f"{_ENABLE}, or omit fuse=True"
         return Cause(summary=summary, advice=advice, reason=Reason.SETUP, outlook=Outlook.FINAL)
