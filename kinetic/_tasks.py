@@ -42,7 +42,7 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await release(_wait_until_done(future), what="waiting for a worker thread", grace=60.0)
+        await release(_wait_until_done(future), operation="waiting for a worker thread", grace=60.0)
         raise
 
 
@@ -100,7 +100,7 @@ async def bounded(
 async def release(
     work: Coroutine[Any, Any, object],
     *,
-    what: str,
+    operation: str,
     grace: float = 30.0,
     progress: Callable[[], object] | None = None,
     interrupted: bool = False,
@@ -112,7 +112,7 @@ async def release(
     the caller afterwards, or at once if the caller was already *interrupted*.
     """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work, name=f"kinetic release: {what}")
+    task = loop.create_task(work, name=f"kinetic release: {operation}")
     deadline, last_progress = loop.time() + grace, progress() if progress is not None else None
     cancelled: asyncio.CancelledError | None = None
     while not (task.done() or (interrupted and cancelled is not None)):
@@ -128,10 +128,10 @@ async def release(
     if not task.done():
         task.cancel()
         if interrupted and cancelled is not None:
-            logging.warning("interrupted again: stopped %s", what)
+            logging.warning("interrupted again: stopped %s", operation)
         else:
-            logging.warning("gave up on %s after %g s", what, grace)
+            logging.warning("gave up on %s after %g s", operation, grace)
     elif not task.cancelled() and (failure := task.exception()) is not None:
-        logging.warning("%s failed: %s: %s", what, type(failure).__name__, failure)
+        logging.warning("%s failed: %s: %s", operation, type(failure).__name__, failure)
     if cancelled is not None:
         raise cancelled

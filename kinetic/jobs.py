@@ -977,7 +977,7 @@ def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwarg
 
 
 async def _remove(handle: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
-    await release(handle.cleanup(), what="removing what was submitted")
+    await release(handle.cleanup(), operation="removing what was submitted")
 
 
 async def _read_log(job: aio.JobHandle[Any], attempt: int | None) -> str:

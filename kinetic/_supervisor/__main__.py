@@ -25,7 +25,7 @@ from kinetic._runner.protocol import private
 from kinetic._supervisor import jobs, parents, supervisor
 from kinetic._supervisor.jobs import KEPT_S, Table
 from kinetic._supervisor.journal import Journal, read, supervisor_line
-from kinetic._supervisor.protocol import Places
+from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic._supervisor.supervisor import Supervisor, seconds, write_log
 
 LISTEN_BACKLOG = 512
@@ -43,66 +43,66 @@ def become_supervisor(
     Raises:
         OSError: The state folder cannot be used.
     """
-    places = Places(home)
+    paths = SupervisorPaths(home)
     for folder in (
-        places.state,
-        places.logs,
-        places.work,
-        places.trash,
-        places.spares,
-        places.cache,
+        paths.state,
+        paths.logs,
+        paths.work,
+        paths.trash,
+        paths.spares,
+        paths.cache,
     ):
         private.make_folder(folder)
-    for folder in (home, places.state):
+    for folder in (home, paths.state):
         if objection := private.objection(folder):
             raise OSError(errno.EPERM, objection, str(folder))
-    os.chdir(places.state)  # a socket's path is short, a home's may not be
-    starting_fd = supervisor.acquire(places.starting, wait=True)
+    os.chdir(paths.state)  # a socket's path is short, a home's may not be
+    starting_fd = supervisor.acquire(paths.starting, wait=True)
     assert starting_fd is not None
     with open(starting_fd, "rb"):
-        if supervisor.acquire(places.lock, wait=False) is None:
+        if supervisor.acquire(paths.lock, wait=False) is None:
             report({"pid": None})
             return None
         processes.become_subreaper()
-        survivors = parents.kill_processes_of(str(places.state))
+        survivors = parents.kill_processes_of(str(paths.state))
         if survivors:
             write_log(f"processes of an earlier supervisor can't be killed: {survivors}")
         slots = jobs.Slots(cpus_here(environ), gpus_here(environ))
         table = Table(slots, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
-        journal = _restore_jobs(table, places)
-        _clear_leftovers(places)
-        listener = _listen(places)
+        journal = _restore_jobs(table, paths)
+        _clear_leftovers(paths)
+        listener = _listen(paths)
         report({"pid": os.getpid()})
     write_log(f"{slots.cpus} slots, GPUs {', '.join(slots.gpus) or 'none'}")
-    return Supervisor(places, listener, table, slots, journal, environ)
+    return Supervisor(paths, listener, table, slots, journal, environ)
 
 
-def _restore_jobs(table: Table, places: Places) -> Journal:
+def _restore_jobs(table: Table, paths: SupervisorPaths) -> Journal:
     """Restore the table of jobs from the journal; the processes of these jobs no longer run."""
-    deleted = table.restore(read(places.journal), time.time())
-    journal = Journal(places.journal)
+    deleted = table.restore(read(paths.journal), time.time())
+    journal = Journal(paths.journal)
     for name in deleted:
-        places.log(name).unlink(missing_ok=True)
+        paths.log(name).unlink(missing_ok=True)
     journal.rewrite([supervisor_line(), *table.lines()])
     return journal
 
 
-def _clear_leftovers(places: Places) -> None:
+def _clear_leftovers(paths: SupervisorPaths) -> None:
     """Move the folders of earlier jobs to the trash, and empty a long log."""
     with contextlib.suppress(OSError):
-        if places.own_log.stat().st_size > MAX_LOG_BYTES:
-            os.truncate(places.own_log, 0)
-    for folder in (places.work, places.spares):
+        if paths.own_log.stat().st_size > MAX_LOG_BYTES:
+            os.truncate(paths.own_log, 0)
+    for folder in (paths.work, paths.spares):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
-                os.rename(entry.path, places.trash / os.urandom(8).hex())
+                os.rename(entry.path, paths.trash / os.urandom(8).hex())
 
 
-def _listen(places: Places) -> socket.socket:
-    places.socket.unlink(missing_ok=True)
+def _listen(paths: SupervisorPaths) -> socket.socket:
+    paths.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(places.socket.name)  # relative: see the chdir above
-    os.chmod(places.socket, 0o600)
+    listener.bind(paths.socket.name)  # relative: see the chdir above
+    os.chmod(paths.socket, 0o600)
     listener.listen(LISTEN_BACKLOG)
     return listener
 

@@ -262,7 +262,7 @@ class Table:
         del self.jobs[job.name]
         self._leave_queue(job)
 
-    def next(self) -> Job | None:
+    def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
 
         There are two queues, each in order of arrival. A job that waits for a GPU doesn't hold up
@@ -444,7 +444,7 @@ class Table:
 
     def _leave_queue(self, job: Job) -> None:
         self._queued -= 1
-        job.state = State.GONE  # `next` drops the job from its queue
+        job.state = State.GONE  # `take_next` drops the job from its queue
 
     def _release(self, job: Job) -> None:
         if job.grant is not None:

@@ -23,7 +23,7 @@ from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, children, mark_of
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.protocol import JobHeader, Places
+from kinetic._supervisor.protocol import JobHeader, SupervisorPaths
 
 PATIENCE_S = 5.0
 """How long a job's end waits for killed processes, which may hang in the kernel."""
@@ -458,18 +458,20 @@ _OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]
 class Parents:
     """All parents, and the parent of each job."""
 
-    def __init__(self, places: Places, environ: Mapping[str, str], sweeper: Sweeper) -> None:
-        self._places = places
+    def __init__(
+        self, paths: SupervisorPaths, environ: Mapping[str, str], sweeper: Sweeper
+    ) -> None:
+        self._paths = paths
         self._sweeper = sweeper
         self._environment = {
             name: value
             for name, value in environ.items()
             if name in _PASSED_VARIABLES or name.startswith("LC_")
         }
-        self._directory = str(places.state)
+        self._directory = str(paths.state)
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
-        self._logs, self._work = str(places.logs), str(places.work)
-        self._cache = str(places.cache)
+        self._logs, self._work = str(paths.logs), str(paths.work)
+        self._cache = str(paths.cache)
         self._parents: dict[ParentKey, Parent] = {}
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
@@ -634,7 +636,7 @@ class Parents:
     def read_stderr_tail(self, parent: Parent) -> str:
         """Return the end of *parent*'s standard error."""
         try:
-            with open(self._places.own_log, "rb") as file:
+            with open(self._paths.own_log, "rb") as file:
                 end = os.fstat(file.fileno()).st_size
                 file.seek(max(parent.log_offset, end - MAX_STDERR_BYTES))
                 return file.read().decode(errors="replace").strip()
@@ -665,7 +667,7 @@ class Parents:
         own_end, child_end = socket.socketpair()
         warm_script = str(Path(key.runner) / "fork" / "warm.py")
         argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
-        log = str(self._places.own_log)
+        log = str(self._paths.own_log)
         open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
             log_offset = os.stat(log).st_size if os.path.exists(log) else 0

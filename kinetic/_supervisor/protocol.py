@@ -248,7 +248,7 @@ def edition(runner: Path) -> str:
     return f"{latest:x}"
 
 
-class Places:
+class SupervisorPaths:
     """The files of one supervisor; the major version of the protocol is part of every path."""
 
     def __init__(self, home: Path) -> None:

@@ -41,7 +41,7 @@ from kinetic._supervisor.jobs import (
 )
 from kinetic._supervisor.journal import Journal, supervisor_line
 from kinetic._supervisor.parents import ForkRefused, JobEnded, Parent, Parents, Sweeper
-from kinetic._supervisor.protocol import Channel, JobHeader, Places
+from kinetic._supervisor.protocol import Channel, JobHeader, SupervisorPaths
 from kinetic._supervisor.server import Connection, Owner, Server, ShuttingDown
 from kinetic.job_status import Reason
 
@@ -57,12 +57,12 @@ class KernelKills:
         self._before = count()
         self._read_at = 0.0
 
-    def note(self, now: float) -> None:
+    def refresh_if_stale(self, now: float) -> None:
         """Read the count again if it is old when a job starts: earlier kills aren't the job's."""
         if now - self._read_at > MAX_COUNT_AGE_S:
             self._read_at, self._before = now, self._count()
 
-    def happened(self) -> bool:
+    def has_increased(self) -> bool:
         """Return whether the kernel has killed a process since the stored count was read."""
         after = self._count()
         return after is not None and self._before is not None and after > self._before
@@ -122,7 +122,7 @@ FIRST_CLIENT_S = 5.0
 SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
-TIMERS = 4096
+TIMERS_PER_CLEANUP = 4096
 """After this many new timers, drop the timers of ended jobs, which may be due only in days."""
 
 START_AGAIN_S = 1.0
@@ -164,7 +164,7 @@ class Timers:
         """Set a timer of *job*."""
         self._timer_count += 1
         heapq.heappush(self._heap, (due_at, self._timer_count, kind, job))
-        if self._timer_count % TIMERS == 0:
+        if self._timer_count % TIMERS_PER_CLEANUP == 0:
             final_states = (State.ENDED, State.GONE)
             self._heap = [entry for entry in self._heap if entry[3].state not in final_states]
             heapq.heapify(self._heap)
@@ -182,22 +182,22 @@ class Supervisor:
 
     def __init__(
         self,
-        places: Places,
+        paths: SupervisorPaths,
         listener: socket.socket,
         table: Table,
         slots: Slots,
         journal: Journal,
         environ: Mapping[str, str],
     ) -> None:
-        self._places = places
-        self._logs, self._work = str(places.logs), str(places.work)
+        self._paths = paths
+        self._logs, self._work = str(paths.logs), str(paths.work)
         self._listener = listener
         self._table = table
         self._has_gpus = bool(slots.gpus)
         self._journal = journal
         self._server = Server(table, self._launch, self._delete, self._remove_logs)
-        self._sweeper = Sweeper(places.trash, places.spares)
-        self._parents = Parents(places, environ, self._sweeper)
+        self._sweeper = Sweeper(paths.trash, paths.spares)
+        self._parents = Parents(paths, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
         self._timers = Timers()
         self._selector = selectors.DefaultSelector()
@@ -221,7 +221,7 @@ class Supervisor:
         self._register(self._listener, self._on_client)
         wakeup = _wake_on_signals(self._request_stop)
         self._register(wakeup, lambda: self._on_signals(wakeup))
-        while not self._is_finished():
+        while not self._try_to_finish():
             for key, _ in self._selector.select(self._select_timeout()):
                 key.data()
             if self._stop_requested and not self._ending:
@@ -273,13 +273,13 @@ class Supervisor:
             self._parents.mark_ended(change.job)
             actions: list[Action]
             if isinstance(change, JobEnded):
-                out_of_memory = change.status == -signal.SIGKILL and self._kills.happened()
+                out_of_memory = change.status == -signal.SIGKILL and self._kills.has_increased()
                 actions = self._table.record_exit(
                     change.job,
                     now,
                     status=change.status,
                     out_of_memory=out_of_memory,
-                    meaning=_explain_exit_code(change.job, change.status, self._places),
+                    meaning=_explain_exit_code(change.job, change.status, self._paths),
                 )
             else:
                 actions = self._handle_failed_start(change.job, change.error)
@@ -354,7 +354,7 @@ class Supervisor:
         """Collect unused content of the store and the cache, in a helper process."""
         from kinetic import _collector
 
-        home, limits = self._places.home, _collector.Limits.of(self._environ)
+        home, limits = self._paths.home, _collector.Limits.of(self._environ)
         store = _collector.Directory(_collector.local_store(home, self._environ))
         _collector.collect(home, limits, store, limits)
 
@@ -426,8 +426,8 @@ class Supervisor:
     def _schedule(self) -> None:
         if time.monotonic() < self._start_again_at:
             return
-        while not self._ending and (job := self._table.next()) is not None:
-            self._kills.note(time.monotonic())
+        while not self._ending and (job := self._table.take_next()) is not None:
+            self._kills.refresh_if_stale(time.monotonic())
             try:
                 self._make_folders()
                 self._perform(self._table.start(job, _new_executor(), time.time()))
@@ -554,7 +554,7 @@ class Supervisor:
         moments += [connection.next_send_at for connection in self._server.dirty]
         return max(0.0, min(moments) - now)
 
-    def _is_finished(self) -> bool:
+    def _try_to_finish(self) -> bool:
         if self._ending:
             return not self._table.busy
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
@@ -563,7 +563,7 @@ class Supervisor:
 
     def _stop_if_no_client(self) -> bool:
         """Stop listening, unless a client is just connecting; return whether it stopped."""
-        starting_fd = acquire(self._places.starting, wait=False)
+        starting_fd = acquire(self._paths.starting, wait=False)
         connections_before = len(self._server.connections)
         if starting_fd is not None:
             self._on_client()
@@ -580,14 +580,14 @@ class Supervisor:
     def _begin_shutdown(self, cause: str) -> None:
         write_log(f"shutting down: {cause}")
         self._ending = True
-        acquire(self._places.starting, wait=True)
+        acquire(self._paths.starting, wait=True)
         self._stop_listening()
         self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, cause))
 
     def _stop_listening(self) -> None:
         self._selector.unregister(self._listener)
         with contextlib.suppress(OSError):
-            self._places.socket.unlink()
+            self._paths.socket.unlink()
         self._listener.close()
 
     def _shut_down(self) -> None:
@@ -603,7 +603,7 @@ class Supervisor:
         self._journal.close()
 
 
-def _explain_exit_code(job: Job, status: int, places: Places) -> str:
+def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
     """Explain the exit code *status* of a runner; empty if it isn't one of the runner's codes."""
     if job.header is None or status not in (
         wire.EXIT_FINAL,
@@ -613,8 +613,7 @@ def _explain_exit_code(job: Job, status: int, places: Places) -> str:
         return ""
     if status == wire.EXIT_SETUP:
         return (
-            f"kinetic couldn't prepare the job in {places.work}; see its log and the free disk "
-            "space"
+            f"kinetic couldn't prepare the job in {paths.work}; see its log and the free disk space"
         )
     store = job.header.store
     if status == wire.EXIT_UNCOMMITTED:

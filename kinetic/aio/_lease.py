@@ -71,7 +71,7 @@ class Lease:
         """Read the content of an object; damaged or forged content gives `unreadable`."""
         try:
             fields: dict[str, Any] = dict(json.loads(content))
-            owner = ProcessIdentity.named(fields.pop("owner"))
+            owner = ProcessIdentity.from_fields(fields.pop("owner"))
             known = [field for field in dataclasses.fields(cls) if field.name in fields]
             are_valid = all(type(fields[field.name]) is type(field.default) for field in known)
             if owner is None or not are_valid:
@@ -86,7 +86,7 @@ class Lease:
         return cls(owner=UNKNOWN, held=False)
 
     @property
-    def who(self) -> str:
+    def holder_name(self) -> str:
         """The holder, for messages."""
         return f"process {self.owner.pid} on {self.owner.host}"
 
@@ -230,7 +230,7 @@ class HeldLease:
         if lease is None:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
-            f"batch {batch} is submitted by {lease.who} now (fence {lease.fence}, here "
+            f"batch {batch} is submitted by {lease.holder_name} now (fence {lease.fence}, here "
             f"{self.fence}); its jobs keep running: wait for it there, or attach to it here",
             job_id=batch,
         )
@@ -245,7 +245,7 @@ async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     held = await _claim(store, scope, None, clock)
     if held is None:
         stored = await read(store, scope)
-        holder_name = stored[0].who if stored is not None else "another process"
+        holder_name = stored[0].holder_name if stored is not None else "another process"
         raise SubmitterLost(
             f"batch {_batch_id(scope)} is submitted by {holder_name} now; attach to it"
         )
@@ -278,7 +278,7 @@ async def acquire(
             if (held := await _claim(store, scope, observer.seen, clock)) is not None:
                 return held
         else:
-            await holder.ended(LOOK_S)
+            await holder.wait_for_end(LOOK_S)
         if not await observer.look():
             continue
         if observer.seen is None:
@@ -286,8 +286,8 @@ async def acquire(
         lease = observer.seen[0]
         if lease.held and not force:
             raise Conflict(
-                f"batch {_batch_id(scope)} is submitted by {lease.who}, which is alive: wait for "
-                "it, end it, or take the batch from it with resume(force=True)"
+                f"batch {_batch_id(scope)} is submitted by {lease.holder_name}, which is alive: "
+                "wait for it, end it, or take the batch from it with resume(force=True)"
             )
 
 
@@ -301,7 +301,7 @@ def _holder(seen: StoredLease | None, submitter: ProcessIdentity | None) -> Proc
     # The submitter counts as the holder until it has created the lease.
     lease = seen[0] if seen is not None else None
     holder = submitter if lease is None else lease.owner if lease.held else None
-    return None if holder is None or holder.dead else holder
+    return None if holder is None or holder.is_dead else holder
 
 
 async def until_abandoned(
@@ -314,10 +314,10 @@ async def until_abandoned(
     if await observer.look():
         lease = observer.lease
     while lease is not None and lease.held and not observer.expired:
-        dead = await lease.owner.ended(LOOK_S)
+        has_ended = await lease.owner.wait_for_end(LOOK_S)
         if await observer.look():
             lease = observer.lease
-        elif dead:
+        elif has_ended:
             return lease
     return lease
 
@@ -355,7 +355,7 @@ async def _claim(
     store: Store, scope: str, seen: StoredLease | None, clock: Clock
 ) -> HeldLease | None:
     """Replace the lease that was *seen* with one of this process; None if another was faster."""
-    lease = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex())
+    lease = Lease(owner=ProcessIdentity.current(), nonce=os.urandom(8).hex())
     name, sent = _object_name(scope), clock()
     generation: int | None = None
     if seen is None:

@@ -138,7 +138,7 @@ async def _wait_owned(job: JobHandle[T], *, stream_logs: bool) -> T:
         return await job.result(stream_logs=stream_logs)
     except asyncio.CancelledError:
         if not job.log_owed:
-            await release(_cancel(job), what=f"cancelling {job.job_id}")
+            await release(_cancel(job), operation=f"cancelling {job.job_id}")
         raise
 
 
@@ -170,13 +170,13 @@ async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         forwarder = await job.debug_attach(port)
     except (JobError, NotFound) as exc:
         if isinstance(exc, ResultTimeout):
-            await release(_cancel(job), what=f"removing {job.job_id}")
+            await release(_cancel(job), operation=f"removing {job.job_id}")
             raise
         return await _wait_owned(job, stream_logs=False)  # the job has ended: nothing to attach to
     except BaseException:
-        await release(_cancel(job), what=f"removing {job.job_id}")
+        await release(_cancel(job), operation=f"removing {job.job_id}")
         raise
     try:
         return await _wait_owned(job, stream_logs=False)
     finally:
-        await release(in_thread(engine.debugging.end, forwarder), what="ending the forwarder")
+        await release(in_thread(engine.debugging.end, forwarder), operation="ending the forwarder")

@@ -24,12 +24,12 @@ class ProcessIdentity:
     started: str
 
     @classmethod
-    def me(cls) -> ProcessIdentity:
+    def current(cls) -> ProcessIdentity:
         """Return this process."""
         return cls(platform.node(), _boot_id(), os.getpid(), _start_time(os.getpid()))
 
     @classmethod
-    def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
+    def from_fields(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
         """Return the process that a manifest or a lease names; None if it names none.
 
         Raises:
@@ -53,11 +53,11 @@ class ProcessIdentity:
         return _start_time(self.pid) == self.started != ""
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether the process has certainly ended; False if this machine can't know."""
         return self.is_local and not self.is_alive
 
-    async def ended(self, patience: float) -> bool:
+    async def wait_for_end(self, patience: float) -> bool:
         """Wait up to *patience* seconds until the process ends; return whether it certainly has."""
         if not self.is_local:
             await asyncio.sleep(patience)

@@ -155,7 +155,7 @@ class BatchHandle(Generic[T, X]):
         try:
             await release(
                 self._end(),
-                what=f"cancelling batch {self.group_id}",
+                operation=f"cancelling batch {self.group_id}",
                 progress=lambda: submission.ended,
                 interrupted=interrupted,
             )

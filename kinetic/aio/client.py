@@ -127,9 +127,9 @@ class Client:
             return
         sessions, self._sessions = self._sessions, {}
         try:
-            await release(self._in_flight.end(), what="undoing submissions in progress")
+            await release(self._in_flight.end(), operation="undoing submissions in progress")
         finally:
-            await release(_close([*sessions.values()]), what="closing the client")
+            await release(_close([*sessions.values()]), operation="closing the client")
 
     # --- submitting ---
 

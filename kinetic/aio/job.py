@@ -567,7 +567,7 @@ class JobHandle(JobRecord, Generic[T]):
         # An item's objects belong to its batch.
         removes_objects = self._cleaned = self.group_id is None
         removal = self._remove(ref, jobs=True, objects=removes_objects, timeout=timeout, ended=True)
-        await release(removal, what=f"cleaning {self.job_id} up", grace=timeout)
+        await release(removal, operation=f"cleaning {self.job_id} up", grace=timeout)
 
     def _attempt_names(self, ref: JobRef) -> list[str]:
         """Return the names of all attempts that the platform may have.
@@ -777,7 +777,9 @@ class JobHandle(JobRecord, Generic[T]):
         try:
             await anyio.to_thread.run_sync(_print, instructions)
         except BaseException:  # the caller gets no process to end
-            await release(in_thread(engine.debugging.end, process), what="ending the forwarder")
+            await release(
+                in_thread(engine.debugging.end, process), operation="ending the forwarder"
+            )
             raise
         return process
 

@@ -128,7 +128,7 @@ async def _run_job(
         try:
             value = await job.result(stream_logs=not as_json)
         except asyncio.CancelledError:  # Ctrl-C or SIGTERM: no other process knows its ID
-            await release(job.cleanup(), what=f"removing {job.job_id}")
+            await release(job.cleanup(), operation=f"removing {job.job_id}")
             output.note(f"{job.job_id} was cancelled and removed")
             raise
         if as_json:

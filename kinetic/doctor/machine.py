@@ -14,7 +14,7 @@ import anyio.to_thread
 from kinetic import configuration
 from kinetic._devices import cpus_here, gpus_here, memory_here
 from kinetic._runner.protocol import private
-from kinetic._supervisor.protocol import VERSION, Places
+from kinetic._supervisor.protocol import VERSION, SupervisorPaths
 from kinetic.aio.local.supervisor import running
 from kinetic.doctor.checks import Check, Finding, State, failed, ok, warning
 
@@ -73,7 +73,7 @@ class Machine:
 
     def _try_folders(self) -> Finding:
         key = self._home / "key"
-        for path in (self._home, self._store, Places(self._home).state, key):
+        for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
                 evidence, _, advice = objection.partition("type ")
                 return failed(evidence.rstrip(" :;"), advice)

@@ -68,7 +68,7 @@ async def _run_job(target: Target, container_image: str | None) -> Finding:
         except asyncio.CancelledError:
             # anyio repeats a cancellation, which would interrupt the removal.
             with anyio.CancelScope(shield=True):
-                await release(job.cleanup(), what=f"removing {job.job_id}")
+                await release(job.cleanup(), operation=f"removing {job.job_id}")
             raise
     removed_at = time.monotonic()
     ended_at = times.get("SUCCEEDED", removed_at)

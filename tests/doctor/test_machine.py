@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, encode
 from kinetic.doctor.checks import State
 from kinetic.doctor.examination import examine
 
@@ -80,8 +80,8 @@ async def test_a_full_disk_fails(small_disk: Path) -> None:
 
 
 async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
-    places = Places(home)
-    places.state.mkdir(0o700, parents=True)
+    paths = SupervisorPaths(home)
+    paths.state.mkdir(0o700, parents=True)
 
     async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         [(hello, _)] = Decoder().feed(await reader.read(65536))
@@ -90,7 +90,7 @@ async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_unix_server(earlier, str(places.socket)):
+    async with await asyncio.start_unix_server(earlier, str(paths.socket)):
         report = await examine()
     assert report["supervisor"].state is State.FAILED
     assert report["supervisor"].advice.startswith("`kill 4711`")

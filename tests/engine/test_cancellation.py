@@ -64,7 +64,7 @@ async def test_a_release_survives_any_number_of_cancellations() -> None:
         await asyncio.sleep(0.05)
         done.set()
 
-    task = asyncio.create_task(release(clean(), what="x"))
+    task = asyncio.create_task(release(clean(), operation="x"))
     await started.wait()
     for _ in range(3):
         task.cancel()
@@ -78,11 +78,11 @@ async def test_a_failing_release_is_logged_not_raised(caplog) -> None:
     async def fail() -> None:
         raise ValueError("the reason")
 
-    await release(fail(), what="the thing")
+    await release(fail(), operation="the thing")
     assert "the thing failed" in caplog.text and "the reason" in caplog.text
 
 
 @pytest.mark.looptime
 async def test_a_release_that_hangs_is_given_up(caplog) -> None:
-    await release(asyncio.sleep(1000), what="the thing", grace=5)
+    await release(asyncio.sleep(1000), operation="the thing", grace=5)
     assert "gave up on the thing after 5 s" in caplog.text

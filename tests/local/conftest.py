@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kinetic._supervisor.protocol import Places
+from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from tests.orders import order_of, runner_with
@@ -168,7 +168,7 @@ def marked(home: Path) -> list[int]:
     """Find every process that carries the mark of *home*'s state folder."""
     from kinetic._supervisor.parents import processes_of
 
-    return processes_of(str(Places(home).state))
+    return processes_of(str(SupervisorPaths(home).state))
 
 
 def end_supervisor(home: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._supervisor.protocol import Places
+from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, Phase, Resources
@@ -52,8 +52,8 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     assert seen.exit_code == 0, await lines(cluster, "env")
     printed = json.loads((await lines(cluster, "env"))[0])
     mark = printed[0].pop("KINETIC_LOCAL_PROCESS")
-    assert mark == f"{Places(home).state}:{seen.executor}"
-    work = str(Places(home).work / "env")
+    assert mark == f"{SupervisorPaths(home).state}:{seen.executor}"
+    work = str(SupervisorPaths(home).work / "env")
     assert printed == [
         {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
         work, str(home / "cache"), [1, "ü"], True, "", None, True,
@@ -151,7 +151,7 @@ async def test_functions_registered_for_the_end_run_in_the_work_folder(
 async def test_work_folders_are_private_and_large_ones_go_too(
     cluster: LocalCluster, home: Path
 ) -> None:
-    places = Places(home)
+    paths = SupervisorPaths(home)
     source = (
         "import os, stat\nprint(oct(stat.S_IMODE(os.stat('.').st_mode)), os.listdir())\n"
         "for i in range(260):\n    os.mkdir(f'd{i}')\n"
@@ -159,11 +159,11 @@ async def test_work_folders_are_private_and_large_ones_go_too(
     )
     await run_job(cluster, spec("many", source))
     assert await lines(cluster, "many") == ["0o700 []"]
-    assert not (places.work / "many").exists()
-    await eventually(lambda: not [*places.trash.iterdir()])
-    for path in (places.state, places.logs, places.work):
+    assert not (paths.work / "many").exists()
+    await eventually(lambda: not [*paths.trash.iterdir()])
+    for path in (paths.state, paths.logs, paths.work):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in (places.log("many"), places.journal, places.socket, places.own_log):
+    for path in (paths.log("many"), paths.journal, paths.socket, paths.own_log):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

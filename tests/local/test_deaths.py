@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic._supervisor.protocol import SUBMISSION, VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import SUBMISSION, VERSION, Decoder, SupervisorPaths, encode
 from kinetic.aio.local import supervisor
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
@@ -150,7 +150,7 @@ async def test_a_job_whose_parent_has_just_died_can_be_deleted(
     await hear_job(cluster, spec("orphan", source + SLEEP))
     (parent,) = parents(home)
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(Places(home).socket))
+        sock.connect(str(SupervisorPaths(home).socket))
         sock.sendall(encode({"op": "hello", "protocol": VERSION, "id": 1}))
         sock.recv(1000)
         pid = signal_supervisor(home, signal.SIGSTOP)
@@ -198,10 +198,10 @@ async def test_many_starters_make_one_supervisor(
 
 
 async def test_a_stale_socket_is_in_nobody_s_way(cluster: LocalCluster, home: Path) -> None:
-    places = Places(home)
-    places.state.mkdir(parents=True)
+    paths = SupervisorPaths(home)
+    paths.state.mkdir(parents=True)
     stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(places.socket))
+    stale.bind(str(paths.socket))
     stale.close()
     assert (await run_job(cluster, spec("one"))).exit_code == 0
 
@@ -216,7 +216,7 @@ async def test_an_idle_supervisor_leaves_and_is_remembered(
     assert alive(pid)
     await cluster.aclose()
     await eventually(lambda: not alive(pid))
-    assert marked(home) == [] and not Places(home).socket.exists()
+    assert marked(home) == [] and not SupervisorPaths(home).socket.exists()
     again = LocalCluster(home, environ, runner=runner)
     assert await lines(again, "one") == ["hello"]
     assert (await again.find())[0].exit_code == 0
@@ -312,12 +312,12 @@ async def test_a_folder_that_is_deleted_under_the_supervisor_is_recreated_and_lo
     cluster: LocalCluster, home: Path, name: str
 ) -> None:
     await run_job(cluster, spec("before", "print('up')"))
-    folder = Places(home).state / name
+    folder = SupervisorPaths(home).state / name
     shutil.rmtree(folder)
     assert (await run_job(cluster, spec("after", "print('fine')"))).exit_code == 0
     assert await lines(cluster, "after") == ["fine"]
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert Places(home).own_log.read_text().count(f"{folder} was deleted") == 1
+    assert SupervisorPaths(home).own_log.read_text().count(f"{folder} was deleted") == 1
     await cluster.delete(names=["before", "after"])
     await gone(cluster, "after")
 
@@ -330,12 +330,12 @@ async def run(*command: str) -> None:
 def test_a_supervisor_that_says_nothing_is_given_up(
     home: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places(home)
-    places.state.mkdir(parents=True)
+    paths = SupervisorPaths(home)
+    paths.state.mkdir(parents=True)
     blocker = socket.socket(socket.AF_UNIX)
-    blocker.bind(str(places.socket))
-    places.socket.unlink()
-    places.socket.mkdir()  # nothing can listen here
+    blocker.bind(str(paths.socket))
+    paths.socket.unlink()
+    paths.socket.mkdir()  # nothing can listen here
     with pytest.raises(supervisor.SupervisorError, match="set KINETIC_HOME to another"):
         supervisor.connect(home, environ)
     blocker.close()
@@ -346,7 +346,7 @@ async def test_a_client_that_does_not_read_delays_no_other(
 ) -> None:
     await cluster.find()
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(Places(home).socket))
+        sock.connect(str(SupervisorPaths(home).socket))
         sock.sendall(encode({"op": "watch", "labels": {}}))
         labels = {"padding": "x" * 4000}
         await cluster.launch(spec("wide", SLEEP, labels=labels))
@@ -436,7 +436,7 @@ async def test_random_deaths(
         if trace.exists() and trace.read_text() and ends:
             assert ends[0].executor == trace.read_text()
     await cluster.aclose()
-    await eventually(lambda: unlocked(Places(home).starting))  # late starters release it
+    await eventually(lambda: unlocked(SupervisorPaths(home).starting))  # late starters release it
 
 
 def unlocked(path: Path) -> bool:

@@ -29,7 +29,7 @@ from kinetic._supervisor.jobs import (
     TimerKind,
 )
 from kinetic._supervisor.protocol import SUBMISSION, JobHeader
-from kinetic._supervisor.supervisor import TIMERS, Timers
+from kinetic._supervisor.supervisor import TIMERS_PER_CLEANUP, Timers
 from kinetic.job_status import Reason
 
 
@@ -44,7 +44,7 @@ def kinds(actions: list[Action]) -> list[str]:
 
 def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
     table.add(order(**changes), b"{}", 0.0)
-    job = table.next()
+    job = table.take_next()
     assert job is not None
     table.start(job, executor, 1.0)
     return job
@@ -53,7 +53,7 @@ def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
 def test_what_must_not_be_forgotten_is_written_first() -> None:
     table = Table(Slots(1))
     assert kinds(table.add(order(timeout=5.0), b"{}", 0.0)) == ["Record", "Notify"]
-    job = table.next()
+    job = table.take_next()
     assert job is not None
     actions = table.start(job, "e", 1.0)
     assert kinds(actions) == ["Record", "Start", "Notify", "SetTimer"]
@@ -69,12 +69,12 @@ def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     assert kinds(table.delete(job)) == ["Record", "SendSignal", "SetTimer"]
     assert table.delete(job) == []
     table.add(order("next"), b"{}", 1.0)
-    assert table.next() is None
+    assert table.take_next() is None
     assert table.handle_timer(TimerKind.KILL, job, 4.0) == [SendSignal(job, signal.SIGKILL)]
     actions = table.record_exit(job, 4.0, status=-9, out_of_memory=False)
     assert kinds(actions) == ["Record", "Notify", "RemoveLog"]
     assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
-    assert table.next() is not None
+    assert table.take_next() is not None
 
 
 def test_a_waiting_job_reports_its_reason_and_each_change() -> None:
@@ -89,7 +89,7 @@ def test_a_waiting_job_reports_its_reason_and_each_change() -> None:
     assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
     assert [*table.report_waiting(100.0)] == [], "the reasons haven't changed"
     table.record_exit(first, 101.0, status=0, out_of_memory=False)
-    assert table.next() is third
+    assert table.take_next() is third
     table.start(third, "e", 102.0)
     assert third.message == ""
     assert [*table.report_waiting(103.0)] == [Notify(wide)]
@@ -133,19 +133,19 @@ def test_jobs_without_a_gpu_do_not_wait_for_one() -> None:
     table = Table(Slots(2, ("0",)))
     for name, gpus in (("g1", 1), ("g2", 1), ("c1", 0), ("g3", 1), ("c2", 0)):
         table.add(order(name, gpus=gpus), b"{}", 0.0)
-    first, second = table.next(), table.next()
+    first, second = table.take_next(), table.take_next()
     assert first is not None and second is not None
-    assert (first.name, second.name, table.next()) == ("g1", "c1", None)
+    assert (first.name, second.name, table.take_next()) == ("g1", "c1", None)
     assert first.grant == Grant(1, ("0",))
 
 
 def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     table = Table(Slots(2, ("0",)))
     table.add(order("c1"), b"{}", 0.0)
-    assert table.next() is not None
+    assert table.take_next() is not None
     table.add(order("g", gpus=1, cpus=2), b"{}", 0.0)
     table.add(order("c2"), b"{}", 0.0)
-    assert table.next() is None  # jobs like c2 could keep g waiting for ever
+    assert table.take_next() is None  # jobs like c2 could keep g waiting for ever
 
 
 def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
@@ -197,13 +197,13 @@ def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
 
 def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> None:
     table, timers = Table(Slots(1)), Timers()
-    for number in range(3 * TIMERS):
+    for number in range(3 * TIMERS_PER_CLEANUP):
         job = started(table, name=f"j{number}", timeout=86400.0)
         timers.set(86400.0 + number, TimerKind.DEADLINE, job)
         table.record_exit(job, 2.0, status=0, out_of_memory=False)
     last = started(table, name="last", timeout=9.0)
     timers.set(9.0, TimerKind.DEADLINE, last)
-    assert len(timers) <= TIMERS
+    assert len(timers) <= TIMERS_PER_CLEANUP
     assert timers.pop_due(8.9) is None and timers.pop_due(9.0) == (TimerKind.DEADLINE, last)
 
 
@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
                     pass
 
     def schedule(self) -> None:
-        while (job := self.table.next()) is not None:
+        while (job := self.table.take_next()) is not None:
             self.executors += 1
             self.carry_out(self.table.start(job, f"e{self.executors}", self.clock))
 

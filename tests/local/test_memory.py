@@ -21,14 +21,14 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 def test_a_kill_counts_for_jobs_that_were_there() -> None:
     readings = iter([3, 4, 4, 5])
     kills = KernelKills(lambda: next(readings))
-    kills.note(100.0)  # reads 4: earlier kills don't count
-    kills.note(101.0)  # too soon to read again
-    assert not kills.happened()  # 4
-    assert kills.happened()  # 5
+    kills.refresh_if_stale(100.0)  # reads 4: earlier kills don't count
+    kills.refresh_if_stale(101.0)  # too soon to read again
+    assert not kills.has_increased()  # 4
+    assert kills.has_increased()  # 5
 
 
 def test_without_a_counter_nothing_is_claimed() -> None:
-    assert not KernelKills(lambda: None).happened()
+    assert not KernelKills(lambda: None).has_increased()
 
 
 @pytest.mark.skipif(not Path("/proc/vmstat").exists(), reason="needs Linux")

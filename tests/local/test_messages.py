@@ -11,7 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._supervisor.protocol import HEAD, MAX_MESSAGE_BYTES, VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import (
+    HEAD,
+    MAX_MESSAGE_BYTES,
+    VERSION,
+    Decoder,
+    SupervisorPaths,
+    encode,
+)
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
@@ -33,7 +40,7 @@ def send(home: Path, *messages: bytes) -> bool:
     """Send *messages* and then hello; return whether the supervisor answers that."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
-        sock.connect(str(Places(home).socket))
+        sock.connect(str(SupervisorPaths(home).socket))
         decoder = Decoder()
         try:
             sock.sendall(b"".join(messages) + HELLO)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import VERSION, Decoder, SupervisorPaths, encode
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.supervisor import open_connection
 from kinetic.errors import Unavailable
@@ -22,8 +22,8 @@ EARLIER = (VERSION[0], VERSION[1] - 1)
 async def test_a_supervisor_of_another_version_is_refused_with_its_process_id(
     home: Path,
 ) -> None:
-    places = Places(home)
-    places.state.mkdir(0o700, parents=True)
+    paths = SupervisorPaths(home)
+    paths.state.mkdir(0o700, parents=True)
     hung_up = asyncio.Event()
 
     async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +35,7 @@ async def test_a_supervisor_of_another_version_is_refused_with_its_process_id(
         await writer.wait_closed()
         hung_up.set()
 
-    async with await asyncio.start_unix_server(earlier, str(places.socket)):
+    async with await asyncio.start_unix_server(earlier, str(paths.socket)):
         with pytest.raises(
             Unavailable, match=r"4711.* another version of kinetic.*`kinetic local stop`"
         ):
@@ -47,7 +47,7 @@ async def test_a_client_of_another_version_gets_an_error(cluster: LocalCluster, 
     await cluster.launch(spec("one", "pass"))
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
-        sock.connect(str(Places(home).socket))
+        sock.connect(str(SupervisorPaths(home).socket))
         sock.sendall(encode({"op": "hello", "id": 1, "protocol": EARLIER}))
         replies: list[dict[str, object]] = []
         decoder = Decoder()

@@ -260,10 +260,10 @@ def test_a_lease_is_stored_as_it_always_was() -> None:
     fields = {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}
     stored = {"owner": PROCESS, **fields}
     lease = Lease.from_bytes(json.dumps({**stored, "news": 1}).encode())
-    assert lease.beat == 3 and lease.who == "process 7 on h"
+    assert lease.beat == 3 and lease.holder_name == "process 7 on h"
     assert json.loads(lease.to_bytes()) == stored
     damaged = Lease.from_bytes(json.dumps({**stored, "beat": "3"}).encode())
-    assert damaged == Lease.unreadable() and not damaged.owner.dead
+    assert damaged == Lease.unreadable() and not damaged.owner.is_dead
 
 
 def test_headers_of_a_later_minor_version_are_read() -> None:

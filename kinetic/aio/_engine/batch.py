@@ -385,7 +385,7 @@ class Batch:
             except BaseException:
                 with contextlib.suppress(ConfigurationError):  # the client is closed
                     self.observe()
-                await release(lease.release(), what=f"releasing {self.group_id}")
+                await release(lease.release(), operation=f"releasing {self.group_id}")
                 raise
 
     async def _load_environment(self) -> Mapping[str, str]:
@@ -554,8 +554,8 @@ class Batch:
         """Return whether the holder of *lease* renews it, or another process has taken it."""
         identity, platform = self.submission.identity, self.session.platform
         started_at = platform.clock()
-        while platform.clock() - started_at < _lease.EXPIRY_S and not lease.owner.dead:
-            await lease.owner.ended(_lease.LOOK_S)
+        while platform.clock() - started_at < _lease.EXPIRY_S and not lease.owner.is_dead:
+            await lease.owner.wait_for_end(_lease.LOOK_S)
             stored = await _lease.read(platform.store, identity.scope)
             if stored is None or stored[0] != lease:
                 return stored is not None and stored[0].held
@@ -566,7 +566,7 @@ class Batch:
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
             operation = f"leaving {self.group_id}"
-            await release(coordinator.leave(), what=operation, grace=LEAVING_S)
+            await release(coordinator.leave(), operation=operation, grace=LEAVING_S)
             waiting = coordinator.waiting
             if waiting or not (coordinator.complete or coordinator.all_requested):
                 logging.warning(
@@ -737,7 +737,7 @@ class Batch:
             is_passing=lambda failure: isinstance(failure, KineticError),
         )
         if stuck or self.total is None:
-            holder = lease.who if lease is not None else "its submitter"
+            holder = lease.holder_name if lease is not None else "its submitter"
             missing = [f"{len(stuck)} of its items have no outcome"] if stuck else []
             missing += ["the end of its inputs isn't known"] if self.total is None else []
             seal, option = ("seal=True", " --seal") if self.total is None else ("", "")

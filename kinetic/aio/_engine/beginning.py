@@ -161,7 +161,7 @@ async def _launch_again(
         logging.warning("%s cannot be launched again: %s", name, exc)
         why = str(exc)
     # The platform refused it, or the job was stopped or removed meanwhile.
-    await release(cluster.delete(names=[name]), what=f"removing {name}")
+    await release(cluster.delete(names=[name]), operation=f"removing {name}")
     if why:
         try:
             await retry_forever(lambda: give_up(why), f"ending {identity.id}")
@@ -189,7 +189,7 @@ async def new_submission(
 
         session.forget(submission)
         undoing = removal.undo(session, identity)
-        await release(undoing, what=f"removing the half-made {identity.id}")
+        await release(undoing, operation=f"removing the half-made {identity.id}")
         raise
     prepare.log_choice(session, uploaded)
     logging.info("Started %s: %s", identity.id, uploaded.call.name)
@@ -217,7 +217,7 @@ async def new_identity(
         key=await session.key(scope_of(submission_id)),
         budgets=budgets,
         created=time.time(),
-        submitter=ProcessIdentity.me(),
+        submitter=ProcessIdentity.current(),
         output_base=job_spec.output_base(session, uploaded, submission_id),
     )
 
@@ -232,7 +232,7 @@ async def identity_of(
         key=await session.key(scope_of(submission)),
         budgets=RetryBudgets(**fields.get("budgets", {})),
         created=float(fields.get("created", 0.0)),
-        submitter=ProcessIdentity.named(fields.get("submitter")),
+        submitter=ProcessIdentity.from_fields(fields.get("submitter")),
         output_base=fields.get("output_dir", ""),
     )
 

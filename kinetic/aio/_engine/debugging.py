@@ -200,7 +200,9 @@ async def forward(
             raise error_class(str(reply.get("message") or fallback))
     except BaseException:
         for process in started:
-            await release(in_thread(end, process), what=f"ending the forwarder to {request.name}")
+            await release(
+                in_thread(end, process), operation=f"ending the forwarder to {request.name}"
+            )
         raise
     return process, int(reply["port"])
 

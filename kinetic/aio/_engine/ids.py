@@ -145,7 +145,7 @@ class Identity:
     @property
     def is_launch_over(self) -> bool:
         """Whether the submitter of a single job has died, or had 60 s to launch it."""
-        if self.submitter is not None and self.submitter.dead:
+        if self.submitter is not None and self.submitter.is_dead:
             return True
         return time.time() - self.created > YOUNG_S
 

@@ -33,7 +33,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         AuthError: There are no credentials, or they are refused.
         Unavailable: The API server, or Google's API, does not answer.
     """
-    pod_placement, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
+    pod_placement, store, images = await anyio.to_thread.run_sync(open_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(
@@ -46,7 +46,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     )
 
 
-def opened_storage(
+def open_storage(
     target: configuration.Target, environ: Mapping[str, str]
 ) -> tuple[Placement, Store, ContainerImages]:
     """Return the pods' placement, the store, and the images; may block on a directory."""

@@ -10,7 +10,7 @@ import anyio.to_thread
 from kinetic import configuration
 from kinetic._devices import cpus_here, gpus_here, memory_here
 from kinetic._runner.protocol import private
-from kinetic._supervisor.protocol import Places
+from kinetic._supervisor.protocol import SupervisorPaths
 from kinetic.aio.images.current import CurrentInterpreter
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.store import DirectoryStore
@@ -38,8 +38,8 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
 def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
     root = Path(store).expanduser() if store else home / "store"
-    places = Places(home)
-    for path, secret in {home: False, root: False, places.state: False, home / "key": True}.items():
+    paths = SupervisorPaths(home)
+    for path, secret in {home: False, root: False, paths.state: False, home / "key": True}.items():
         if objection := private.objection(path, secret=secret):
             raise AuthError(objection)
     try:

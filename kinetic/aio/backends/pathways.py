@@ -9,7 +9,7 @@ import anyio.to_thread
 
 from kinetic import configuration
 from kinetic._messages import suggest
-from kinetic.aio.backends.gke import opened_storage
+from kinetic.aio.backends.gke import open_storage
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.inventory import layout_in
@@ -31,7 +31,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         Unavailable: The API server, or Google's API, does not answer.
     """
     kind = _kind(environ)
-    pod_placement, store, images = await anyio.to_thread.run_sync(opened_storage, target, environ)
+    pod_placement, store, images = await anyio.to_thread.run_sync(open_storage, target, environ)
     access = await open_access(target, environ)
     api = Api(access)
     return Platform(

@@ -254,7 +254,7 @@ class Builder:
             await self._store.create(source, content, shared=True)
             await self._start_and_follow(uri, name, source, show)
         finally:
-            await release(self._store.delete([source]), what=f"deleting {source}")
+            await release(self._store.delete([source]), operation=f"deleting {source}")
 
     async def _start_and_follow(
         self, uri: str, name: str, source: str, show: Callable[[str], None]
@@ -274,7 +274,7 @@ class Builder:
             # Cancelling first waits for the call in progress, then makes calls with retries.
             grace = 2 * (CALL_S + self._policy.total_s)
             cancelling = self._cancel(creating, name)
-            await release(cancelling, what=f"cancelling the build of {uri}", grace=grace)
+            await release(cancelling, operation=f"cancelling the build of {uri}", grace=grace)
             raise
 
     async def _cancel(self, creating: asyncio.Task[Any], name: str) -> None:

@@ -162,7 +162,7 @@ class ContainerImages:
             build.waiting -= 1
             if not build.waiting:  # the build is over, or all callers were cancelled
                 del self._running[plan.image]
-                await release(build.end(), what=f"cancelling {plan.image}", grace=60.0)
+                await release(build.end(), operation=f"cancelling {plan.image}", grace=60.0)
 
     async def _build_if_missing(self, plan: Plan) -> None:
         if not await self._registry.has(plan.image):

@@ -132,7 +132,7 @@ class CurrentInterpreter:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await release(process.wait(), what="ending uv")
+            await release(process.wait(), operation="ending uv")
             raise
         if code != 0:
             last_lines = "\n".join(f"  {line}" for line in lines)

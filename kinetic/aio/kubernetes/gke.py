@@ -113,7 +113,7 @@ async def _delete_on_failure(
             }
             path = f"{paths.jobs}/{created['metadata']['name']}"
             removal = api.call("DELETE", path, body=options)
-            await release(removal, what=f"removing {path} after a failure")
+            await release(removal, operation=f"removing {path} after a failure")
         raise
 
 

@@ -242,7 +242,7 @@ class LocalCluster:
             Unavailable: The first connection to a supervisor failed.
             ClientClosed: This object was closed.
         """
-        from kinetic.aio.local.supervisor import Lost, open_connection
+        from kinetic.aio.local.supervisor import ConnectionLost, open_connection
 
         known: dict[str, Observation] = {}
         has_connected = False
@@ -276,7 +276,7 @@ class LocalCluster:
                         for name in sorted(missing):
                             yield _gone_observation(known.pop(name))
                         missing.clear()
-            except Lost:
+            except ConnectionLost:
                 continue
             finally:
                 self._watches.discard(connection)
@@ -296,9 +296,9 @@ class LocalCluster:
             ClientClosed: This object was closed.
         """
 
-        from kinetic._supervisor.protocol import Places
+        from kinetic._supervisor.protocol import SupervisorPaths
 
-        path = Places(self._home).log(name)
+        path = SupervisorPaths(self._home).log(name)
         if not (await self.find(names=[name]) or path.exists()):
             raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
         ended: asyncio.Task[dict[str, Any]] | None = None
@@ -411,7 +411,7 @@ class LocalCluster:
 
         Every request can be repeated safely, because it names its jobs.
         """
-        from kinetic.aio.local.supervisor import Lost
+        from kinetic.aio.local.supervisor import ConnectionLost
 
         for _ in range(ATTEMPTS):
             self._refuse_closed()
@@ -420,7 +420,7 @@ class LocalCluster:
                 connection = await self._get_connection()
             try:
                 answer = await connection.ask(header, body)
-            except Lost:
+            except ConnectionLost:
                 continue
             if answer.get("kind") != "ending":
                 return answer

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
+from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, SupervisorPaths, encode
 from kinetic.errors import Unavailable
 
 STARTS = 6
@@ -44,51 +44,51 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
     Raises:
         SupervisorError: The supervisor can't be reached or started.
     """
-    places = Places(home)
+    paths = SupervisorPaths(home)
     deadline = time.monotonic() + START_S
     pause = 0.0
     for _ in range(STARTS):
         try:
-            return _dial(places)
+            return _dial(paths)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
             pass  # no supervisor runs, or it has just ended
         except OSError as exc:
-            raise _unusable_error(home, exc.strerror or str(exc), str(places.socket)) from exc
+            raise _unusable_error(home, exc.strerror or str(exc), str(paths.socket)) from exc
         time.sleep(pause)  # 0 s at first; later, the supervisor that was started has just ended
         pause = pause * 2 or 0.02
-        if not _start(home, places, environ, deadline):
+        if not _start(home, paths, environ, deadline):
             break
     raise SupervisorError(
-        f"the supervisor of {home} can't be started, or ends at once; its log is {places.own_log}"
+        f"the supervisor of {home} can't be started, or ends at once; its log is {paths.own_log}"
     )
 
 
-def _dial(places: Places) -> socket.socket:
+def _dial(paths: SupervisorPaths) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(START_S)
-        path = os.fspath(places.socket)
+        path = os.fspath(paths.socket)
         if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
             sock.connect(path)
         else:  # the path of a socket has a limit of about 100 bytes
             with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
-                os.symlink(places.state, f"{folder}/s")
-                sock.connect(f"{folder}/s/{places.socket.name}")
+                os.symlink(paths.state, f"{folder}/s")
+                sock.connect(f"{folder}/s/{paths.socket.name}")
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _start(home: Path, places: Places, environ: Mapping[str, str], deadline: float) -> bool:
+def _start(home: Path, paths: SupervisorPaths, environ: Mapping[str, str], deadline: float) -> bool:
     """Start a supervisor and wait until it listens; return False if *deadline* has passed.
 
     Raises:
         SupervisorError: The supervisor reports that it can't work.
     """
     try:
-        make_folder(places.state)
-        log = os.open(places.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        make_folder(paths.state)
+        log = os.open(paths.own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
         raise _unusable_error(home, exc.strerror or str(exc), str(exc.filename)) from exc
     read_fd, write_fd = os.pipe()
@@ -162,7 +162,7 @@ def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
     )
 
 
-class Lost(ConnectionError):
+class ConnectionLost(ConnectionError):
     """The connection broke; the supervisor may have acted on the last request."""
 
 
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
         self._closed.set()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(Lost("the local supervisor has ended"))
+                answer.set_exception(ConnectionLost("the local supervisor has ended"))
                 answer.exception()  # marks it as retrieved: the caller may have been cancelled
         self._answers.clear()
         self._wake_watcher()
@@ -215,14 +215,14 @@ class Connection(asyncio.Protocol):
     # --- what the client calls -----------------------------------------------------------------
 
     def ask(self, header: Mapping[str, Any], body: bytes = b"") -> asyncio.Future[dict[str, Any]]:
-        """Send a request; the future returns the answer, or raises `Lost`.
+        """Send a request; the future returns the answer, or raises `ConnectionLost`.
 
         Requests that are made in the same turn of the event loop are sent together.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         if self.lost:
-            answer.set_exception(Lost("the local supervisor has ended"))
+            answer.set_exception(ConnectionLost("the local supervisor has ended"))
             return answer
         self._last_id += 1
         self._answers[self._last_id] = answer
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         """
         while not self._events:
             if self.lost:
-                raise Lost("the local supervisor has ended")
+                raise ConnectionLost("the local supervisor has ended")
             self._event_waiter = asyncio.get_running_loop().create_future()
             await self._event_waiter
         return self._events.popleft()
@@ -291,7 +291,7 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
         _, connection = await loop.create_unix_connection(Connection, sock=sock)
         try:
             hello = await connection.ask({"op": "hello", "protocol": VERSION})
-        except Lost:
+        except ConnectionLost:
             continue  # the supervisor was about to shut down
         except BaseException:
             connection.close()
@@ -326,9 +326,9 @@ async def running(home: Path) -> Running | None:
     Raises:
         Unavailable: The supervisor doesn't answer.
     """
-    places, loop = Places(home), asyncio.get_running_loop()
+    paths, loop = SupervisorPaths(home), asyncio.get_running_loop()
     try:
-        sock = await loop.run_in_executor(None, _dial, places)
+        sock = await loop.run_in_executor(None, _dial, paths)
     except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
         return None
     except OSError as exc:
@@ -340,14 +340,14 @@ async def running(home: Path) -> Running | None:
         if tuple(hello["protocol"]) == VERSION:
             answer = await connection.ask({"op": "find", "names": [], "labels": {}})
             jobs.update(str(job["phase"]) for job in answer["jobs"])
-    except Lost:  # the supervisor was about to shut down
+    except ConnectionLost:  # the supervisor was about to shut down
         return None
     finally:
         connection.close()
     return Running(
         pid=int(hello["pid"]),
         protocol=tuple(hello["protocol"]),
-        log=str(places.own_log),
+        log=str(paths.own_log),
         jobs=jobs,
     )
 
