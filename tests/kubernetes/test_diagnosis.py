@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merged
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_request
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
 from kinetic.aio.ports import Phase
@@ -42,7 +42,7 @@ def seen_of(case: dict[str, Any], upto: int | None = None) -> JobFacts:
     """What was seen after the first *upto* steps."""
     known = JobFacts()
     for index in range(len(case["steps"]))[:upto]:
-        known = merged(known, now(case, index))
+        known = merge_facts(known, now(case, index))
     return known
 
 
@@ -144,7 +144,7 @@ def alone(name: str, step: int) -> JobFacts:
 
 def test_a_disruption_is_not_forgotten_when_its_pod_and_its_node_are_gone() -> None:
     case = RECORDED["preempted"]
-    after = merged(seen_of(case, 4), JobFacts(job=case["steps"][4]["job"], nodes=[]))
+    after = merge_facts(seen_of(case, 4), JobFacts(job=case["steps"][4]["job"], nodes=[]))
     assert judge(after).reason is Reason.PREEMPTED
 
 
@@ -165,11 +165,11 @@ def test_a_suspended_job_has_not_failed_with_the_pods_it_lost() -> None:
     job["metadata"] = {**job["metadata"], "deletionTimestamp": None}
     seen = JobFacts(job=job, pods=stopping.pods)
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.RUNNING, Reason.QUEUED)
-    seen = merged(seen, JobFacts(job=job, pods=ended.pods))
+    seen = merge_facts(seen, JobFacts(job=job, pods=ended.pods))
     assert (judge(seen).status, judge(seen).reason) == (JobStatus.PENDING, Reason.QUEUED)
     resumed = {"conditions": [{"type": "Suspended", "status": "False"}]}
     job = {**job, "spec": {**job["spec"], "suspend": False}, "status": resumed}
-    assert judge(merged(seen, JobFacts(job=job))).status is JobStatus.PENDING
+    assert judge(merge_facts(seen, JobFacts(job=job))).status is JobStatus.PENDING
 
 
 def test_a_job_that_was_never_seen_does_not_exist() -> None:
@@ -202,7 +202,7 @@ def test_whatever_is_missing_there_is_a_verdict(
         nodes=step.get("nodes"),
         workload=case.get("workload"),
     )
-    for verdict in (judge(seen), judge(merged(seen, JobFacts()))):
+    for verdict in (judge(seen), judge(merge_facts(seen, JobFacts()))):
         assert verdict.message
         assert len(verdict.text) < 4000
 

@@ -361,7 +361,7 @@ async def job_log(
         view.check_exists()
         if (count := view.hosts) > 1:
             streams = [_prefixed_lines(view, index, tail) for index in range(count)]
-            async with aclosing(merged(streams)) as lines:
+            async with aclosing(merge_streams(streams)) as lines:
                 async for line in lines:
                     yield line
             return
@@ -381,7 +381,7 @@ async def _prefixed_lines(view: _AttemptView, index: int, tail: int | None) -> A
                     yield f"[{index}] {line}"
 
 
-async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+async def merge_streams(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     """Merge *streams*: yield each item when it arrives, and close the streams at the end.
 
     The merged stream ends when all streams have ended, and fails when one stream fails. It reads

@@ -72,7 +72,7 @@ def ended_processes(facts: JobFacts, verdict: Diagnosis) -> frozenset[str]:
 
 
 def judge_group(facts: JobFacts) -> Diagnosis:
-    """Decide the attempt's state. Pass the result of `merged`, which also has deleted pods."""
+    """Decide the attempt's state. Pass the result of `merge_facts`, which also has deleted pods."""
     return describe(_group_state(facts))
 
 

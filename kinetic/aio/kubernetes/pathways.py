@@ -13,7 +13,7 @@ from absl import logging
 from kinetic._tasks import bounded
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster, create_job
-from kinetic.aio.kubernetes.logs import merged
+from kinetic.aio.kubernetes.logs import merge_streams
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import GroupTable
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
@@ -162,7 +162,7 @@ class PathwaysCluster(GkeCluster):
             watch_jobs(self._api, sets.paths, selector, sets.inquiry, self._rhythm, sets.table)
             for sets in kinds
         ]
-        async with aclosing(merged(streams)) as observations:
+        async with aclosing(merge_streams(streams)) as observations:
             async for observation in observations:
                 yield observation
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
 from kinetic.aio.kubernetes.diagnosis.documents import Document, age, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merged
+from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
     controller,
@@ -96,7 +96,7 @@ class Entry:
     ) -> None:
         """Merge the current documents, with *pods* of the present Job, into the known facts."""
         now = replace(self.answers, job=self.job, pods=pods, makers=makers)
-        self.facts = merged(self.facts, now)
+        self.facts = merge_facts(self.facts, now)
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
         """Store the current Job, or its deletion; return whether observations may have changed."""

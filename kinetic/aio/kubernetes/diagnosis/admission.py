@@ -13,7 +13,7 @@ _FORBIDDEN_PREFIX = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbid
 _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limited: (?P<limit>.*)")
 
 
-def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
+def admission_cause(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
     """Return the cause of a refusal, from the API server's message, as in a FailedCreate event.
 
     *unknown* is the outlook for a message that no rule matches.

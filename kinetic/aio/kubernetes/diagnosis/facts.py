@@ -16,7 +16,7 @@ class JobFacts:
 
     ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
     ``gone`` and ``earlier`` are the last versions of pods and of the Job that no longer
-    exist. `merged` keeps them, because Kubernetes often deletes a pod a second after it failed.
+    exist. `merge_facts` keeps them, because Kubernetes often deletes a pod soon after it failed.
     ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
     are storage drivers that the cluster doesn't have.
     """
@@ -107,7 +107,7 @@ def _last_seen_time(event: Document) -> str:
     return str(found or "").removesuffix("Z")
 
 
-def merged(before: JobFacts, now: JobFacts) -> JobFacts:
+def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
     """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}

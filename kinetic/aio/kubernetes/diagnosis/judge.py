@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.admission import refusal
+from kinetic.aio.kubernetes.diagnosis.admission import admission_cause
 from kinetic.aio.kubernetes.diagnosis.causes import (
     NOT_THE_PROGRAM,
     Cause,
@@ -37,7 +37,7 @@ def judge(facts: JobFacts) -> Diagnosis:
 
     A pod ends about a second before its Job, and explains the Job's end. If no other pod follows,
     the pod's end counts at once. Jobs and pods come by different watches, either of which may be
-    late. Pass the result of `merged`, which also has deleted pods.
+    late. Pass the result of `merge_facts`, which also has deleted pods.
     """
     state = _job_state(facts)
     if finalizer_clause := _finalizer_clause(facts):
@@ -60,7 +60,7 @@ def refused_request(answer: Document) -> Diagnosis:
     a user may change the cluster.
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
-    cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
+    cause = admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
     verdict = describe(replace(waiting(cause), status=JobStatus.FAILED))
     return replace(verdict, phase=Phase.GONE)
 
@@ -330,7 +330,7 @@ def why_no_pod(facts: JobFacts) -> Cause:
         )
     attempts = facts.about(None, *_REFUSED, "SuccessfulCreate")
     if attempts and attempts[-1].get("reason") in _REFUSED:
-        return refusal(str(attempts[-1].get("message") or ""))
+        return admission_cause(str(attempts[-1].get("message") or ""))
     if part(facts.current_or_last_job, "status").get("failed"):
         return Cause(summary="Kubernetes creates another pod after a pause")
     return Cause(summary="Kubernetes has not created its pod yet")

@@ -132,10 +132,10 @@ def allocatable(node: Document, resource: str) -> float:
 def matches(spec: Document, node: Document) -> bool:
     """Return whether *node* has the labels that a pod of this *spec* selects."""
     node_labels = labels(node)
-    return all(node_labels.get(key) in values for key, values in selected(spec).items())
+    return all(node_labels.get(key) in values for key, values in required_labels(spec).items())
 
 
-def selected(spec: Document) -> dict[str, Sequence[str]]:
+def required_labels(spec: Document) -> dict[str, Sequence[str]]:
     """Return the values that the pod accepts for each label, by selector and node affinity."""
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")

@@ -15,7 +15,13 @@ from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quote_message
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
-from kinetic.aio.kubernetes.diagnosis.nodes import Refusal, labels, matches, refusals, selected
+from kinetic.aio.kubernetes.diagnosis.nodes import (
+    Refusal,
+    labels,
+    matches,
+    refusals,
+    required_labels,
+)
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
@@ -68,7 +74,7 @@ def _cause_from_message(spec: Document, message: str) -> Cause:
 
 def _request_text(spec: Document) -> str:
     requested = [format_amount(name, amount) for name, amount in sorted(requests(spec).items())]
-    requested += [_label_text(key, values) for key, values in selected(spec).items()]
+    requested += [_label_text(key, values) for key, values in required_labels(spec).items()]
     return f" (it requests {', '.join(requested)})" if requested else ""
 
 
@@ -108,7 +114,7 @@ def _node_name(node: Document) -> str:
 def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:
     """Return which label no node has, and its values on the nodes."""
     node_labels = [labels(node) for node in nodes]
-    wanted = selected(spec)
+    wanted = required_labels(spec)
     missing = {
         key: values
         for key, values in wanted.items()

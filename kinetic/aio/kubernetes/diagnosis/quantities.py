@@ -41,12 +41,12 @@ def format_amount(resource: str, amount: float) -> str:
     """Format *amount* of *resource*: ``64 CPUs``, ``500Gi of memory``."""
     name = NAMES.get(resource, resource)
     if is_bytes(resource):
-        return f"{readable(amount)} {name}"
+        return f"{format_bytes(amount)} {name}"
     is_single = amount == 1 and resource in NAMES
     return f"{amount:g} {name.removesuffix('s') if is_single else name}"
 
 
-def readable(quantity: str | float) -> str:
+def format_bytes(quantity: str | float) -> str:
     """Format an amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
     size = number(quantity)
     for unit in ("Ti", "Gi", "Mi", "Ki"):
