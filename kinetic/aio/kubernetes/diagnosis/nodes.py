@@ -145,4 +145,5 @@ def required_labels(spec: Document) -> dict[str, Sequence[str]]:
         for expression in parts(term, "matchExpressions")
         if expression.get("operator") == "In"
     }
-    return accepted | {key: (value,) for key, value in part(spec, "nodeSelector").items()}
+    selector = part(spec, "nodeSelector")
+    return accepted | {key: (value,) for key, value in selector.items() if value is not None}
