@@ -84,17 +84,17 @@ async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
         raise
 
 
-async def bounded(
-    work: Callable[[T], Coroutine[Any, Any, object]], items: Iterable[T], *, at_once: int
+async def for_each(
+    work: Callable[[T], Coroutine[Any, Any, object]], items: Iterable[T], *, limit: int
 ) -> None:
-    """Do *work* for each of *items*, some *at_once*; the first failure ends the others."""
+    """Do *work* for each of *items*, *limit* at a time; the first failure cancels the others."""
     remaining = iter(items)
 
     async def run_items() -> None:
         for item in remaining:
             await work(item)
 
-    await all_or_none(*(run_items() for _ in range(at_once)))
+    await all_or_none(*(run_items() for _ in range(limit)))
 
 
 async def release(

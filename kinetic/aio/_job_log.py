@@ -14,7 +14,7 @@ from typing import Self
 
 from kinetic._runner.protocol import wire
 from kinetic.aio._engine.session import JobRef
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import NoLog, NotFound
 
 LAST_BYTES = 1 << 20
@@ -52,7 +52,7 @@ async def lines(
         raise NoLog(f"{job_id} has no attempt {attempt}: it is at attempt {item.attempt}")
     number = attempt or (item.attempt if item is not None else 1)
     found_log, attempt_ended = False, False
-    pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     with ref.session.awaiting(submission) if follow else nullcontext():
         while True:
             name, has_lines = submission.identity.attempt_name(ref.index, number), False
@@ -93,7 +93,7 @@ async def lines(
                 return
             item = submission.item(ref.index)
             number, attempt_ended = number + 1, False
-            pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            pauses = growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 async def last(ref: JobRef, count: int) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 """Limit of concurrent requests of a collection."""
 
 DAY_S = 24 * 3600.0
@@ -81,7 +81,7 @@ class Blocking:
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """See the protocol."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
             return [*pool.map(work, items)]
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

@@ -44,17 +44,17 @@ def jobs() -> None:
 
 
 async def read_rows(
-    handles: Sequence[Handle], read_row: Callable[[Handle], Awaitable[dict[str, Any]]], at_once: int
+    handles: Sequence[Handle], read_row: Callable[[Handle], Awaitable[dict[str, Any]]], limit: int
 ) -> list[dict[str, Any]]:
-    """Return ``read_row(handle)`` for each handle, in order, at most *at_once* at a time."""
-    from kinetic._tasks import bounded
+    """Return ``read_row(handle)`` for each handle, in order, at most *limit* at a time."""
+    from kinetic._tasks import for_each
 
     rows: dict[int, dict[str, Any]] = {}
 
     async def read(index: int) -> None:
         rows[index] = await read_row(handles[index])
 
-    await bounded(read, range(len(handles)), at_once=at_once)
+    await for_each(read, range(len(handles)), limit=limit)
     return [rows[index] for index in range(len(handles))]
 
 

@@ -56,7 +56,7 @@ class Google:
 
     async def _credentials(self) -> Finding:
         await self._client.credentials.get()
-        return ok(f"Google accepts {self._client.credentials.whose}")
+        return ok(f"Google accepts {self._client.credentials.description}")
 
     async def _project(self) -> Finding:
         project = self._target.project
@@ -106,9 +106,9 @@ class Google:
         return ok(f"all {len(APIS)} are enabled")
 
     async def _registry(self) -> Finding:
-        from kinetic.aio.images.registry import places
+        from kinetic.aio.images.registry import build_settings
 
-        host, project, repository, _ = places(self._target).image.split("/")
+        host, project, repository, _ = build_settings(self._target).image.split("/")
         location = host.removesuffix("-docker.pkg.dev")
         path = f"/v1/projects/{project}/locations/{location}/repositories/{repository}"
         try:

@@ -12,7 +12,7 @@ from google.cloud.devtools import cloudbuild_v1
 
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images.cloud_build import Builder, build_error
-from kinetic.aio.images.registry import Places, Registry
+from kinetic.aio.images.registry import BuildSettings, Registry
 from kinetic.errors import AuthError, BackendError
 from tests import programs
 from tests.images.conftest import Cloud
@@ -27,12 +27,14 @@ def login(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(cloud.bucket.login(tmp_path)))
 
 
-PLACES = Places(project="p", image="r/i", service_account="a")
+SETTINGS = BuildSettings(project="p", image="r/i", service_account="a")
 
 
 def builder_of(cloud: Cloud, credentials: Credentials | None) -> Builder:
     """A builder that takes the test's server for Google's, and shows it the token."""
-    return Builder(PLACES, cloud.jobs, credentials, emulator=cloud.builds.host, poll_s=(0.01, 0.02))
+    return Builder(
+        SETTINGS, cloud.jobs, credentials, emulator=cloud.builds.host, poll_s=(0.01, 0.02)
+    )
 
 
 @pytest.mark.usefixtures("login")

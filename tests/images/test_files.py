@@ -16,7 +16,7 @@ from kinetic.aio.images import recipe
 from kinetic.aio.images.current import find_uv
 from kinetic.aio.images.dependencies import Dependencies
 from kinetic.aio.images.recipe import installed_wheel, package_files, wheel
-from kinetic.aio.images.registry import manifest_url, places, registry_of
+from kinetic.aio.images.registry import build_settings, manifest_url, registry_of
 from kinetic.errors import ConfigurationError
 from kinetic.options import checked_image
 from tests import programs
@@ -156,13 +156,16 @@ def test_names_and_contents_cannot_be_exchanged() -> None:
 )
 def test_images_are_in_the_registry_of_the_cluster(zone: str, project: str, image: str) -> None:
     target = configuration.resolve(backend="gke", project=project, zone=zone, cluster="c")
-    assert places(target).image == image
+    assert build_settings(target).image == image
 
 
 def test_the_account_of_a_domains_project_has_its_own_form() -> None:
     target = configuration.resolve(backend="gke", project="example.com:p", cluster="c")
     account = "kn-c-builds@p.example.com.iam.gserviceaccount.com"
-    assert places(target).service_account == f"projects/example.com:p/serviceAccounts/{account}"
+    assert (
+        build_settings(target).service_account
+        == f"projects/example.com:p/serviceAccounts/{account}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster
+from kinetic.aio.kubernetes.gke import MAX_CONCURRENT_REQUESTS, GkeCluster
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.watch import MANY_NAMES
 from tests.kubernetes.faults import FaultServer, anonymous, answer
@@ -89,7 +89,7 @@ async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeC
     server.always = (crowd := Crowd(alone=2)).handle
     await cluster.delete(names=[f"grp-{number}-2" for number in range(60)])
     assert len(crowd.paths) == 2 + 60
-    assert crowd.MANY <= crowd.most <= AT_ONCE
+    assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
 
 
 async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None:
@@ -100,7 +100,7 @@ async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None
     await cluster.delete(names=[f"grp-{number}-1" for number in range(60)])
     assert sum("leaderworkersets/" in path for path in crowd.paths) == 60
     assert sum("jobsets/" in path for path in crowd.paths) == 60, "it may be one of those"
-    assert crowd.MANY <= crowd.most <= AT_ONCE
+    assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
     await cluster.aclose()
 
 

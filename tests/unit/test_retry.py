@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
+from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, retry
 from kinetic.errors import AuthError, Throttled, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -44,7 +44,7 @@ async def tried(work: Work, policy: RetryPolicy | None = None, **more: Any) -> s
 
 
 async def test_growing_pauses_have_a_bound() -> None:
-    pauses = list(itertools.islice(growing(0.1, 10.0), 9))
+    pauses = list(itertools.islice(growing_pauses(0.1, 10.0), 9))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 

@@ -91,7 +91,7 @@ async def test_what_never_worked_is_told_as_it_is() -> None:
         source = Source()
         source.failure = failure
         with pytest.raises(type(failure)):
-            await source.passes.first()
+            await source.passes.open()
 
 
 async def test_another_cluster_is_no_passing_trouble() -> None:
@@ -125,7 +125,7 @@ async def test_closing_ends_a_renewal_and_tells_those_who_wait() -> None:
 
 async def test_an_opening_that_is_cancelled_leaves_nothing_running() -> None:
     source = Source(takes_s=1000.0)
-    opening = asyncio.create_task(source.passes.first())
+    opening = asyncio.create_task(source.passes.open())
     await asyncio.sleep(1)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):

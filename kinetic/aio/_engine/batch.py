@@ -734,7 +734,7 @@ class Batch:
             self._close_unattended,
             FOREVER,
             Outage(f"reading {self.group_id}"),
-            is_passing=lambda failure: isinstance(failure, KineticError),
+            should_retry=lambda failure: isinstance(failure, KineticError),
         )
         if stuck or self.total is None:
             holder = lease.holder_name if lease is not None else "its submitter"

@@ -18,7 +18,7 @@ from kinetic._messages import described
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.notes import ERROR
 from kinetic._runner.protocol.wire import DataRef
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
 from kinetic.aio._engine import data_upload, ending, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
@@ -36,7 +36,7 @@ from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, InputsUnfinished, KineticError, SubmitterLost
 from kinetic.options import MapSettings
 
-AT_ONCE = 16
+MAX_CONCURRENT_RENEWALS = 16
 
 
 async def renew_shared(
@@ -58,7 +58,7 @@ async def renew_shared(
         if not exists:
             missing.append(name)
 
-    await bounded(renew, [*names, *uris], at_once=AT_ONCE)
+    await for_each(renew, [*names, *uris], limit=MAX_CONCURRENT_RENEWALS)
     return sorted(missing)
 
 

@@ -20,7 +20,7 @@ from kinetic._messages import format_size
 from kinetic._progress.steps import step
 from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
 from kinetic._runner.protocol.wire import DataRef
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio import _shared_objects
 from kinetic.errors import BackendError
 
@@ -154,8 +154,8 @@ class _Transfer:
         ]
         missing = await self._store.renew(aged) if aged else set[str]()
         self._stored_names = frozenset(info.name for info in infos) - missing
-        at_once = min(MAX_REQUESTS, len(self._snapshot.files))
-        await bounded(self._send_some, self._batches(), at_once=at_once)
+        limit = min(MAX_REQUESTS, len(self._snapshot.files))
+        await for_each(self._send_some, self._batches(), limit=limit)
 
     def _wrong_sizes(self, infos: list[ObjectInfo]) -> set[str]:
         """Return the objects of a wrong size, as a power cut leaves them; they are sent again."""

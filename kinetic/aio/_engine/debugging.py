@@ -23,7 +23,7 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, port_in_use_error
 from kinetic.aio._engine.session import JobRef
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.configuration import Target
 
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
@@ -115,7 +115,7 @@ async def until_ready(
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time
     started_at, looks = clock(), 0
-    pauses = growing(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
+    pauses = growing_pauses(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
     submission = job.submission
     item = await submission.look(job.index)
     while True:

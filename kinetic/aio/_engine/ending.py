@@ -21,10 +21,10 @@ from absl import logging
 from kinetic._messages import described
 from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio._engine.item_states import proven_death
 from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
-from kinetic.aio._net.retry import PATIENCE_S, is_passing
+from kinetic.aio._net.retry import PATIENCE_S, is_temporary
 from kinetic.aio.ports import Observation, Phase, displaced
 from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
 from kinetic.job_status import Reason
@@ -363,7 +363,7 @@ def error_for_waiters(
     logging.warning(
         "can't read %s: %s", subject, described(error), exc_info=None if is_known else error
     )
-    refused = is_known and not is_passing(error)
+    refused = is_known and not is_temporary(error)
     if _is_lasting(error) or (refused and not patient):
         return error
     if patient or silent_s < PATIENCE_S:
@@ -458,7 +458,7 @@ async def ask(
             evidence = _find_evidence(submission, question, found, last_relaunched)
             if evidence is not None:
                 ended.append(evidence)
-    await bounded(lambda evidence: settle(submission, evidence), ended, at_once=SETTLING_AT_ONCE)
+    await for_each(lambda evidence: settle(submission, evidence), ended, limit=SETTLING_AT_ONCE)
     ended_items = {evidence.index for evidence in ended if evidence.observation is not None}
     alive: dict[int, Observation] = {}
     for question in questions:

@@ -18,7 +18,7 @@ import anyio.to_thread
 from kinetic._packing import payload
 from kinetic._packing.payload import Binding, pickle_plain_call
 from kinetic._runner.protocol import frames, notes, pickles, wire
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.results import INLINE_BYTES, STACK_GLOBAL
 from kinetic.aio._engine.scratch import Scratch
@@ -34,7 +34,7 @@ DIGEST_BYTES = 32
 FOOTER_BYTES = 128 * 1024
 """Bytes read from the end of a longer chunk for its notes; most footers are shorter."""
 
-AT_ONCE = 8
+MAX_CONCURRENT_READS = 8
 """Maximum number of chunks whose notes are read at once."""
 
 
@@ -215,7 +215,7 @@ class InputIndex:
                 found[stored.first + int(position)] = note
             await asyncio.sleep(0)  # a store in memory answers without a turn of the loop
 
-        await bounded(read, self._chunks, at_once=AT_ONCE)
+        await for_each(read, self._chunks, limit=MAX_CONCURRENT_READS)
         return found
 
     async def _footer(self, stored: _StoredChunk) -> Mapping[str, Any]:

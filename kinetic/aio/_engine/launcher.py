@@ -196,7 +196,7 @@ class Launcher:
             return unclear and clock() - started_at < limit
 
         await retry(
-            lambda: self._launch_if_wanted(start), FOREVER, self._outage, is_passing=is_retryable
+            lambda: self._launch_if_wanted(start), FOREVER, self._outage, should_retry=is_retryable
         )
 
     async def _launch_if_wanted(self, start: scheduler.Start) -> None:

@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Pause(Outage):
-    """Warn once that *what* is paused, and why; log once that it continues."""
+    """Warn once that *subject* is paused, and why; log once that it continues."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
         self.patience_s = configuration.submit_patience_s()
 
-    def failing(self, failure: Exception, failing_s: float) -> str:
+    def warning_text(self, failure: Exception, failing_s: float) -> str:
         """Return the warning: the refusal and its remedy."""
         return (
-            f"{self.what} is paused: kinetic retries for {self.patience_s:g} s "
+            f"{self.subject} is paused: kinetic retries for {self.patience_s:g} s "
             f"(KINETIC_SUBMIT_PATIENCE) and then goes on. {failure}"
         )
 
-    def over(self) -> str:
+    def recovery_text(self) -> str:
         """Return the message for the end of the pause."""
-        return f"{self.what} goes on"
+        return f"{self.subject} goes on"
 
 
 async def retry_while_refused(
@@ -50,4 +50,4 @@ async def retry_while_refused(
     def is_retryable(failure: Exception) -> bool:
         return isinstance(failure, KineticError) and failure.passing and may_wait()
 
-    return await retry(call, policy, pause, is_passing=is_retryable, progress=progress)
+    return await retry(call, policy, pause, should_retry=is_retryable, progress=progress)

@@ -12,7 +12,7 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import LABEL_SUBMISSION
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
 GONE_S = 180.0
@@ -102,7 +102,7 @@ async def until_gone(
     Raises:
         BackendError: Some jobs are still there after *timeout* seconds.
     """
-    deadline, pauses = time.monotonic() + timeout, growing(*CONFIRM_S, 1.5)
+    deadline, pauses = time.monotonic() + timeout, growing_pauses(*CONFIRM_S, 1.5)
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
             raise BackendError(

@@ -17,7 +17,7 @@ from kinetic._report.digest import group_failures
 from kinetic._report.facts import BatchReport, Direction, Example, Item
 from kinetic._report.page import render
 from kinetic._runner.protocol import frames
-from kinetic._tasks import bounded, in_thread
+from kinetic._tasks import for_each, in_thread
 from kinetic.aio._engine import history
 from kinetic.aio._engine.batch import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
@@ -25,7 +25,7 @@ from kinetic.errors import ConfigurationError, NotFound, WireError
 QUOTED = 20
 """Number of groups of failures, the largest first, of which one failure is read in full."""
 
-AT_ONCE = 8
+MAX_CONCURRENT_READS = 8
 
 
 async def write(
@@ -125,5 +125,5 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
             texts["message"] = f"{kind}: {texts['message']}"
         found[item.index] = Example(**texts)
 
-    await bounded(read_example, items, at_once=AT_ONCE)
+    await for_each(read_example, items, limit=MAX_CONCURRENT_READS)
     return found

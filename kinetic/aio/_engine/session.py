@@ -28,7 +28,7 @@ from kinetic.aio._engine.submission import (
     Evidence,
     Submission,
 )
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
@@ -203,13 +203,16 @@ class Session:
     async def _keep_reading(self, submission: Submission) -> None:
         """Read store and platform again and again, more often while an end is in doubt."""
         clock = asyncio.get_running_loop().time
-        slow_pauses, quick_pauses = growing(*REREAD_S, jitter=SPREAD), growing(*DOUBT_S)
+        slow_pauses, quick_pauses = (
+            growing_pauses(*REREAD_S, jitter=SPREAD),
+            growing_pauses(*DOUBT_S),
+        )
         failing_since: float | None = None
         while True:
             if failing_since is not None or submission.doubtful:
                 await asyncio.sleep(next(quick_pauses))
             else:
-                quick_pauses = growing(*DOUBT_S)
+                quick_pauses = growing_pauses(*DOUBT_S)
                 if await submission.until_doubted(next(slow_pauses)):
                     continue
             try:
@@ -240,12 +243,12 @@ class Session:
             self._watches[name] = self.spawn(work, name=f"watch {name or 'own jobs'}")
 
     async def _watch(self, labels: Mapping[str, str]) -> None:
-        pauses = growing(*PAUSES_S)
+        pauses = growing_pauses(*PAUSES_S)
         while True:
             try:
                 async with aclosing(self.platform.cluster.watch(labels)) as observations:
                     async for observation in observations:
-                        pauses = growing(*PAUSES_S)
+                        pauses = growing_pauses(*PAUSES_S)
                         self._route(observation)
             except NotFound as exc:  # the kind of job isn't installed; a launch says so
                 logging.info("no jobs are watched: %s", exc)

@@ -17,7 +17,7 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.item_states import ItemStates
-from kinetic.aio._net.retry import is_passing
+from kinetic.aio._net.retry import is_temporary
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
 from kinetic.errors import KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
@@ -119,7 +119,7 @@ class Submission(ItemStates):
     @property
     def settled_items(self) -> int:
         """How many items are final, or have an error that reading again won't change."""
-        return self.ended + sum(not is_passing(error) for error in self._errors.values())
+        return self.ended + sum(not is_temporary(error) for error in self._errors.values())
 
     @property
     def abandoned(self) -> KineticError | None:
@@ -174,7 +174,7 @@ class Submission(ItemStates):
     def final_error(self, index: int) -> Exception | None:
         """Return why the item's objects can't be read, if reading them again won't help."""
         error = self._errors.get(index)
-        return None if error is None or is_passing(error) else error
+        return None if error is None or is_temporary(error) else error
 
     def unreadable(self) -> list[int]:
         """Return the items whose outcome can't be read, in order."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from kinetic.aio._net.http import HttpClient, HttpError, close_answer, json_object
-from kinetic.aio._net.retry import Outage, RetryPolicy, growing, is_retryable, retry
+from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
@@ -147,7 +147,7 @@ class GoogleClient:
                 return await with_token(self.credentials, send)
 
         outage = Outage(f"calling {request.api}")
-        return await retry(attempt, self._policy, outage, is_passing=is_retryable)
+        return await retry(attempt, self._policy, outage, should_retry=is_retryable)
 
     async def pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
         """Yield every item of a list, page after page; *items* is the field that has them."""
@@ -182,7 +182,7 @@ class GoogleClient:
         Raises:
             OperationFailed: The operation ended with an error.
         """
-        pauses = growing(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
+        pauses = growing_pauses(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
         while not _has_ended(operation):
             await asyncio.sleep(next(pauses))
             operation = await self.call(_status_request(api, operation))

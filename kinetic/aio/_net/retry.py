@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 """After this many seconds without an answer, kinetic warns a user who waits for an item."""
 
 
-def growing(
+def growing_pauses(
     first_s: float, longest_s: float, factor: float = 2.0, *, jitter: float = 0.0
 ) -> Iterator[float]:
     """Yield the pauses of a polling loop, in seconds, without end.
@@ -64,43 +64,43 @@ class RetryPolicy:
 
 
 class Outage:
-    """Warn once when calls to *what*, such as a service, fail, and once when they work again.
+    """Warn once when calls to *subject*, such as a service, fail, and once when they work again.
 
-    All calls to the service share one object, so an outage never logs a warning for each call.
+    All calls to the service share one object, so an outage logs one warning, not one per call.
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
         self._warned = False
-        self._failing = 0
+        self._failing_calls = 0
 
     def begin(self) -> None:
         """Count one more call that fails."""
-        self._failing += 1
+        self._failing_calls += 1
 
     def warn(self, failure: Exception, failing_s: float) -> None:
         """Warn about *failure*, unless this outage has been reported."""
         if not self._warned:
             self._warned = True
-            logging.warning("%s", self.failing(failure, failing_s))
+            logging.warning("%s", self.warning_text(failure, failing_s))
 
     def end(self) -> None:
-        """Count one failing call less: the call succeeded or gave up."""
-        self._failing -= 1
+        """Count one failing call fewer: the call succeeded or gave up."""
+        self._failing_calls -= 1
 
-    def works(self) -> None:
+    def report_success(self) -> None:
         """Report the end of the outage after a success, unless other calls still fail."""
-        if self._warned and not self._failing:
+        if self._warned and not self._failing_calls:
             self._warned = False
-            logging.warning("%s", self.over())
+            logging.warning("%s", self.recovery_text())
 
-    def failing(self, failure: Exception, failing_s: float) -> str:
+    def warning_text(self, failure: Exception, failing_s: float) -> str:
         """Return the warning that `warn` logs."""
-        return f"{self.what} has failed for {failing_s:.0f} s: {failure}; retrying"
+        return f"{self.subject} has failed for {failing_s:.0f} s: {failure}; retrying"
 
-    def over(self) -> str:
-        """Return the message that `works` logs."""
-        return f"{self.what} works again"
+    def recovery_text(self) -> str:
+        """Return the message that `report_success` logs."""
+        return f"{self.subject} works again"
 
 
 def is_retryable(failure: Exception) -> bool:
@@ -113,35 +113,35 @@ async def retry(
     policy: RetryPolicy,
     outage: Outage,
     *,
-    is_passing: Callable[[Exception], bool] = is_retryable,
+    should_retry: Callable[[Exception], bool] = is_retryable,
     progress: Callable[[], int] | None = None,
 ) -> T:
-    """Await ``call()`` until it succeeds; retry the failures that *is_passing* accepts.
+    """Await ``call()`` until it succeeds; retry the failures that *should_retry* accepts.
 
     The time limit starts with the first failure and restarts whenever *progress*, a counter, has
     grown. If a failure has ``retry_after``, the pause in seconds that the server asks for, this
     pause replaces the random pause.
 
     Raises:
-        Exception: The last failure, when the time limit ends or *is_passing* rejects a failure.
+        Exception: The last failure, when the time limit ends or *should_retry* rejects a failure.
     """
     try:
         result = await call()
     except Exception as exc:
-        if not is_passing(exc):
+        if not should_retry(exc):
             raise
         first_failure = exc
     else:
-        outage.works()
+        outage.report_success()
         return result
     outage.begin()
     try:
         result = await _retry_with_tenacity(
-            first_failure, call, _RetryStrategy(policy, outage, progress), is_passing
+            first_failure, call, _RetryStrategy(policy, outage, progress), should_retry
         )
     finally:
         outage.end()
-    outage.works()
+    outage.report_success()
     return result
 
 
@@ -149,7 +149,7 @@ async def _retry_with_tenacity(
     first_failure: Exception,
     call: Callable[[], Awaitable[T]],
     strategy: _RetryStrategy,
-    is_passing: Callable[[Exception], bool],
+    should_retry: Callable[[Exception], bool],
 ) -> T:
     """Retry, with tenacity, a call whose first attempt has failed with *first_failure*.
 
@@ -165,12 +165,14 @@ async def _retry_with_tenacity(
             raise pending_failures.pop()
         return await call()
 
-    def should_retry(failure: BaseException) -> bool:
-        return failure is first_failure or (isinstance(failure, Exception) and is_passing(failure))
+    def predicate(failure: BaseException) -> bool:
+        return failure is first_failure or (
+            isinstance(failure, Exception) and should_retry(failure)
+        )
 
     retrying = AsyncRetrying(
         sleep=asyncio.sleep,
-        retry=retry_if_exception(should_retry),
+        retry=retry_if_exception(predicate),
         wait=strategy.wait,
         stop=strategy.stop,
         before_sleep=strategy.warn,
@@ -235,7 +237,7 @@ def is_answer(error: KineticError) -> bool:
     return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_definite(error)
 
 
-def is_passing(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether a reader should retry: the store may soon answer, or have space again."""
     if isinstance(error, StoreFull):
         return True
@@ -255,7 +257,7 @@ async def retry_forever(ask: Callable[[], Awaitable[T]], operation: str) -> T:
     def should_retry(failure: Exception) -> bool:
         return isinstance(failure, BackendError) and not is_definite(failure)
 
-    return await retry(ask, FOREVER, Outage(operation), is_passing=should_retry)
+    return await retry(ask, FOREVER, Outage(operation), should_retry=should_retry)
 
 
 async def create(

@@ -119,7 +119,7 @@ class TokenCache(Generic[T]):
         self._renewing: asyncio.Task[T] | None = None
         self._closed = False
 
-    async def first(self) -> None:
+    async def open(self) -> None:
         """Get the first credentials; if this call fails or is cancelled, close the cache."""
         try:
             await self.get()
@@ -196,7 +196,7 @@ class Credentials(TokenCache[str]):
         self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
     @property
-    def whose(self) -> str:
+    def description(self) -> str:
         """A description of the credentials; "unknown" before the first call of `get`."""
         token = self._token
         if token is None:

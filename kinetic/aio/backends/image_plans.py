@@ -101,9 +101,9 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     )
     requirements = dependencies.dependencies_of(request, set())
     if mode == "prebuilt":
-        base = base_image(category, container.named_repo(request.base_image_repo))
+        base = base_image(category, container.require_repository(request.base_image_repo))
         return replace(base, requirements=requirements.text, source=requirements.source)
-    repository = registry.places(target).image if target.project else ""
+    repository = registry.build_settings(target).image if target.project else ""
     python_image = container.python_image_from(os.environ)
     return recipe.bundled_plan(request, requirements, repository, python_image=python_image)
 
@@ -135,9 +135,9 @@ async def publish(plan: Plan, target: Target, *, again: bool = False) -> bool:
     from contextlib import aclosing
 
     from kinetic.aio.backends.gke import builds_url, storage
-    from kinetic.aio.images.registry import places
+    from kinetic.aio.images.registry import build_settings
 
-    places(target)  # raises without a project
+    build_settings(target)  # raises without a project
     store, images = storage(target, builds_url(target), os.environ)
     async with aclosing(store), aclosing(images):
         return await images.publish(plan.image, plan.context, again=again)

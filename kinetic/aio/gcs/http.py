@@ -200,7 +200,7 @@ class Http:
                 attempt_with_token if self._authorized else attempt,
                 self.limits.retry,
                 self._outage,
-                is_passing=new_retry_filter(),
+                should_retry=new_retry_filter(),
                 progress=progress,
             )
         except HttpError as refusal:

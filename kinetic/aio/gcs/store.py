@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer
 from kinetic.aio.gcs.http import EMULATOR, Http, Limits, Location, ObjectMetadata, Verb
@@ -201,8 +201,8 @@ class GcsStore:
     async def _for_each(
         self, work: Callable[[T], Coroutine[Any, Any, object]], items: Collection[T]
     ) -> None:
-        at_once = min(len(items), self._http.limits.connections)
-        await bounded(work, items, at_once=at_once)
+        limit = min(len(items), self._http.limits.connections)
+        await for_each(work, items, limit=limit)
 
     async def _request(
         self,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from kinetic._tasks import in_thread, release
-from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
+from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images import recipe
 from kinetic.aio.images.docker_hub import login_step
-from kinetic.aio.images.registry import Places
+from kinetic.aio.images.registry import BuildSettings
 from kinetic.aio.ports import Store
 from kinetic.errors import (
     AuthError,
@@ -203,7 +203,7 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
 
 
 class Builder:
-    """Build images with Cloud Build in the project of *places*.
+    """Build images with Cloud Build in the project of *settings*.
 
     *store*, a bucket or a folder in a bucket, holds each build's context until the build ends, and
     the logs. If *credentials* is None, calls carry no token. *emulator* is ``host:port`` of a
@@ -215,7 +215,7 @@ class Builder:
 
     def __init__(
         self,
-        places: Places,
+        settings: BuildSettings,
         store: Store,
         credentials: Credentials | None,
         *,
@@ -224,7 +224,7 @@ class Builder:
         poll_s: tuple[float, float] = (0.5, 5.0),
         retry_s: float = 60.0,
     ) -> None:
-        self._places = places
+        self._settings = settings
         self._store = store
         self._credentials = credentials
         self._emulator = emulator
@@ -262,7 +262,7 @@ class Builder:
         # If a reply is lost, a retry starts a second build of the same image. That is harmless.
         build = self._build_request(uri, name, source)
         if self._has_docker_hub is not None and await self._has_docker_hub():
-            first, build["available_secrets"] = login_step(self._places.project, DOCKER)
+            first, build["available_secrets"] = login_step(self._settings.project, DOCKER)
             build["steps"] = [first, *build["steps"]]
         creating = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
@@ -298,7 +298,7 @@ class Builder:
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
-        pauses = growing(*self._poll_s, 1.5)
+        pauses = growing_pauses(*self._poll_s, 1.5)
         while True:
             build: cloudbuild_v1.Build = await self._call("get_build", {"id": build_id})
             is_over = _is_over(build)
@@ -323,17 +323,17 @@ class Builder:
             show(line)
 
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
-        request = {"project_id": self._places.project, **request}
+        request = {"project_id": self._settings.project, **request}
 
         async def attempt() -> Any:
             return await self._call_once(method, request)
 
         try:
-            return await retry(attempt, self._policy, self._outage, is_passing=is_temporary)
+            return await retry(attempt, self._policy, self._outage, should_retry=is_temporary)
         except KineticError:
             raise
         except Exception as exc:
-            raise call_error(exc, self._places.project) from exc
+            raise call_error(exc, self._settings.project) from exc
 
     async def _call_once(self, method: str, request: dict[str, Any]) -> Any:
         call = getattr(await self._open_client(), method)
@@ -367,7 +367,7 @@ class Builder:
             "steps": [{"name": DOCKER, "args": ["build", "--tag", uri, "."]}],
             "images": [uri],
             "timeout": {"seconds": TIMEOUT_S},
-            "service_account": self._places.service_account,
+            "service_account": self._settings.service_account,
             "options": {"logging": "GCS_ONLY"},
             "logs_bucket": f"gs://{bucket}/{folder}logs",
             "tags": ["kinetic", uri.rpartition(":")[2], name],

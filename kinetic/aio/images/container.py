@@ -24,7 +24,7 @@ from kinetic.aio.images.cloud_build import Builder
 from kinetic.aio.images.dependencies import dependencies_of
 from kinetic.aio.images.docker_hub import has_token
 from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
-from kinetic.aio.images.registry import Registry, places, registry_of
+from kinetic.aio.images.registry import Registry, build_settings, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.configuration import Target
 from kinetic.errors import AuthError, ClientClosed, ConfigurationError
@@ -132,7 +132,7 @@ class ContainerImages:
         return True
 
     async def _resolve_bundled(self, request: ImageRequest) -> Image:
-        repository = places(self._target, self._registry_host).image
+        repository = build_settings(self._target, self._registry_host).image
         plan = await in_thread(self._plan, request, repository)
         await self._ensure(plan.image, lambda: self._share_build(plan))
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
@@ -171,7 +171,7 @@ class ContainerImages:
     async def _build(self, uri: str, context: Mapping[str, bytes]) -> None:
         if self._builder is None:
             self._builder = Builder(
-                places(self._target, self._registry_host),
+                build_settings(self._target, self._registry_host),
                 self.builds,
                 None if self._builds_host else self._credentials,
                 emulator=self._builds_host,
@@ -185,7 +185,7 @@ class ContainerImages:
         logging.info("Built %s", uri)
 
     async def _resolve_prebuilt(self, request: ImageRequest) -> Image:
-        uri = base_uri(named_repo(request.base_image_repo), request.category)
+        uri = base_uri(require_repository(request.base_image_repo), request.category)
         dependencies = await in_thread(dependencies_of, request, self._logged)
         await self._ensure(uri, lambda: self._check_published(uri))
         requirements = None
@@ -254,7 +254,7 @@ def _report_line(line: str, building: Step) -> None:
         building.set_title(f"building: {shown}")
 
 
-def named_repo(repo: str | None) -> str:
+def require_repository(repo: str | None) -> str:
     """Return *repo*, the repository of base images, if it is configured.
 
     Raises:

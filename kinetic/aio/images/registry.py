@@ -26,7 +26,7 @@ _MANIFEST_TYPES = ", ".join(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class BuildSettings:
     """Where images are built and pushed. ``image`` is a bundled image's name without its tag."""
 
     project: str
@@ -34,7 +34,7 @@ class Places:
     service_account: str
 
 
-def places(target: configuration.Target, registry: str = "") -> Places:
+def build_settings(target: configuration.Target, registry: str = "") -> BuildSettings:
     """Return where images for *target*'s cluster go; *registry* replaces Google's host.
 
     Raises:
@@ -52,7 +52,7 @@ def places(target: configuration.Target, registry: str = "") -> Places:
     # Google writes a project of a domain, example.com:name, in two other forms.
     domain, _, name = project.rpartition(":")
     account = f"kn-{target.cluster}-builds@{f'{name}.{domain}' if domain else name}"
-    return Places(
+    return BuildSettings(
         project=project,
         image=f"{host}/{project.replace(':', '/')}/kn-{target.cluster}/base",
         service_account=f"projects/{project}/serviceAccounts/{account}.iam.gserviceaccount.com",

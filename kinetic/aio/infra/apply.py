@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio._net.google import GoogleClient, GoogleRequest, OperationFailed, is_disabled
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.plan import BROKEN_STATUSES, is_ours, problem_of
@@ -38,7 +38,7 @@ from kinetic.aio.infra.waiting import (
 )
 from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unavailable
 
-AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 """How many resources to read at a time."""
 
 READ_S = 30.0
@@ -132,7 +132,7 @@ class Cloud:
         async def read(resource: Resource | Policy) -> None:
             observed[resource.key] = await self._observe_one(resource)
 
-        await bounded(read, [*wanted], at_once=AT_ONCE)
+        await for_each(read, [*wanted], limit=MAX_CONCURRENT_REQUESTS)
         return observed
 
     async def _observe_one(self, resource: Resource | Policy) -> Observed:
@@ -403,7 +403,7 @@ class Cloud:
             await self._ensure_removed(name, call(api="storage", method="DELETE", path=path))
 
         names = [str(item["name"]) async for item in list_items(self._google, listing, "items")]
-        await bounded(remove, names, at_once=AT_ONCE)
+        await for_each(remove, names, limit=MAX_CONCURRENT_REQUESTS)
 
     async def _remove_firewall_rules(self, network: Resource) -> None:
         """Remove the firewall rules that GKE made in the network and sometimes leaves behind."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio.infra.namespace import Manifest, apply
 from kinetic.aio.infra.resources import Action, Change, Document
 from kinetic.aio.kubernetes.api import Api
@@ -20,7 +20,7 @@ DIGEST = "kinetic.dev/sha256"
 """The annotation with the SHA-256 of the file that an object is from."""
 
 DIGEST_MARK = "@sha256:"
-AT_ONCE = 8
+MAX_CONCURRENT_REQUESTS = 8
 """How many objects to read or apply at a time."""
 
 SERVED_S = 60.0
@@ -153,7 +153,7 @@ async def plan_install(api: Api, controller: Controller) -> Change:
         annotations: Document = existing["metadata"].get("annotations") or {}
         kept += annotations.get(DIGEST) == controller.digest
 
-    await bounded(check, controller.documents, at_once=AT_ONCE)
+    await for_each(check, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
     if kept == len(controller.documents):
         return replace(controller.change, action=Action.KEEP, reason="")
     if not kept:
@@ -178,7 +178,7 @@ async def install(api: Api, controller: Controller) -> None:
         await apply(api, await kinds.manifest(document))
 
     for stage in _group_by_stage(controller.documents):
-        await bounded(apply_one, stage, at_once=AT_ONCE)
+        await for_each(apply_one, stage, limit=MAX_CONCURRENT_REQUESTS)
         for definition in controller.definitions if stage[0]["kind"] in FIRST_KINDS else ():
             await kinds.wait_until_served(definition)
 

@@ -6,7 +6,7 @@ import asyncio
 
 from kinetic.aio._net.google import GoogleRequest, OperationFailed, is_disabled, reasons
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.infra.plan import IN_PROGRESS_STATUSES
 from kinetic.aio.infra.resources import Document, Tell
 
@@ -94,7 +94,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float, report: Tell) -> None:
-        self._pauses = growing(first_s, 10 * first_s, 1.5)
+        self._pauses = growing_pauses(first_s, 10 * first_s, 1.5)
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._waited_s: dict[str, float] = {}

@@ -186,7 +186,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
 
     proxy, headers = _proxy(first), _impersonation_headers(first.user)
     token_cache = TokenCache(renew, f"the context {name!r}")
-    await token_cache.first()
+    await token_cache.open()
     return Access(
         server=first.server,
         name=f"the context {name!r}",
@@ -330,7 +330,7 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
 
     server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     token_cache = TokenCache(renew, "the cluster of this pod")
-    await token_cache.first()
+    await token_cache.open()
     return Access(
         server=server, name="the cluster of this pod", credentials=token_cache, namespace=namespace
     )

@@ -231,7 +231,7 @@ class Api:
             return policy is not None and is_retryable(failure)
 
         return await retry(
-            run_once, policy or self._limits.retry, self._outage, is_passing=is_temporary
+            run_once, policy or self._limits.retry, self._outage, should_retry=is_temporary
         )
 
     async def _send(

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kinetic._tasks import bounded, release
-from kinetic.aio._net.retry import growing
+from kinetic._tasks import for_each, release
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import ComputeClasses
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
@@ -83,7 +83,7 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
         return False
-    loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
+    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + job.grace + LEAVING_S
     while True:
         observations = await list_jobs(api, paths, by_items([job.name]))
@@ -122,7 +122,7 @@ async def _create_or_get(
 ) -> tuple[dict[str, Any], bool]:
     """Return the Job, and whether this call created it."""
     name = str(manifest["metadata"]["name"])
-    loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
+    loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + GOING_S
     while True:
         try:
@@ -157,7 +157,7 @@ def _as_backend_error(refused: Refused, name: str) -> Exception:
     )
 
 
-AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 """How many requests one call of a method sends at a time."""
 
 MOST_ATTEMPTS = 100
@@ -225,8 +225,8 @@ class GkeCluster:
         for name in names if len(names) == 1 else ():
             await self._delete_one(name)
         if len(names) > 1:
-            await bounded(self._delete_all, by_jobs(names), at_once=AT_ONCE)
-            await bounded(self._delete_earlier_jobs, names, at_once=AT_ONCE)
+            await for_each(self._delete_all, by_jobs(names), limit=MAX_CONCURRENT_REQUESTS)
+            await for_each(self._delete_earlier_jobs, names, limit=MAX_CONCURRENT_REQUESTS)
         if labels is not None:
             await self._delete_all(by_labels(labels))
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from absl import logging
 
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster, create_job
+from kinetic.aio.kubernetes.gke import MAX_CONCURRENT_REQUESTS, GkeCluster, create_job
 from kinetic.aio.kubernetes.logs import merge_streams
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import GroupTable
@@ -105,7 +105,7 @@ class PathwaysCluster(GkeCluster):
                     await self._api.call("DELETE", sets.path(name), query=query)
                     return
 
-        await bounded(delete, names, at_once=AT_ONCE)
+        await for_each(delete, names, limit=MAX_CONCURRENT_REQUESTS)
         if labels is not None:
             query["labelSelector"] = by_labels(labels)
             for sets in kinds:

@@ -13,7 +13,7 @@ from absl import logging
 
 from kinetic._tasks import all_or_none
 from kinetic.aio._net.http import json_object
-from kinetic.aio._net.retry import growing
+from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.manifests import Paths
@@ -52,7 +52,7 @@ class Rhythm:
 
     def pauses(self) -> Iterator[float]:
         """Yield growing pauses, half of each random."""
-        return growing(self.first_pause_s, self.longest_pause_s, jitter=0.5)
+        return growing_pauses(self.first_pause_s, self.longest_pause_s, jitter=0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

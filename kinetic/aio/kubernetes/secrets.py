@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from kinetic._tasks import bounded
+from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.manifests import (
@@ -40,7 +40,7 @@ SUBMISSION = "kinetic.dev/submission"
 FENCE = "kinetic.dev/fence"
 """The annotation with the fence, a number that grows when another client takes over a batch."""
 
-AT_ONCE = 16
+MAX_CONCURRENT_DELETIONS = 16
 """How many Secrets one call deletes at a time."""
 
 
@@ -140,7 +140,7 @@ class Secrets:
             await self._delete(_kept_secret_name(name))
             await self._delete(object_name(name, longest=LABEL))
 
-        await bounded(drop_one, names, at_once=AT_ONCE)
+        await for_each(drop_one, names, limit=MAX_CONCURRENT_DELETIONS)
 
     async def finish(self, name: str, fence: int) -> None:
         """Delete the Secret for the pods of batch *name*, unless it has a later fence."""
