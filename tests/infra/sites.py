@@ -48,7 +48,7 @@ class Passes:
 def client(google: Google) -> GoogleClient:
     """Return a client of *google* that hardly pauses."""
     credentials: Any = Tokens()
-    return GoogleClient(google.environ, QUICK, look_s=0.001, credentials=credentials)
+    return GoogleClient(google.environ, QUICK, first_pause_s=0.001, credentials=credentials)
 
 
 def opened(

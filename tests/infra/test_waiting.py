@@ -26,7 +26,7 @@ ABSENT, DENIED = 404, 403
 class Reads:
     """A client of Google whose reads find these states, one after the other."""
 
-    look_s = 1.0
+    first_pause_s = 1.0
 
     def __init__(self, *states: Iterable[str | int]) -> None:
         self._states = chain(*states)

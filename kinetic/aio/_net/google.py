@@ -18,7 +18,7 @@ from kinetic.aio._net.http import HttpClient, HttpError, close_answer, json_obje
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing_pauses, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 
-FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """The first and the longest pause between two status requests for an operation, in seconds."""
 
 
@@ -86,8 +86,8 @@ class GoogleClient:
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
     gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
     An earlier try may have succeeded although its answer was lost, so a write must be repeatable.
-    *credentials* replace the application-default ones. *look_s* is the first pause between two
-    status requests for an operation, in seconds.
+    *credentials* replace the application-default ones. *first_pause_s* is the first pause, in
+    seconds, between two status requests for an operation.
 
     Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
     `Unavailable` where no server answers. `kinetic.errors` has the last two.
@@ -100,11 +100,11 @@ class GoogleClient:
         *,
         connect_s: float = 10.0,
         idle_s: float = 60.0,
-        look_s: float = FIRST_LOOK_S,
+        first_pause_s: float = FIRST_PAUSE_S,
         credentials: Credentials | None = None,
     ) -> None:
         self.credentials = credentials or Credentials()
-        self.look_s = look_s
+        self.first_pause_s = first_pause_s
         self._environ = environ
         self._policy = policy
         self._http = HttpClient(
@@ -182,7 +182,7 @@ class GoogleClient:
         Raises:
             OperationFailed: The operation ended with an error.
         """
-        pauses = growing_pauses(self.look_s, max(self.look_s, LONGEST_LOOK_S), 1.5)
+        pauses = growing_pauses(self.first_pause_s, max(self.first_pause_s, LONGEST_PAUSE_S), 1.5)
         while not _has_ended(operation):
             await asyncio.sleep(next(pauses))
             operation = await self.call(_status_request(api, operation))

@@ -116,28 +116,28 @@ class Cloud:
     """Reads and changes resources of *site*; *tell* receives a line about each step."""
 
     def __init__(
-        self, google: GoogleClient, site: Site, tell: Tell, look_s: float = READ_S
+        self, google: GoogleClient, site: Site, tell: Tell, timeout_s: float = READ_S
     ) -> None:
-        self.look_s = look_s
+        self.timeout_s = timeout_s
         self._google = google
         self._site = site
         self._tell = tell
         self._cluster_lock = asyncio.Lock()
         """GKE takes one change of a cluster at a time."""
 
-    async def observe(self, wanted: Iterable[Resource | Policy]) -> dict[str, Observed]:
+    async def observe(self, resources: Iterable[Resource | Policy]) -> dict[str, Observed]:
         """Return the state of each resource, by key; a failed request becomes a ``problem``."""
         observed: dict[str, Observed] = {}
 
         async def read(resource: Resource | Policy) -> None:
             observed[resource.key] = await self._observe_one(resource)
 
-        await for_each(read, [*wanted], limit=MAX_CONCURRENT_REQUESTS)
+        await for_each(read, [*resources], limit=MAX_CONCURRENT_REQUESTS)
         return observed
 
     async def _observe_one(self, resource: Resource | Policy) -> Observed:
         try:
-            async with asyncio.timeout(self.look_s):
+            async with asyncio.timeout(self.timeout_s):
                 return Observed(document=await self._google.call(resource.read))
         except HttpError as refusal:
             if refusal.status == 404 or is_disabled(refusal):
@@ -151,7 +151,7 @@ class Cloud:
             problem = f"can't read it ({refusal.status}: {refusal.message})"
             return Observed(problem=problem, status=refusal.status)
         except (KineticError, TimeoutError) as exc:
-            return Observed(problem=str(exc) or f"no answer within {self.look_s:g} s")
+            return Observed(problem=str(exc) or f"no answer within {self.timeout_s:g} s")
 
     async def enable_apis(
         self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]
@@ -180,7 +180,9 @@ class Cloud:
         }
         return [name for name in names if name not in enabled]
 
-    async def apply(self, changes: Sequence[Change], wanted: Sequence[Resource | Policy]) -> None:
+    async def apply(
+        self, changes: Sequence[Change], resources: Sequence[Resource | Policy]
+    ) -> None:
         """Create and update resources as *changes* says, concurrently, each after what it needs.
 
         If a resource fails, resources that need it are skipped, and the others continue. Cancelled:
@@ -212,7 +214,9 @@ class Cloud:
                     return
             self._tell(f"{resource.key} is ready")
 
-        await _run_in_order(wanted, {resource.key: resource.needs for resource in wanted}, step)
+        await _run_in_order(
+            resources, {resource.key: resource.needs for resource in resources}, step
+        )
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
         """Remove the resources that *changes* says, each after all resources that depend on it.
@@ -268,7 +272,7 @@ class Cloud:
 
     def _new_backoff(self, action: str) -> Backoff:
         return Backoff(
-            self._google.look_s, lambda reason: self._tell(f"waiting to {action}: {reason}")
+            self._google.first_pause_s, lambda reason: self._tell(f"waiting to {action}: {reason}")
         )
 
     async def _send_with_retries(self, action: str, request: GoogleRequest) -> Document:

@@ -32,7 +32,7 @@ def reference(name: str) -> Manifest:
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
 
 
-def wanted(
+def class_manifest(
     site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
 ) -> Manifest:
     """Return the class for *accelerator*; for a spot one, spot before on-demand machines.

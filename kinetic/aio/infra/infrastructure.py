@@ -61,14 +61,15 @@ def _lost_pools_note(changes: Sequence[Change], observed: Mapping[str, Observed]
 class Planned:
     """A plan with the resources that carrying it out needs; pass it to `Infrastructure.apply`.
 
-    ``first`` has the project and its billing. ``again`` plans the rest once a new project exists.
+    ``prerequisites`` are the project and its billing. ``plan_rest`` plans the rest once a new
+    project exists.
     """
 
     plan: Plan
-    wanted: tuple[Resource | Policy, ...]
+    resources: tuple[Resource | Policy, ...]
     notes: tuple[str, ...] = ()
-    first: tuple[Resource, ...] = ()
-    again: Callable[[], Awaitable[Planned]] | None = None
+    prerequisites: tuple[Resource, ...] = ()
+    plan_rest: Callable[[], Awaitable[Planned]] | None = None
     enables: bool = False
     removes: bool = False
     manifests: tuple[in_cluster.Manifest, ...] = ()
@@ -137,40 +138,40 @@ class Infrastructure:
                 "an Autopilot cluster has no node pools: it makes nodes for jobs by itself; leave "
                 "--accelerator or --autopilot out, or use `kinetic pool add` afterwards"
             )
-        first = (
-            *([projects.wanted(self.site, parent)] if create_project else []),
-            *([projects.link(self.site, billing_account)] if billing_account else []),
+        prerequisites = (
+            *([projects.project_resource(self.site, parent)] if create_project else []),
+            *([projects.billing_link(self.site, billing_account)] if billing_account else []),
         )
         if create_project and not await projects.exists(self._google, self.site):
-            billing = tuple(resource for resource in first if resource.kind == "billing")
+            billing = tuple(resource for resource in prerequisites if resource.kind == "billing")
             rest = partial(self._plan_setup, setup, pools, billing, controllers)
-            return self._plan_in_new_project(setup, pools, first, controllers, rest)
-        return await self._plan_setup(setup, pools, first, controllers)
+            return self._plan_in_new_project(setup, pools, prerequisites, controllers, rest)
+        return await self._plan_setup(setup, pools, prerequisites, controllers)
 
     async def _plan_setup(
         self,
         setup: Setup,
         pools: tuple[Pool, ...],
-        first: tuple[Resource, ...],
+        prerequisites: tuple[Resource, ...],
         controllers: tuple[Controller, ...],
     ) -> Planned:
-        """Plan everything in a project that exists, after the resources *first*."""
+        """Plan everything in a project that exists, after its *prerequisites*."""
         missing = await self._missing_pools(pools)
-        links_billing = any(resource.kind == "billing" for resource in first)
+        links_billing = any(resource.kind == "billing" for resource in prerequisites)
         checked = await preflight(
             self._google, self.site, missing, setup, links_billing=links_billing
         )
         checked.check()
         setup = replace(setup, machine=checked.machine)
         wanted = (
-            *setups.wanted(setup),
-            *node_pools.all_wanted(self.site, pools, self._environ),
+            *setups.wanted_resources(setup),
+            *node_pools.all_pool_resources(self.site, pools, self._environ),
         )
         read, _ = setups.services(self.site)
         disabled = await self._disabled_apis(read)
-        observed = await self._cloud.observe((*first, *wanted))
+        observed = await self._cloud.observe((*prerequisites, *wanted))
         changes = [
-            *additions(self.site, first, observed),
+            *additions(self.site, prerequisites, observed),
             *self._enabling_changes(disabled),
             *additions(self.site, wanted, observed),
         ]
@@ -179,9 +180,9 @@ class Infrastructure:
         changes += cluster_changes
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
-            wanted=wanted,
+            resources=wanted,
             notes=(*checked.notes, *notes),
-            first=first,
+            prerequisites=prerequisites,
             enables=bool(disabled),
             manifests=manifests,
             controllers=controllers,
@@ -191,19 +192,19 @@ class Infrastructure:
         self,
         setup: Setup,
         pools: tuple[Pool, ...],
-        first: tuple[Resource, ...],
+        prerequisites: tuple[Resource, ...],
         controllers: tuple[Controller, ...],
         rest: Callable[[], Awaitable[Planned]],
     ) -> Planned:
         """Plan everything in a project that doesn't exist."""
         wanted = (
-            *setups.wanted(setup),
-            *node_pools.all_wanted(self.site, pools, self._environ),
+            *setups.wanted_resources(setup),
+            *node_pools.all_pool_resources(self.site, pools, self._environ),
         )
         manifests = in_cluster.manifests(self.site.namespace, self.site.account("workers"))
-        observed = {resource.key: Observed() for resource in (*first, *wanted)}
+        observed = {resource.key: Observed() for resource in (*prerequisites, *wanted)}
         changes = (
-            *additions(self.site, first, observed),
+            *additions(self.site, prerequisites, observed),
             *self._enabling_changes(setups.SERVICES),
             *additions(self.site, wanted, observed),
             *(manifest.change for manifest in manifests),
@@ -213,14 +214,16 @@ class Infrastructure:
             "permissions, machine types, and quotas of the new project are checked afterwards"
         )
         billing_note = (
-            "" if len(first) > 1 else "; pass --billing-account ID to link a billing account"
+            ""
+            if len(prerequisites) > 1
+            else "; pass --billing-account ID to link a billing account"
         )
         return Planned(
             plan=Plan(site=self.site, changes=changes),
-            wanted=wanted,
+            resources=wanted,
             notes=(checks_note + billing_note, *_sets_note(controllers)),
-            first=first,
-            again=rest,
+            prerequisites=prerequisites,
+            plan_rest=rest,
         )
 
     def _enabling_changes(self, names: Sequence[str]) -> list[Change]:
@@ -263,7 +266,7 @@ class Infrastructure:
                         f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
-        wanted = node_pools.all_wanted(self.site, pools, self._environ)
+        wanted = node_pools.all_pool_resources(self.site, pools, self._environ)
         checked = await preflight(self._google, self.site, await self._missing_pools(pools))
         checked.check()
         observed = await self._cloud.observe(wanted)
@@ -271,7 +274,7 @@ class Infrastructure:
         changes = additions(self.site, wanted, observed)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
-            wanted=wanted,
+            resources=wanted,
             notes=tuple(checked.notes),
         )
 
@@ -279,12 +282,12 @@ class Infrastructure:
         checked = await preflight(self._google, self.site, (pool,), regional=True)
         checked.check()
         zones = checked.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
-        manifest = classes.wanted(self.site, pool.accelerator, zones, autopilot=autopilot)
+        manifest = classes.class_manifest(self.site, pool.accelerator, zones, autopilot=autopilot)
         about = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
         change = await classes.plan_class(api, manifest, about)
         return Planned(
             plan=Plan(site=self.site, changes=(change,)),
-            wanted=(),
+            resources=(),
             notes=tuple(checked.notes),
             manifests=(manifest,),
         )
@@ -306,7 +309,7 @@ class Infrastructure:
         changes = removals(
             self.site, (pool,), {pool.key: Observed(document=existing[name])}, keep={}
         )
-        return Planned(plan=Plan(site=self.site, changes=changes), wanted=(pool,), removes=True)
+        return Planned(plan=Plan(site=self.site, changes=changes), resources=(pool,), removes=True)
 
     async def _plan_class_removal(self, name: str, pools: Sequence[str]) -> Planned:
         async with self._open_api() as api:
@@ -323,7 +326,7 @@ class Infrastructure:
         reason = "GKE removes its nodes when they are idle"
         change = replace(manifest.change, action=Action.REMOVE, reason=reason)
         plan = Plan(site=self.site, changes=(change,))
-        return Planned(plan=plan, wanted=(), manifests=(manifest,), removes=True)
+        return Planned(plan=plan, resources=(), manifests=(manifest,), removes=True)
 
     async def plan_down(self, *, force_destroy: bool = True) -> Planned:
         """Plan what `down` removes, and what it keeps. Nothing is written.
@@ -345,7 +348,7 @@ class Infrastructure:
         changes = removals(self.site, present, observed, keep=keep)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
-            wanted=order_marked_last(self.site, present, observed),
+            resources=order_marked_last(self.site, present, observed),
             notes=(*_lost_pools_note(changes, observed), *await self._outliving_notes()),
             removes=True,
         )
@@ -376,18 +379,18 @@ class Infrastructure:
                 for obstacle in plan.obstacles
             )
             raise Refused(f"nothing was changed, because of these:\n{reasons}")
-        await self._cloud.apply(plan.changes, planned.first)
-        if planned.again is not None:
-            await self.apply(await planned.again())
+        await self._cloud.apply(plan.changes, planned.prerequisites)
+        if planned.plan_rest is not None:
+            await self.apply(await planned.plan_rest())
             return
         if planned.enables:
             read, write = setups.services(self.site)
             await self._cloud.enable_apis(read, write, setups.SERVICES)
         if planned.removes:
-            await self._cloud.remove(plan.changes, planned.wanted)
+            await self._cloud.remove(plan.changes, planned.resources)
             await self._delete_in_cluster(planned.manifests)
             return
-        await self._cloud.apply(plan.changes, planned.wanted)
+        await self._cloud.apply(plan.changes, planned.resources)
         if planned.manifests:
             await self._apply_in_cluster(planned.manifests, planned.controllers)
 
@@ -490,14 +493,14 @@ class Infrastructure:
             NotFound: `up` hasn't made the builds' service account.
             AuthError: A role is missing.
         """
-        account = setups.account(self.site, "builds")
-        wanted = secrets.wanted(self.site)
+        account = setups.service_account(self.site, "builds")
+        wanted = secrets.secret_resources(self.site)
         if (await self._cloud.observe((account,)))[account.key].document is None:
             raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
         read, write = setups.services(self.site, (secrets.SERVICE,))
         await self._cloud.enable_apis(read, write, (secrets.SERVICE,))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
-        await self.apply(Planned(plan=Plan(site=self.site, changes=changes), wanted=wanted))
+        await self.apply(Planned(plan=Plan(site=self.site, changes=changes), resources=wanted))
         for request in secrets.versions(self.site, username, token):
             try:
                 await self._google.call(request)

@@ -305,7 +305,7 @@ class Join:
         google = GoogleClient(self._environ, NO_RETRIES, idle_s=20.0)
         email = site.account("workers")
         try:
-            await google.call(setups.account(site, "workers").read)
+            await google.call(setups.service_account(site, "workers").read)
         except (HttpError, BackendError) as exc:
             reason = exc.message if isinstance(exc, HttpError) else str(exc)
             problem = (

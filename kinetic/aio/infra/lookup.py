@@ -9,7 +9,7 @@ from kinetic.aio._net.http import HttpError
 from kinetic.aio.infra.apply import list_items, refusal_error
 from kinetic.aio.infra.pools import placement_policy
 from kinetic.aio.infra.resources import Document, Resource, call
-from kinetic.aio.infra.setup import Setup, account
+from kinetic.aio.infra.setup import Setup, service_account
 from kinetic.aio.infra.site import Site
 from kinetic.errors import NotFound, Unavailable
 
@@ -110,7 +110,7 @@ async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
             and site.is_workers(email)
             and site.owns(account_document)
         ):
-            found.append(account(site, "workers", email))
+            found.append(service_account(site, "workers", email))
     return found
 
 

@@ -126,7 +126,7 @@ def reference(site: Site, name: str) -> Resource:
     return resource("node pool", name, "container", parent, {})
 
 
-def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
+def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
     """Return the pool, after the placement policy that it needs.
 
     *environ* may name a file of prices (KINETIC_PRICES).
@@ -155,11 +155,11 @@ def wanted(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource
     return (placement_policy(site, name, pool.accelerator.topology or ""), pool_resource)
 
 
-def all_wanted(
+def all_pool_resources(
     site: Site, pools: Iterable[Pool], environ: Mapping[str, str]
 ) -> tuple[Resource, ...]:
     """Return all *pools*, each placement policy once."""
-    parts = (part for pool in pools for part in wanted(site, pool, environ))
+    parts = (part for pool in pools for part in pool_resources(site, pool, environ))
     return tuple({part.key: part for part in parts}.values())
 
 

@@ -40,7 +40,7 @@ def check_parent(parent: str, *, creates: bool) -> None:
         )
 
 
-def wanted(site: Site, parent: str = "") -> Resource:
+def project_resource(site: Site, parent: str = "") -> Resource:
     """Return the project, in the organization or folder *parent* if one is named."""
     path = f"projects/{site.project}"
     api = "cloudresourcemanager"
@@ -57,10 +57,10 @@ def wanted(site: Site, parent: str = "") -> Resource:
     )
 
 
-def link(site: Site, account: str) -> Resource:
-    """Return the link of the project to the billing account *account*."""
+def billing_link(site: Site, account_id: str) -> Resource:
+    """Return the link of the project to the billing account *account_id*."""
     path = f"projects/{site.project}/billingInfo"
-    want = {"billingAccountName": f"billingAccounts/{account.removeprefix('billingAccounts/')}"}
+    want = {"billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"}
     set_account = call(api="cloudbilling", method="PUT", path=path, body=want)
     return Resource(
         kind="billing",
@@ -84,12 +84,12 @@ async def _read(google: GoogleClient, resource: Resource) -> Document | None:
 
 async def exists(google: GoogleClient, site: Site) -> bool:
     """Return whether the project exists. Google hides those that you may not see."""
-    return await _read(google, wanted(site)) is not None
+    return await _read(google, project_resource(site)) is not None
 
 
 async def is_billed(google: GoogleClient, site: Site) -> bool:
     """Return whether the project has a billing account, as far as you can see."""
-    answer = await _read(google, link(site, ""))
+    answer = await _read(google, billing_link(site, ""))
     return bool((answer or {}).get("billingEnabled"))
 
 

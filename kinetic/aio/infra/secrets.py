@@ -24,7 +24,7 @@ READER_ROLE = "roles/secretmanager.secretAccessor"
 """The role that lets the service account of builds read these two secrets."""
 
 
-def wanted(site: Site) -> tuple[Resource | Policy, ...]:
+def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
     """Return both secrets, each with the policy that lets the builds of *site* read it."""
     parts = ((_secret(site, name), _policy(site, name)) for name in (USERNAME, TOKEN))
     return tuple(part for pair in parts for part in pair)

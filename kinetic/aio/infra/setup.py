@@ -81,10 +81,10 @@ class Setup:
         return self.site.region if self.shape == "autopilot" else self.site.zone
 
 
-def wanted(setup: Setup) -> tuple[Resource | Policy, ...]:
+def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
     """Return all wanted resources of Google Cloud, each after the resources that it needs."""
     site = setup.site
-    accounts = [account(site, purpose) for purpose in ("nodes", "workers", "builds")]
+    accounts = [service_account(site, purpose) for purpose in ("nodes", "workers", "builds")]
     return (
         _repository(site),
         _bucket(site, "jobs", site.region.upper()),
@@ -115,7 +115,7 @@ def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Poli
         )
         if isinstance(part, Policy) and part.name == bucket
         else part
-        for part in wanted(setup)
+        for part in wanted_resources(setup)
     ]
     return (*parts, *workers)
 
@@ -200,7 +200,7 @@ def _bucket(site: Site, purpose: str, location: str) -> Resource:
     )
 
 
-def account(site: Site, purpose: str, email: str = "") -> Resource:
+def service_account(site: Site, purpose: str, email: str = "") -> Resource:
     """Return a service account; *email* selects the workers' account of another namespace."""
     email = email or site.account(purpose)
     parent = f"projects/{site.project}/serviceAccounts"

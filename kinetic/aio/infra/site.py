@@ -84,26 +84,26 @@ class Site:
         """Return the name of the network and the repository, and how all other names begin."""
         return f"kn-{self.cluster}"
 
-    def bucket(self, what: str) -> str:
-        """Return the name of the bucket for *what*: ``jobs`` or ``builds``."""
-        return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{what}"
+    def bucket(self, purpose: str) -> str:
+        """Return the name of the bucket for *purpose*: ``jobs`` or ``builds``."""
+        return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{purpose}"
 
-    def account_id(self, what: str) -> str:
+    def account_id(self, purpose: str) -> str:
         """Return the name of a service account: ``nodes``, ``workers``, or ``builds``.
 
         The jobs (``workers``) of each namespace have a separate account, so that they can't read
         another namespace's objects. The name has at most 30 characters, so it contains a hash of
         the namespace.
         """
-        if what == "workers" and self.namespace != "default":
-            what = "w" + hashlib.sha256(self.namespace.encode()).hexdigest()[:6]
-        return f"{self.prefix}-{what}"
+        if purpose == "workers" and self.namespace != "default":
+            purpose = "w" + hashlib.sha256(self.namespace.encode()).hexdigest()[:6]
+        return f"{self.prefix}-{purpose}"
 
-    def account(self, what: str) -> str:
+    def account(self, purpose: str) -> str:
         """Return the e-mail address of a service account; see `account_id`."""
         domain, _, name = self.project.rpartition(":")
         owner = f"{name}.{domain}" if domain else name
-        return f"{self.account_id(what)}@{owner}.iam.gserviceaccount.com"
+        return f"{self.account_id(purpose)}@{owner}.iam.gserviceaccount.com"
 
     def is_workers(self, email: str) -> bool:
         """Return whether *email* is the account of the workers of some namespace."""

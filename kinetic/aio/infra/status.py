@@ -166,11 +166,13 @@ async def survey(
     environ: Mapping[str, str],
 ) -> Status:
     """Return the status of *site*; *connect* opens access to its cluster."""
-    reader = _Reader(cloud.look_s)
+    reader = _Reader(cloud.timeout_s)
     setup = await reader.read("the place of the cluster", lookup.setup_of(google, site))
     if setup is None:
         setup = Setup(site=site, shape="autopilot" if site.zone == site.region else "standard")
-    wanted = [resource for resource in setups.wanted(setup) if isinstance(resource, Resource)]
+    wanted = [
+        resource for resource in setups.wanted_resources(setup) if isinstance(resource, Resource)
+    ]
     observed = await cloud.observe(wanted)
     unseen = [
         f"{resource.key}: {observed[resource.key].problem}"
