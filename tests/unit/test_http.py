@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio._net.http import HttpError, retry_after
+from kinetic.aio._net.http import HttpError, parse_retry_after
 
 MESSAGE = {"message": "pods is forbidden"}
 
@@ -58,4 +58,4 @@ def test_what_is_the_servers_own_trouble_may_pass() -> None:
     ],
 )
 def test_it_holds_seconds(value: str | None, seconds: float | None) -> None:
-    assert retry_after(value) == seconds
+    assert parse_retry_after(value) == seconds

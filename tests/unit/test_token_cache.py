@@ -32,7 +32,9 @@ class Source:
             raise self.failure
         self.made += 1
         early, late = self.life
-        return FreshCredentials(value=f"pass {self.made}", early=asked + early, late=asked + late)
+        return FreshCredentials(
+            value=f"pass {self.made}", renew_from=asked + early, renew_by=asked + late
+        )
 
     async def get(self) -> str:
         return await self.passes.get()

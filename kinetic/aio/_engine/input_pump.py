@@ -20,7 +20,7 @@ from kinetic.aio._engine import prepare, scheduler
 from kinetic.aio._engine.input_source import Source
 from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, encode
 from kinetic.aio._engine.launcher import BatchContext
-from kinetic.aio._net.retry import create, retry_forever
+from kinetic.aio._net.retry import create_object, retry_forever
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
 
@@ -174,7 +174,7 @@ class InputPump:
             name = wire.input_key(self._scope, self._inputs.slots)
             body, slot = json.dumps(content).encode(), wire.Slot(total=total)
             metadata = slot.signed(self._key, self._scope, name)
-            if not await create(self._store, name, body, metadata):
+            if not await create_object(self._store, name, body, metadata):
                 await self._adopt(())
             else:
                 self._inputs.total, self._inputs.sealed = total, True
@@ -302,7 +302,9 @@ class InputPump:
             footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
             slot = wire.Slot(first, len(chunk.parts), footer, len(body))
             name = wire.input_key(self._scope, self._inputs.slots)
-            if await create(self._store, name, body, slot.signed(self._key, self._scope, name)):
+            if await create_object(
+                self._store, name, body, slot.signed(self._key, self._scope, name)
+            ):
                 break
             await self._adopt(values)
         self._inputs.add(slot, chunk, refs, failed)

@@ -19,7 +19,7 @@ from kinetic.aio._engine.submission import (
     LABEL_ROUND,
     LABEL_SUBMISSION,
 )
-from kinetic.aio._net.retry import is_answer
+from kinetic.aio._net.retry import is_refusal
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import BackendError
 
@@ -113,7 +113,7 @@ class JobSpecBuilder:
         try:
             await self._cluster.launch(replace(template, name=name, labels=labels, order=order))
         except BackendError as exc:
-            if is_answer(exc) or not await self._cluster.find(names=[name]):
+            if is_refusal(exc) or not await self._cluster.find(names=[name]):
                 raise
 
 

@@ -25,8 +25,8 @@ from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import (
     FOREVER,
     Outage,
-    is_answer,
-    is_definite,
+    is_final,
+    is_refusal,
     retry,
     retry_forever,
 )
@@ -192,7 +192,7 @@ class Launcher:
                 limit = self._context.uploaded.call.options.start_timeout or math.inf
             else:
                 limit = OUTAGE_S if self._launched == launched_before else UNCLEAR_S
-            unclear = isinstance(failure, BackendError) and not is_definite(failure)
+            unclear = isinstance(failure, BackendError) and not is_final(failure)
             return unclear and clock() - started_at < limit
 
         await retry(
@@ -247,7 +247,7 @@ class Launcher:
                 )
             except KineticError as exc:
                 self.unrequested.add(index)
-                if not is_answer(exc):
+                if not is_refusal(exc):
                     self._uncertain.add((index, attempt))
                 raise
             self._uncertain.discard((index, attempt))

@@ -81,11 +81,11 @@ def is_disabled(refusal: HttpError) -> bool:
 
 
 class GoogleClient:
-    """Send requests to Google's APIs on one event loop; close it with `aclose`.
+    """Sends requests to Google's APIs on one event loop; close it with `aclose`.
 
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
     gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
-    An earlier try may have succeeded although its answer was lost, so a write must be repeatable.
+    A retried write may already have succeeded and lost its answer, so it must be repeatable.
     *credentials* replace the application-default ones. *first_pause_s* is the first pause, in
     seconds, between two status requests for an operation.
 
@@ -123,7 +123,7 @@ class GoogleClient:
         """
         from yarl import URL
 
-        server = self._server(request.api)
+        server = self._server_url(request.api)
         url = URL(server + request.path, encoded=True).update_query(request.query)
         body = None if request.body is None else json.dumps(request.body).encode()
 
@@ -149,20 +149,25 @@ class GoogleClient:
         outage = Outage(f"calling {request.api}")
         return await retry(attempt, self._policy, outage, should_retry=is_retryable)
 
-    async def pages(self, request: GoogleRequest, items: str) -> AsyncGenerator[dict[str, Any]]:
-        """Yield every item of a list, page after page; *items* is the field that has them."""
+    async def list_items(
+        self, request: GoogleRequest, items_field: str
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Yield every item of a list, page after page; *items_field* is the field that has them."""
         async for page in self._pages(request):
-            for item in page.get(items) or ():
+            for item in page.get(items_field) or ():
                 yield item
 
-    async def aggregated(
-        self, request: GoogleRequest, items: str
+    async def list_aggregated(
+        self, request: GoogleRequest, items_field: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Yield every item of a list over all zones and regions, each with its zone or region."""
+        """Yield every item of an aggregated list, which spans all zones and regions.
+
+        Each item comes with its zone or region. *items_field* is the field that has the items.
+        """
         async for page in self._pages(request):
             scopes: dict[str, dict[str, Any]] = page.get("items") or {}
             for scope, listing in scopes.items():
-                for item in listing.get(items) or ():
+                for item in listing.get(items_field) or ():
                     yield scope.rpartition("/")[2], item
 
     async def _pages(self, request: GoogleRequest) -> AsyncGenerator[dict[str, Any]]:
@@ -190,7 +195,7 @@ class GoogleClient:
             raise OperationFailed(operation)
         return operation
 
-    def _server(self, api: str) -> str:
+    def _server_url(self, api: str) -> str:
         variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}"
         return (self._environ.get(variable) or f"https://{api}.googleapis.com").rstrip("/")
 
@@ -198,7 +203,7 @@ class GoogleClient:
 def _has_ended(operation: Mapping[str, Any]) -> bool:
     """Return whether *operation* has ended.
 
-    google.longrunning sets ``wait_for``; the container and compute APIs set the status DONE.
+    google.longrunning sets ``done``; the container and compute APIs set the status DONE.
     """
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 

@@ -58,7 +58,7 @@ class HttpError(Exception):
 
     @property
     def message(self) -> str:
-        """The server's message on one line; each API has another place for it."""
+        """The server's message on one line; each API has its own field for it."""
         body: Any = self.body
         try:
             message = (
@@ -72,26 +72,26 @@ class HttpError(Exception):
         return one_line(str(message or text or "no reason given"), 600)
 
 
-def google_refusal(refusal: HttpError, operation: str, service: str) -> BackendError:
+def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *operation* names the failed operation. Pass a 403 only if it's about the rate of requests.
+    *problem* begins the message. Pass a 403 only if it's about the rate of requests.
     """
     match refusal.status:
         case 401:
             return AuthError(
-                f"{operation}: Google does not accept the access token ({refusal.message}); run "
+                f"{problem}: Google does not accept the access token ({refusal.message}); run "
                 "`gcloud auth application-default login` again"
             )
         case 403 | 429:
             return Throttled(
-                f"{operation}: too many requests for {service} ({refusal.message}); try again "
+                f"{problem}: too many requests for {service} ({refusal.message}); try again "
                 "later, with fewer at a time",
                 retryable=True,
                 retry_after=refusal.retry_after,
             )
         case status:
-            failure = f"{operation}: {service} answered {status} ({refusal.message})"
+            failure = f"{problem}: {service} answered {status} ({refusal.message})"
             if not refusal.retryable:
                 return BackendError(failure)
             later = f"{failure}; try again later"
@@ -115,7 +115,7 @@ def proxy_for(server: str) -> str | None:
     return urllib.request.getproxies().get(parts.scheme)
 
 
-def retry_after(value: str | None) -> float | None:
+def parse_retry_after(value: str | None) -> float | None:
     """Return the seconds in a Retry-After header; None if it has none, or a date."""
     try:
         wait_s = float(value or "")
@@ -125,7 +125,8 @@ def retry_after(value: str | None) -> float | None:
 
 
 PROBE_S = 15
-"""Seconds of silence before the kernel probes a peer; after twice this time, it disconnects."""
+"""After this many seconds of silence, the kernel probes the peer; after twice this time, it
+disconnects."""
 
 CLOSE_TIMEOUT_S = 1.0
 """How long, in seconds, a closing client waits for its sockets to close."""
@@ -228,7 +229,7 @@ class HttpClient:
         self._sockets = Sockets()
         self._closed = False
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Check that this client is open and belongs to the running event loop.
 
         Raises:
@@ -244,15 +245,15 @@ class HttpClient:
                 f"{self._owner} belongs to another event loop; open one for each loop"
             )
 
-    def session(self, limit: int = 0, *, refusals: bool = False) -> aiohttp.ClientSession:
+    def session(self, limit: int = 0, *, raise_for_status: bool = False) -> aiohttp.ClientSession:
         """Return the session of at most *limit* connections; 0 means no limit.
 
-        With *refusals*, the session raises `HttpError` for error statuses. Set it for a library
-        that makes its requests on this session.
+        With *raise_for_status*, the session raises `HttpError` for error statuses. Set it for a
+        library that makes its requests on this session.
         """
         import aiohttp
 
-        self.check()
+        self.check_usable()
         if limit not in self._sessions:
             self._sessions[limit] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -266,7 +267,7 @@ class HttpClient:
                 read_bufsize=READ_BYTES,
                 proxy=self._proxy,
                 trust_env=self._trust_env,
-                raise_for_status=self._raise_for_status if refusals else False,
+                raise_for_status=self._raise_for_status if raise_for_status else False,
             )
         return self._sessions[limit]
 
@@ -301,7 +302,7 @@ class HttpClient:
                 piece := await answer.content.read(ERROR_BYTES - len(body))
             ):
                 body += piece
-            wait_s = retry_after(answer.headers.get("Retry-After"))
+            wait_s = parse_retry_after(answer.headers.get("Retry-After"))
             raise HttpError(answer.status, body.decode(errors="replace"), wait_s)
         finally:
             close_answer(answer)
@@ -327,7 +328,7 @@ class HttpClient:
         except (KineticError, HttpError):
             raise
         except aiohttp.ClientResponseError as exc:
-            wait_s = retry_after(exc.headers.get("Retry-After") if exc.headers else None)
+            wait_s = parse_retry_after(exc.headers.get("Retry-After") if exc.headers else None)
             raise HttpError(exc.status, exc.message, wait_s) from exc
         except aiohttp.ClientConnectorCertificateError as exc:
             raise AuthError(

@@ -227,40 +227,40 @@ def _failure(state: RetryCallState) -> Exception:
     return failure
 
 
-def is_definite(error: BackendError) -> bool:
+def is_final(error: BackendError) -> bool:
     """Return whether a retry would get the same answer."""
     return isinstance(error, (AuthError, ClientClosed, NotFound, Conflict, Refused, StoreFull))
 
 
-def is_answer(error: KineticError) -> bool:
-    """Return whether *error* proves that the service refused the request and created nothing."""
-    return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_definite(error)
+def is_refusal(error: KineticError) -> bool:
+    """Return whether *error* proves that the service refused the request, so it created nothing."""
+    return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_final(error)
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether a reader should retry: the store may soon answer, or have space again."""
+    """Return whether a reader should retry, since the store may soon answer or have space again."""
     if isinstance(error, StoreFull):
         return True
-    return isinstance(error, BackendError) and not is_definite(error)
+    return isinstance(error, BackendError) and not is_final(error)
 
 
 FOREVER = RetryPolicy(total_s=math.inf)
 
 
-async def retry_forever(ask: Callable[[], Awaitable[T]], operation: str) -> T:
-    """Await ``ask()`` and retry until it gets an answer; log messages call the request *operation*.
+async def retry_forever(request: Callable[[], Awaitable[T]], operation: str) -> T:
+    """Await ``request()`` and retry until the store answers; log messages name it *operation*.
 
     Raises:
         BackendError: The store's answer is final.
     """
 
     def should_retry(failure: Exception) -> bool:
-        return isinstance(failure, BackendError) and not is_definite(failure)
+        return isinstance(failure, BackendError) and not is_final(failure)
 
-    return await retry(ask, FOREVER, Outage(operation), should_retry=should_retry)
+    return await retry(request, FOREVER, Outage(operation), should_retry=should_retry)
 
 
-async def create(
+async def create_object(
     store: Store, name: str, body: bytes, metadata: Mapping[str, str] | None = None
 ) -> bool:
     """Create an object and retry until the store answers; return False if it existed before.
@@ -273,10 +273,10 @@ async def create(
     """
     metadata_with_nonce = {**(metadata or {}), "nonce": os.urandom(8).hex()}
 
-    async def ask() -> bool:
+    async def attempt() -> bool:
         if await store.create(name, body, metadata_with_nonce):
             return True
         matches = [info for info in await store.list(name) if info.name == name]
         return bool(matches) and matches[0].metadata.get("nonce") == metadata_with_nonce["nonce"]
 
-    return await retry_forever(ask, f"creating {name}")
+    return await retry_forever(attempt, f"creating {name}")

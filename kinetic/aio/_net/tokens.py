@@ -27,11 +27,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY_FRACTION, LATE_FRACTION = 0.2, 0.05
-"""Fractions of the lifetime that are left at the two renewals of credentials. The early renewal
-runs in the background; requests wait only for the late one."""
+"""Fractions of the lifetime that are left when credentials are renewed. The early renewal runs in
+the background; requests wait only for the late one."""
 
 RENEWAL_PAUSE_S = 10.0
-"""Seconds between early renewals that fail."""
+"""Pause after an early renewal that failed, in seconds."""
 
 
 class Revoked(AuthError):
@@ -40,11 +40,15 @@ class Revoked(AuthError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshCredentials(Generic[T]):
-    """New credentials, and when to renew them early and at the latest, as `time.time` counts."""
+    """New credentials, and when to renew them, in seconds since the epoch.
+
+    From ``renew_from`` on, they are renewed in the background; at ``renew_by``, requests wait
+    for the renewal.
+    """
 
     value: T = field(repr=False)
-    early: float = math.inf
-    late: float = math.inf
+    renew_from: float = math.inf
+    renew_by: float = math.inf
 
 
 def schedule_renewals(value: T, requested_at: float, expires_at: float) -> FreshCredentials[T]:
@@ -52,8 +56,8 @@ def schedule_renewals(value: T, requested_at: float, expires_at: float) -> Fresh
     lifetime_s = expires_at - requested_at
     return FreshCredentials(
         value=value,
-        early=expires_at - EARLY_FRACTION * lifetime_s,
-        late=expires_at - LATE_FRACTION * lifetime_s,
+        renew_from=expires_at - EARLY_FRACTION * lifetime_s,
+        renew_by=expires_at - LATE_FRACTION * lifetime_s,
     )
 
 
@@ -132,8 +136,8 @@ class TokenCache(Generic[T]):
         if self._closed:
             raise ClientClosed(f"the client of {self._name} is closed; open another")
         now, fresh = self._clock(), self._current
-        if fresh is not None and now < fresh.late:
-            if now >= max(fresh.early, self._pause_until):
+        if fresh is not None and now < fresh.renew_by:
+            if now >= max(fresh.renew_from, self._pause_until):
                 self._start_renewal()
             return fresh.value
         return await shared(self._start_renewal(), f"the client of {self._name}")
@@ -183,7 +187,7 @@ LOGIN = (
     f"{CREDENTIALS_VARIABLE} to the key file of a service account"
 )
 
-REFRESH_S = 10
+REFRESH_TIMEOUT_S = 10
 """Timeout of one request for a token, in seconds."""
 
 
@@ -238,7 +242,7 @@ class Credentials(TokenCache[str]):
             token = self._token = self._open_token()
         requested_at = self._clock()
         try:
-            answer = await token.refresh(timeout=REFRESH_S)
+            answer = await token.refresh(timeout=REFRESH_TIMEOUT_S)
         except Exception as exc:
             raise _as_backend_error(exc, token) from exc
         return schedule_renewals(answer.value, requested_at, requested_at + answer.expires_in)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic.aio._net.http import HttpClient, HttpError, google_refusal, proxy_for
+from kinetic.aio._net.http import HttpClient, HttpError, google_refusal_error, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
@@ -41,11 +41,11 @@ EMULATOR = "STORAGE_EMULATOR_HOST"
 RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 DAMAGED_TRIES = 3
-"""The most tries of a transfer whose content is damaged, whose upload session is lost, or whose
+"""Maximum tries of a transfer whose content arrives damaged, whose upload session is lost, or whose
 object another process replaces meanwhile."""
 
 LOST_UPLOAD_STATUSES = frozenset({308, 410})
-"""Statuses which say that an upload session took only a part of the content, or has ended. The
+"""Statuses which say that an upload session received only a part of the content, or has ended. The
 upload then starts again."""
 
 
@@ -114,8 +114,8 @@ class Limits:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
-class Http:
-    """Requests to one bucket, on the event loop that makes the first request.
+class BucketClient:
+    """Sends requests to one bucket, on the event loop that makes the first request.
 
     The constructor imports libraries, which takes half a second. Call it in a worker thread, so
     that it doesn't block the event loop.
@@ -141,8 +141,8 @@ class Http:
         self._credentials = Credentials()
         self._storage: Storage | None = None
         self._outage = Outage("Cloud Storage")
-        self._slots = asyncio.Semaphore(limits.connections)
-        self._transfers = asyncio.Semaphore(limits.transfers)
+        self._request_slots = asyncio.Semaphore(limits.connections)
+        self._transfer_slots = asyncio.Semaphore(limits.transfers)
 
     @property
     def storage(self) -> Storage:
@@ -153,7 +153,7 @@ class Http:
         replaces aiohttp's error, so that the library itself doesn't retry uploads.
         """
         if self._storage is None:
-            session: Any = self._http.session(self.limits.connections, refusals=True)
+            session: Any = self._http.session(self.limits.connections, raise_for_status=True)
             token: Any = self._credentials  # the library calls only get()
             self._storage = self._new_storage(
                 token=token,
@@ -163,7 +163,7 @@ class Http:
             )
         return self._storage
 
-    async def do(
+    async def perform(
         self,
         verb: Verb,
         name: str,
@@ -184,11 +184,11 @@ class Http:
             AuthError: Credentials or a permission are missing.
             Unavailable: The service didn't answer in time.
         """
-        self._http.check()
+        self._http.check_usable()
         problem = f"cannot {verb.value[0]} {name!r} in {self.location.url}"
 
         async def attempt(_token: object = None) -> T:
-            async with self._transfers if large else nullcontext(), self._slots:
+            async with self._transfer_slots if large else nullcontext(), self._request_slots:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
@@ -209,7 +209,7 @@ class Http:
             raise refusal_error(refusal, verb, self.location.bucket, name) from None
 
     async def read_metadata_once(self, name: str) -> ObjectMetadata:
-        """Read an object's metadata. Call this only within `do`, which retries and translates."""
+        """Read an object's metadata. Call it only within `perform`, which retries."""
         resource = await self.storage.download_metadata(
             self.location.bucket, self.location.object_name(name), timeout=self.timeout
         )
@@ -221,7 +221,7 @@ class Http:
         Raises:
             NotFound: The object doesn't exist.
         """
-        return await self.do(Verb.GET, name, lambda: self.read_metadata_once(name))
+        return await self.perform(Verb.GET, name, lambda: self.read_metadata_once(name))
 
     async def aclose(self) -> None:
         """Close all connections; requests in progress fail."""
@@ -232,7 +232,8 @@ class Http:
 def new_retry_filter() -> Callable[[Exception], bool]:
     """Return a function that decides, for one operation, which failures to retry.
 
-    It accepts every temporary failure, but a damaged, lost, or replaced transfer only twice.
+    It accepts every temporary failure, but a damaged, lost, or replaced transfer only
+    `DAMAGED_TRIES` - 1 times.
     """
     damaged_tries = itertools.count(1)
 
@@ -288,7 +289,7 @@ def refusal_error(
         case 409 | 412:
             return Conflict(f"{problem}: another process changed it first")
         case _:
-            return google_refusal(refusal, problem, "Cloud Storage")
+            return google_refusal_error(refusal, problem, "Cloud Storage")
 
 
 NONCE = "kinetic-nonce"
@@ -305,7 +306,7 @@ class ObjectMetadata:
 
     @classmethod
     def from_resource(cls, name: str, resource: Mapping[str, Any]) -> ObjectMetadata:
-        """Read an object resource of the JSON API."""
+        """Parse *resource*, an object resource of the JSON API."""
         metadata = dict(resource.get("metadata") or {})
         nonce = metadata.pop(NONCE, "")
         info = ObjectInfo(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kinetic._tasks import for_each
 from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs import transfer
-from kinetic.aio.gcs.http import EMULATOR, Http, Limits, Location, ObjectMetadata, Verb
+from kinetic.aio.gcs.http import EMULATOR, BucketClient, Limits, Location, ObjectMetadata, Verb
 from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
 
-TOO_EARLY = 400
-"""The status with which the service refuses to move a custom time back."""
+EARLIER_TIME = 400
+"""The status with which the service refuses a custom time that is earlier than the stored one."""
 
-ABSENT = 404
-CHANGED = 412
+NOT_FOUND = 404
+PRECONDITION_FAILED = 412
 
 
 class GcsStore:
@@ -52,7 +52,7 @@ class GcsStore:
         emulator = environ.get(EMULATOR, "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        self._http = Http(
+        self._client = BucketClient(
             Location.from_url(url),
             endpoint or emulator or None,
             limits or Limits(),
@@ -61,7 +61,7 @@ class GcsStore:
 
     @property
     def url(self) -> str:
-        return self._http.location.url
+        return self._client.location.url
 
     async def create(
         self,
@@ -74,48 +74,48 @@ class GcsStore:
         """See `Store.create`. A body of up to 1 MiB takes one request; a larger one takes two."""
         used = _format_time(_now()) if shared else ""
         written = await transfer.write(
-            self._http, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
+            self._client, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
         )
         return written is not None
 
     async def begin(self, name: str, body: bytes) -> int | None:
         """See `Store.begin`."""
-        return await transfer.write(self._http, Verb.CREATE, name, body, {}, generation=0)
+        return await transfer.write(self._client, Verb.CREATE, name, body, {}, generation=0)
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """See `Store.replace`."""
         new_generation = await transfer.write(
-            self._http, Verb.REPLACE, name, body, {}, generation=generation
+            self._client, Verb.REPLACE, name, body, {}, generation=generation
         )
         if new_generation is None:
-            await self._http.read_metadata(name)  # raises NotFound if the object was deleted
+            await self._client.read_metadata(name)  # raises NotFound if the object was deleted
             raise Conflict(f"{name} is no longer of generation {generation}")
         return new_generation
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See `Store.get`. Sends two requests at once: for the metadata, and for the body."""
-        return await transfer.get(self._http, name, limit, start)
+        return await transfer.get(self._client, name, limit, start)
 
     async def fetch(self, name: str, path: Path) -> None:
         """See `Store.fetch`. Sends two requests, one after the other."""
-        await transfer.fetch(self._http, name, path)
+        await transfer.fetch(self._client, name, path)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         """See `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
-        params = {"prefix": self._http.location.object_name(prefix), "fields": FIELDS}
+        params = {"prefix": self._client.location.object_name(prefix), "fields": FIELDS}
 
         async def page() -> Mapping[str, Any]:
-            return await self._http.storage.list_objects(
-                self._http.location.bucket, params=dict(params), timeout=self._http.timeout
+            return await self._client.storage.list_objects(
+                self._client.location.bucket, params=dict(params), timeout=self._client.timeout
             )
 
         while params.get("pageToken") != "":
-            answer = await self._http.do(Verb.LIST, prefix, page)
+            answer = await self._client.perform(Verb.LIST, prefix, page)
             found += (
                 ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
-                if (name := self._http.location.name(resource["name"])) is not None
+                if (name := self._client.location.name(resource["name"])) is not None
             )
             params["pageToken"] = answer.get("nextPageToken") or ""
         # The service sorts by its own form of the names, whose order may differ.
@@ -124,7 +124,7 @@ class GcsStore:
     async def look(self, name: str) -> ObjectInfo | None:
         """See `Store.look`. Sends one request, which costs less than a listing."""
         try:
-            return (await self._http.read_metadata(name)).info
+            return (await self._client.read_metadata(name)).info
         except NotFound:
             return None
 
@@ -139,15 +139,15 @@ class GcsStore:
             status = await self._request(
                 Verb.RENEW,
                 name,
-                lambda: self._http.storage.patch_metadata(
-                    self._http.location.bucket,
-                    self._http.location.object_name(name),
+                lambda: self._client.storage.patch_metadata(
+                    self._client.location.bucket,
+                    self._client.location.object_name(name),
                     {"customTime": _format_time(now)},
-                    timeout=self._http.timeout,
+                    timeout=self._client.timeout,
                 ),
-                expected=(ABSENT, TOO_EARLY),  # a client whose clock is ahead set a later time
+                expected=(NOT_FOUND, EARLIER_TIME),  # EARLIER_TIME: another client's clock is ahead
             )
-            if status == ABSENT:
+            if status == NOT_FOUND:
                 absent.add(name)
 
         await self._for_each(renew, names)
@@ -176,7 +176,7 @@ class GcsStore:
             statuses.add(await self._delete(info.name, condition))
 
         await self._for_each(delete, objects)
-        return CHANGED not in statuses
+        return PRECONDITION_FAILED not in statuses
 
     async def delete(self, names: Collection[str]) -> None:
         """See `Store.delete`. Sends a request for each object, up to 64 at once.
@@ -189,19 +189,19 @@ class GcsStore:
         return await self._request(
             Verb.DELETE,
             name,
-            lambda: self._http.storage.delete(
-                self._http.location.bucket,
-                self._http.location.object_name(name),
+            lambda: self._client.storage.delete(
+                self._client.location.bucket,
+                self._client.location.object_name(name),
                 params=dict(condition or {}),
-                timeout=self._http.timeout,
+                timeout=self._client.timeout,
             ),
-            expected=(ABSENT, CHANGED) if condition else (ABSENT,),
+            expected=(NOT_FOUND, PRECONDITION_FAILED) if condition else (NOT_FOUND,),
         )
 
     async def _for_each(
         self, work: Callable[[T], Coroutine[Any, Any, object]], items: Collection[T]
     ) -> None:
-        limit = min(len(items), self._http.limits.connections)
+        limit = min(len(items), self._client.limits.connections)
         await for_each(work, items, limit=limit)
 
     async def _request(
@@ -214,14 +214,14 @@ class GcsStore:
     ) -> int:
         """Return 0 on success, or the HTTP status of a refusal if it is in *expected*."""
         try:
-            await self._http.do(verb, name, work, expected=expected)
+            await self._client.perform(verb, name, work, expected=expected)
         except HttpError as refusal:
             return refusal.status
         return 0
 
     async def aclose(self) -> None:
         """Close the connections; requests in progress fail."""
-        await self._http.aclose()
+        await self._client.aclose()
 
 
 def _now() -> datetime.datetime:

@@ -24,7 +24,7 @@ from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, close_answer
-from kinetic.aio.gcs.http import NONCE, Damaged, Http, Replaced, Verb
+from kinetic.aio.gcs.http import NONCE, BucketClient, Damaged, Replaced, Verb
 from kinetic.aio.ports import Object
 from kinetic.errors import BackendError, NotFound
 
@@ -37,7 +37,7 @@ CRC32C: Any = google_crc32c  # the library ships only half of its types
 CONTENT_TYPE = "application/octet-stream"
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Bytes to read and check at a time."""
+"""How many bytes of a file to read and check at a time."""
 
 THREAD_BYTES = 8 * 1024 * 1024
 """Content in memory that is longer than this, in bytes, is joined and checked in a thread."""
@@ -86,10 +86,10 @@ class Content:
             with body.open("rb") as opened:
                 # If aiofiles.open() is cancelled while it opens a file, the file stays open.
                 file = wrap(opened)
-                start = await file.read(memory_limit + 1)
-                if len(start) <= memory_limit:
-                    return cls(len(start), await checksum(start), body=start)
-                size, crc32c = len(start), extend_crc32c(0, start)
+                first_bytes = await file.read(memory_limit + 1)
+                if len(first_bytes) <= memory_limit:
+                    return cls(len(first_bytes), await checksum(first_bytes), body=first_bytes)
+                size, crc32c = len(first_bytes), extend_crc32c(0, first_bytes)
                 while block := await file.read(BLOCK_BYTES):
                     size, crc32c = size + len(block), await in_thread(extend_crc32c, crc32c, block)
         except OSError as exc:
@@ -122,7 +122,7 @@ def _read_error(path: Path, exc: OSError) -> BackendError:
 
 
 async def write(
-    http: Http,
+    client: BucketClient,
     verb: Verb,
     name: str,
     body: bytes | Path,
@@ -139,10 +139,10 @@ async def write(
     Cancelled: the object has been written completely or not at all. The service drops an
     unfinished upload after a week.
     """
-    content = await Content.of(body, http.limits.piece_bytes)
-    object_name, nonce = http.location.object_name(name), secrets.token_hex(8)
-    large = content.size > http.limits.piece_bytes
-    tries, furthest = itertools.count(), 0
+    content = await Content.of(body, client.limits.piece_bytes)
+    object_name, nonce = client.location.object_name(name), secrets.token_hex(8)
+    is_large = content.size > client.limits.piece_bytes
+    tries, max_position = itertools.count(), 0
 
     async def attempt() -> int:
         next(tries)
@@ -150,15 +150,15 @@ async def write(
         close = stream.close
 
         def record_and_close() -> None:
-            nonlocal furthest
+            nonlocal max_position
             if not stream.closed:
-                furthest = max(furthest, stream.tell())
+                max_position = max(max_position, stream.tell())
             close()
 
         stream.close = record_and_close  # type: ignore[method-assign] # the library closes it
         try:
-            answer = await http.storage.upload(
-                http.location.bucket,
+            answer = await client.storage.upload(
+                client.location.bucket,
                 object_name,
                 stream,
                 content_type=CONTENT_TYPE,
@@ -168,22 +168,22 @@ async def write(
                     "crc32c": content.crc32c,  # the service refuses content that differs
                     **({"Custom-Time": used} if used else {}),  # the library sends customTime
                 },
-                force_resumable_upload=large,
-                timeout=http.timeout,
+                force_resumable_upload=is_large,
+                timeout=client.timeout,
             )
         finally:
             stream.close()
         return int(answer["generation"])
 
     try:
-        return await http.do(
-            verb, name, attempt, expected=(412,), progress=lambda: furthest, large=large
+        return await client.perform(
+            verb, name, attempt, expected=(412,), progress=lambda: max_position, large=is_large
         )
     except HttpError:
         if next(tries) == 1:  # there was only one try, so another process was faster
             return None
     try:  # an earlier try may have written it, and its reply was lost
-        stored = await http.read_metadata(name)
+        stored = await client.read_metadata(name)
     except NotFound:
         return None
     return stored.info.generation if stored.nonce == nonce else None
@@ -192,15 +192,15 @@ async def write(
 # --- download ---
 
 
-async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Object:
-    """Read an object from byte *start* on; return an empty body if that is more than *limit* bytes.
+async def get(client: BucketClient, name: str, limit: int | None, start: int = 0) -> Object:
+    """Read an object from byte *start* on; return an empty body if it has more than *limit* bytes.
 
-    The service knows only the checksum of the whole object, so a part of it isn't checked.
+    The service knows only the checksum of the whole object, so a partial read isn't checked.
     """
 
     async def read() -> tuple[int, bytes | None]:
         pieces, size = list[bytes](), 0
-        async with _open_content(http, name, start) as answer:
+        async with _open_content(client, name, start) as answer:
             async for piece in answer.content.iter_any():
                 pieces.append(piece)
                 size += len(piece)
@@ -213,7 +213,7 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
         metadata, content = await asyncio.gather(
-            http.read_metadata_once(name), read(), return_exceptions=True
+            client.read_metadata_once(name), read(), return_exceptions=True
         )
         if isinstance(metadata, BaseException):
             raise metadata
@@ -222,47 +222,50 @@ async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Objec
         generation, body = content
         info = metadata.info
         if generation not in (0, info.generation):
-            raise _replaced_error(http, name)
+            raise _replaced_error(client, name)
         if body and not start and metadata.crc32c not in ("", await checksum(body)):
-            raise _damage_error(http, name)
+            raise _damage_error(client, name)
         return Object(
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
 
-    return await http.do(Verb.GET, name, attempt)
+    return await client.perform(Verb.GET, name, attempt)
 
 
-async def fetch(http: Http, name: str, path: Path) -> None:
+async def fetch(client: BucketClient, name: str, path: Path) -> None:
     """Download an object to a new file at *path*, and check it; a failure leaves no file."""
-    furthest = 0
+    max_position = 0
 
     async def attempt() -> None:
-        nonlocal furthest
-        metadata, crc32c, size = await http.read_metadata_once(name), 0, 0
-        async with _new_file(path) as file, _open_content(http, name) as answer:
+        nonlocal max_position
+        metadata, crc32c, size = await client.read_metadata_once(name), 0, 0
+        async with _new_file(path) as file, _open_content(client, name) as answer:
             if _generation(answer) not in (0, metadata.info.generation):
-                raise _replaced_error(http, name)
+                raise _replaced_error(client, name)
             async for piece in answer.content.iter_any():
-                with _translated_disk_errors(path):
+                with _translate_disk_errors(path):
                     await file.write(piece)
                 crc32c, size = extend_crc32c(crc32c, piece), size + len(piece)
-                furthest = max(furthest, size)
+                max_position = max(max_position, size)
             if metadata.crc32c not in ("", encode_crc32c(crc32c)):
-                raise _damage_error(http, name)
+                raise _damage_error(client, name)
 
-    await http.do(Verb.GET, name, attempt, progress=lambda: furthest, large=True)
+    await client.perform(Verb.GET, name, attempt, progress=lambda: max_position, large=True)
 
 
 @contextlib.asynccontextmanager
 async def _open_content(
-    http: Http, name: str, start: int = 0
+    client: BucketClient, name: str, start: int = 0
 ) -> AsyncGenerator[aiohttp.ClientResponse]:
     """Open the content of an object from byte *start* on."""
     headers = {"Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    stream = await http.storage.download_stream(
-        http.location.bucket, http.location.object_name(name), headers=headers, timeout=http.timeout
+    stream = await client.storage.download_stream(
+        client.location.bucket,
+        client.location.object_name(name),
+        headers=headers,
+        timeout=client.timeout,
     )
     async with stream as answer:
         try:
@@ -279,7 +282,7 @@ def _generation(answer: aiohttp.ClientResponse) -> int:
 @contextlib.asynccontextmanager
 async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
     """Open a new, private file at *path*; a failure removes it."""
-    with _translated_disk_errors(path):
+    with _translate_disk_errors(path):
         opened = _create_private(path)
         file = wrap(opened)
         try:
@@ -297,8 +300,8 @@ def _create_private(path: Path) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def _translated_disk_errors(path: Path) -> Generator[None]:
-    """Turn disk errors into `BackendError`; `Http.do` would report them as network failures."""
+def _translate_disk_errors(path: Path) -> Generator[None]:
+    """Translate disk errors into `BackendError`; `perform` would take them for network failures."""
     try:
         yield
     except BackendError:
@@ -309,12 +312,12 @@ def _translated_disk_errors(path: Path) -> Generator[None]:
         ) from exc
 
 
-def _damage_error(http: Http, name: str) -> Damaged:
+def _damage_error(client: BucketClient, name: str) -> Damaged:
     return Damaged(
-        f"checksum mismatch on download of {name!r} from {http.location.url}; check the network, "
+        f"checksum mismatch on download of {name!r} from {client.location.url}; check the network, "
         "then try again"
     )
 
 
-def _replaced_error(http: Http, name: str) -> Replaced:
-    return Replaced(f"{name!r} in {http.location.url} changed while it was read; try again later")
+def _replaced_error(client: BucketClient, name: str) -> Replaced:
+    return Replaced(f"{name!r} in {client.location.url} changed while it was read; try again later")

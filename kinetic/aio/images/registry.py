@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinetic import configuration
-from kinetic.aio._net.http import HttpClient, HttpError, close_answer, google_refusal
+from kinetic.aio._net.http import HttpClient, HttpError, close_answer, google_refusal_error
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.errors import AuthError, ConfigurationError
@@ -127,5 +127,5 @@ class Registry:
                     f"{refusal.message}); give yourself the role roles/artifactregistry.reader on "
                     "its repository"
                 ) from None
-            raise google_refusal(refusal, problem, host) from None
+            raise google_refusal_error(refusal, problem, host) from None
         return True

@@ -72,7 +72,7 @@ async def list_items(
         Refused: Google refuses the request.
     """
     try:
-        async for item in google.pages(request, items):
+        async for item in google.list_items(request, items):
             yield item
     except HttpError as refusal:
         if refusal.status != 404 and not is_disabled(refusal):

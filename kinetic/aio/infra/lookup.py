@@ -86,7 +86,7 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
         for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
             path = f"projects/{site.project}/aggregated/{items}"
             listing = call(api="compute", method="GET", path=path)
-            async for zone_or_region, document in google.aggregated(listing, items):
+            async for zone_or_region, document in google.list_aggregated(listing, items):
                 belongs = belongs_to_cluster(document) and (
                     kind != "disk" or "goog-gke-volume" in document["labels"]
                 )

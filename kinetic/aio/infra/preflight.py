@@ -200,7 +200,7 @@ async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight)
     name_filter = " OR ".join(f'(name = "{machine}")' for machine in SYSTEM_MACHINES)
     listing = call(api="compute", method="GET", path=parent, query=query(filter=name_filter))
     try:
-        offered = {str(document["name"]) async for document in google.pages(listing, "items")}
+        offered = {str(document["name"]) async for document in google.list_items(listing, "items")}
     except HttpError as refusal:
         if refusal.status != 404:
             raise
@@ -321,7 +321,7 @@ async def _find_zones(
         query=query(filter=f'name = "{machine}"'),
     )
     try:
-        zones = sorted({zone async for zone, _ in google.aggregated(listing, "machineTypes")})
+        zones = sorted({zone async for zone, _ in google.list_aggregated(listing, "machineTypes")})
     except HttpError as refusal:
         if not is_disabled(refusal):
             result.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")

@@ -102,7 +102,7 @@ async def accounts(google: GoogleClient) -> list[BillingAccount]:
                 id=str(account["name"]).rpartition("/")[2],
                 name=str(account.get("displayName") or ""),
             )
-            async for account in google.pages(listing, "billingAccounts")
+            async for account in google.list_items(listing, "billingAccounts")
             if account.get("open")
         ]
     except HttpError as refusal:

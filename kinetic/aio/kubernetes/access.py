@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
-from kinetic.aio._net.http import HttpError, google_refusal, proxy_for
+from kinetic.aio._net.http import HttpError, google_refusal_error, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import FreshCredentials, Revoked, TokenCache, schedule_renewals
 from kinetic.aio.kubernetes.credentials import (
@@ -226,7 +226,8 @@ async def _renew_credentials(
     if reply is not None and reply.until is not None:
         return schedule_renewals(credentials, requested_at, reply.until)
     return FreshCredentials(
-        value=credentials, early=requested_at + REREAD_S if user.text("tokenFile") else math.inf
+        value=credentials,
+        renew_from=requested_at + REREAD_S if user.text("tokenFile") else math.inf,
     )
 
 
@@ -326,7 +327,7 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     async def renew() -> FreshCredentials[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
         _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
-        return FreshCredentials(value=credentials, early=early)
+        return FreshCredentials(value=credentials, renew_from=early)
 
     server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     token_cache = TokenCache(renew, "the cluster of this pod")
@@ -463,7 +464,7 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
 def _as_backend_error(answer: HttpError, target: Target) -> BackendError:
     message, operation = answer.message, f"cannot look up {_describe(target)}"
     if answer.status != 403:
-        return google_refusal(answer, operation, "Google's container API")
+        return google_refusal_error(answer, operation, "Google's container API")
     return AuthError(
         f"{operation}: {message}; the credentials need container.clusters.get there: grant it "
         f"with `gcloud projects add-iam-policy-binding {target.project} "
