@@ -1,4 +1,4 @@
-"""Tasks that finish even if their caller is cancelled, and tasks that end together."""
+"""Run asyncio tasks that a cancellation spares, that callers share, or that end together."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run *work* in a worker thread, to its end even if the caller is cancelled.
+    """Run *work* in a worker thread, and return its result.
 
-    A thread can't be stopped, so the caller must not remove what the thread uses before its end.
+    If the caller is cancelled, this waits up to 60 seconds for *work* to end, because a thread
+    can't be stopped. Then it raises the cancellation.
     """
     call = functools.partial(work, *args, **kwargs)
     future = asyncio.ensure_future(anyio.to_thread.run_sync(call))
@@ -49,14 +50,14 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
 async def _wait_until_done(future: asyncio.Future[Any]) -> None:
     await asyncio.wait({future})
     if not future.cancelled():
-        future.exception()  # mark it as read: the caller raises its cancellation
+        future.exception()  # asyncio logs a failure that nobody reads
 
 
-async def shared(task: asyncio.Task[T], owner: str) -> T:
-    """Await a task that several callers share: cancelling one of them leaves it to the others.
+async def await_shared(task: asyncio.Task[T], owner: str) -> T:
+    """Await *task*, which several callers share, and let it continue if this caller is cancelled.
 
     Raises:
-        ClientClosed: The *owner* of the task was closed.
+        ClientClosed: *task* itself was cancelled, which its *owner* does when it closes.
     """
     try:
         return await asyncio.shield(task)
@@ -67,13 +68,16 @@ async def shared(task: asyncio.Task[T], owner: str) -> T:
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the running task itself was cancelled, not only the one it awaited."""
+    """Return whether the running task itself was cancelled, not only a task that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Await all of *work*; after a failure or cancellation, end the others before raising it."""
+    """Await all of *work* concurrently, and return the results in order.
+
+    If one fails, or the caller is cancelled, cancel the others and wait for their end, then raise.
+    """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
@@ -87,7 +91,7 @@ async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 async def for_each(
     work: Callable[[T], Coroutine[Any, Any, object]], items: Iterable[T], *, limit: int
 ) -> None:
-    """Do *work* for each of *items*, *limit* at a time; the first failure cancels the others."""
+    """Await ``work(item)`` for all *items*, *limit* at a time; a failure cancels the others."""
     remaining = iter(items)
 
     async def run_items() -> None:
@@ -105,11 +109,11 @@ async def release(
     progress: Callable[[], object] | None = None,
     interrupted: bool = False,
 ) -> None:
-    """Run *work* to its end for up to *grace* seconds, shielded from cancellation.
+    """Await *work*, a cleanup, even if the caller is cancelled; log messages name it *operation*.
 
-    The grace starts again whenever the value of *progress* has changed. Logs a failure of *work*
-    instead of raising it, because the caller already raises another error. Raises a cancellation of
-    the caller afterwards, or at once if the caller was already *interrupted*.
+    After *grace* seconds without a new value of *progress*, cancel *work*. Log a failure of *work*
+    instead of raising it, because the caller already raises another error. Raise a cancellation of
+    the caller once *work* has ended. If the caller was *interrupted* before, this cancels *work*.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {operation}")

@@ -24,7 +24,7 @@ from absl import logging
 
 from kinetic import _log_level, configuration
 from kinetic._messages import described
-from kinetic._tasks import in_thread, release, running_loop, shared
+from kinetic._tasks import await_shared, in_thread, release, running_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _engine as engine
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
@@ -566,7 +566,7 @@ class Client:
             loop = running_loop()
             opening = loop.create_task(self._open_session(target), name="kinetic open platform")
             self._sessions[session_key] = opening
-        return await shared(opening, "the client")
+        return await await_shared(opening, "the client")
 
     async def _open_session(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)

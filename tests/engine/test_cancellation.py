@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic._tasks import release, shared
+from kinetic._tasks import await_shared, release
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.errors import BackendError
 
@@ -41,7 +41,7 @@ async def test_a_cancelled_submit_leaves_no_job(home: Path, seed: int) -> None:
 async def test_each_waiter_of_a_shared_task_gets_its_own_outcome() -> None:
     work = asyncio.create_task(asyncio.sleep(1000))
     cancelled, cancelled_with_work, waiting = (
-        asyncio.create_task(shared(work, "the owner")) for _ in range(3)
+        asyncio.create_task(await_shared(work, "the owner")) for _ in range(3)
     )
     await asyncio.sleep(0)
     cancelled.cancel()

@@ -15,7 +15,7 @@ from tests.gcs.server import GcsServer
 QUICK = Limits(
     idle_s=30.0,
     connect_s=10.0,
-    retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
+    retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02),
     piece_bytes=64 * 1024,
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""

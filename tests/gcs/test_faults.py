@@ -92,7 +92,7 @@ async def test_silence_is_not_waited_for(
 async def test_whatever_happens_is_told_in_our_own_words(
     server: GcsServer, tmp_path: Path, operation: Work, fault: Fault
 ) -> None:
-    policy = RetryPolicy(total_s=0.05, first_s=0.002, longest_s=0.01)
+    policy = RetryPolicy(total_s=0.05, first_pause_s=0.002, longest_pause_s=0.01)
     limits = Limits(retry=policy, piece_bytes=64 * 1024)
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
     server.faults = [replace(fault)]
@@ -112,7 +112,7 @@ async def test_whatever_happens_is_told_in_our_own_words(
 
 
 async def test_patience_ends(server: GcsServer) -> None:
-    limits = Limits(retry=RetryPolicy(total_s=1.0, first_s=0.01, longest_s=0.05))
+    limits = Limits(retry=RetryPolicy(total_s=1.0, first_pause_s=0.01, longest_pause_s=0.05))
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
     storm = server.fail("*", times=10**6, status=503, text="Backend Error")
     async with asyncio.timeout(60):

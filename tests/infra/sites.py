@@ -14,7 +14,7 @@ from kinetic.aio.infra import Infrastructure, Planned, Site
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from tests.infra.google import Google
 
-QUICK = RetryPolicy(total_s=2.0, first_s=0.001, longest_s=0.01)
+QUICK = RetryPolicy(total_s=2.0, first_pause_s=0.001, longest_pause_s=0.01)
 
 
 class Tokens:

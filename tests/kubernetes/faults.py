@@ -167,7 +167,7 @@ def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
 LIMITS = Limits(
     connect_s=30.0,
     idle_s=30.0,
-    retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
+    retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02),
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 

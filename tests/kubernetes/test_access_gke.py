@@ -23,7 +23,7 @@ from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
 
 CLUSTER = "/v1/projects/acme/locations/europe-west4-b/clusters/lab"
 EVERY = "/v1/projects/acme/locations/-/clusters"
-LONG = RetryPolicy(total_s=60.0, first_s=0.005, longest_s=0.02)
+LONG = RetryPolicy(total_s=60.0, first_pause_s=0.005, longest_pause_s=0.02)
 QUICK = replace(LONG, total_s=0.3)
 """Where it is to end."""
 

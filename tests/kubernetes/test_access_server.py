@@ -28,7 +28,7 @@ from kinetic.errors import (
 from tests.cluster.fixtures import Namespace
 
 LIMITS = Limits(
-    retry=RetryPolicy(total_s=110.0, first_s=0.05, longest_s=0.5),
+    retry=RetryPolicy(total_s=110.0, first_pause_s=0.05, longest_pause_s=0.5),
     rights_s=60.0,
 )
 WARY = replace(LIMITS, idle_s=1.0)

@@ -17,7 +17,7 @@ from tests.kubernetes.faults import FaultServer, anonymous, answer
 from tests.kubernetes.orders import order
 from tests.kubernetes.world import AT, World
 
-LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_s=0.2, longest_s=0.2))
+LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_pause_s=0.2, longest_pause_s=0.2))
 
 
 @pytest.fixture

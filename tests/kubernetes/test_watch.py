@@ -29,7 +29,9 @@ from tests.kubernetes.world import AT, World
 RHYTHM = Rhythm(
     idle_s=0.3, brief_s=0.05, first_pause_s=0.005, longest_pause_s=0.05, longest_retry_after_s=0.05
 )
-LIMITS = Limits(idle_s=30.0, retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02))
+LIMITS = Limits(
+    idle_s=30.0, retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02)
+)
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 
 DEADLINE_S = 40.0

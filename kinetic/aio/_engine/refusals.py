@@ -45,7 +45,9 @@ async def retry_while_refused(
     Raises:
         KineticError: The last refusal before the time limit, or another failure.
     """
-    policy = RetryPolicy(first_s=0.5, longest_s=10.0, total_s=pause.patience_s, quiet_s=0.0)
+    policy = RetryPolicy(
+        first_pause_s=0.5, longest_pause_s=10.0, total_s=pause.patience_s, warn_after_s=0.0
+    )
 
     def is_retryable(failure: Exception) -> bool:
         return isinstance(failure, KineticError) and failure.passing and may_wait()

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from absl import logging
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._tasks import shared
+from kinetic._tasks import await_shared
 from kinetic.aio._engine import ending
 from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._engine.submission import (
@@ -101,7 +101,7 @@ class Session:
             key_task = self._root_key = self.spawn(
                 self.platform.cluster.root_key(), name="root key"
             )
-        return signing.submission_key(await shared(key_task, "the client"), scope)
+        return signing.submission_key(await await_shared(key_task, "the client"), scope)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a task that is cancelled when the session closes.

@@ -1,4 +1,4 @@
-"""Google's control APIs over REST: one client for all, and one way to wait for operations.
+"""Call any of Google's control APIs over REST, and wait for the operations that they start.
 
 google-cloud-compute has no async client and takes 69 MiB of disk. IAM's client has no REST
 transport. No async client creates or deletes buckets. So requests are plain dicts, as the APIs'
@@ -86,8 +86,9 @@ class GoogleClient:
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
     gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
     A retried write may already have succeeded and lost its answer, so it must be repeatable.
-    *credentials* replace the application-default ones. *first_pause_s* is the first pause, in
-    seconds, between two status requests for an operation.
+    *connect_s* and *idle_s* are those of `HttpClient`. *credentials* replace the
+    application-default ones. *first_pause_s* is the first pause, in seconds, between two status
+    requests for an operation.
 
     Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
     `Unavailable` where no server answers. `kinetic.errors` has the last two.
@@ -171,6 +172,7 @@ class GoogleClient:
                     yield scope.rpartition("/")[2], item
 
     async def _pages(self, request: GoogleRequest) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the answer to *request*, then each further page that Google announces."""
         query = request.query
         while True:
             page = await self.call(replace(request, query=query))
@@ -182,7 +184,7 @@ class GoogleClient:
     async def wait_for(self, api: str, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Wait until a long-running operation of any Google API has ended, and return it.
 
-        Cancelled: the operation continues on Google's side.
+        Cancelled: Google continues the operation.
 
         Raises:
             OperationFailed: The operation ended with an error.
@@ -203,7 +205,7 @@ class GoogleClient:
 def _has_ended(operation: Mapping[str, Any]) -> bool:
     """Return whether *operation* has ended.
 
-    google.longrunning sets ``done``; the container and compute APIs set the status DONE.
+    The container and compute APIs then set the status DONE, the others ``done``.
     """
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 

@@ -75,7 +75,8 @@ class HttpError(Exception):
 def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *problem* begins the message. Pass a 403 only if it's about the rate of requests.
+    *problem* begins the message, and *service* names the API. Pass a 403 only if it's about the
+    rate of requests.
     """
     match refusal.status:
         case 401:
@@ -99,7 +100,7 @@ def google_refusal_error(refusal: HttpError, problem: str, service: str) -> Back
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in *text*, after any other text; empty if there is none."""
+    """Return the JSON object from the first brace of *text* to its end; empty if there is none."""
     try:
         value: Any = json.loads(text[text.index("{") :])
     except ValueError:
@@ -125,7 +126,7 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 PROBE_S = 15
-"""After this many seconds of silence, the kernel probes the peer; after twice this time, it
+"""After this many seconds without data, the kernel probes the peer; after twice this time, it
 disconnects."""
 
 CLOSE_TIMEOUT_S = 1.0
@@ -147,9 +148,14 @@ class Sockets:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
-    def create(self, address: tuple[Any, ...]) -> socket.socket:
-        """Make a socket with TCP keepalive, so that a read notices when its peer is dead."""
-        new_socket = socket.socket(family=address[0], type=address[1], proto=address[2])
+    def create(self, address_info: tuple[Any, ...]) -> socket.socket:
+        """Make a socket for *address_info*, an entry of `socket.getaddrinfo`.
+
+        With its TCP keepalive, a read fails if the peer is dead.
+        """
+        new_socket = socket.socket(
+            family=address_info[0], type=address_info[1], proto=address_info[2]
+        )
         self._sockets.add(new_socket)
         for level, option, value in (
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -201,9 +207,10 @@ READ_BYTES = 256 * 1024
 
 
 class HttpClient:
-    """The sessions of one client, on the event loop that makes the first request.
+    """The aiohttp sessions of one client, on the event loop that makes the first request.
 
-    *connect_s* and *idle_s* limit connecting and silence, in seconds; a request has no total limit.
+    In seconds, *connect_s* limits the time to connect, and *idle_s* the time without data from the
+    server. A request has no total limit.
     *owner* names the client in messages: "the store gs://x". *trust_env* reads proxies from the
     environment for each request, which takes longer than to pass *proxy* once.
     """
@@ -246,7 +253,7 @@ class HttpClient:
             )
 
     def session(self, limit: int = 0, *, raise_for_status: bool = False) -> aiohttp.ClientSession:
-        """Return the session of at most *limit* connections; 0 means no limit.
+        """Return the session that opens at most *limit* connections; 0 means no limit.
 
         With *raise_for_status*, the session raises `HttpError` for error statuses. Set it for a
         library that makes its requests on this session.
@@ -272,12 +279,12 @@ class HttpClient:
         return self._sessions[limit]
 
     def timeout(self, idle_s: float | None) -> aiohttp.ClientTimeout:
-        """Return the timeout of a request that may be silent for *idle_s*; None means no limit."""
+        """Return a timeout that allows *idle_s* seconds without data; None means no limit."""
         import aiohttp
 
         return aiohttp.ClientTimeout(
             total=None,
-            connect=3 * self._connect_s,  # includes DNS, which has no limit
+            connect=3 * self._connect_s,  # limits DNS too, which has no limit of its own
             sock_connect=self._connect_s,
             sock_read=idle_s,
         )

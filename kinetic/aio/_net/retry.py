@@ -35,17 +35,17 @@ PATIENCE_S = 60.0
 
 
 def growing_pauses(
-    first_s: float, longest_s: float, factor: float = 2.0, *, jitter: float = 0.0
+    first_pause_s: float, longest_pause_s: float, factor: float = 2.0, *, jitter: float = 0.0
 ) -> Iterator[float]:
     """Yield the pauses of a polling loop, in seconds, without end.
 
-    Each pause is *factor* times the one before, up to *longest_s*. The fraction
-    *jitter* of each pause is random.
+    The first is *first_pause_s*. Each of the others is *factor* times the one before, up to
+    *longest_pause_s*. The fraction *jitter* of each pause is random.
     """
-    pause = first_s
+    pause = first_pause_s
     while True:
         yield pause * random.uniform(1.0 - jitter, 1.0) if jitter else pause
-        pause = min(longest_s, pause * factor)
+        pause = min(longest_pause_s, pause * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +53,21 @@ class RetryPolicy:
     """How long and how often to retry; all in seconds.
 
     The pause before a retry is random, so that clients which failed at the same moment don't
-    all retry at the same moment. Its upper bound doubles from ``first_s`` up to ``longest_s``.
-    `retry` gives up ``total_s`` after the first failure and warns after ``quiet_s``.
+    all retry at the same moment. Its upper bound doubles from ``first_pause_s`` up to
+    ``longest_pause_s``. `retry` gives up ``total_s`` after the first failure, and warns after
+    ``warn_after_s``.
     """
 
-    first_s: float = 0.1
-    longest_s: float = 10.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 10.0
     total_s: float = 120.0
-    quiet_s: float = 5.0
+    warn_after_s: float = 5.0
 
 
 class Outage:
-    """Warn once when calls to *subject*, such as a service, fail, and once when they work again.
+    """An outage of *subject*, such as a service: warns once that calls fail, once that they work.
 
-    All calls to the service share one object, so an outage logs one warning, not one per call.
+    All calls to *subject* share this object, so an outage logs one warning, not one per call.
     """
 
     def __init__(self, subject: str) -> None:
@@ -118,9 +119,9 @@ async def retry(
 ) -> T:
     """Await ``call()`` until it succeeds; retry the failures that *should_retry* accepts.
 
-    The time limit starts with the first failure and restarts whenever *progress*, a counter, has
-    grown. If a failure has ``retry_after``, the pause in seconds that the server asks for, this
-    pause replaces the random pause.
+    The time limit starts with the first failure. It restarts whenever the number that *progress*
+    returns has grown, such as the bytes sent. If a failure has ``retry_after``, the pause in
+    seconds that the server asks for, this pause replaces the random pause.
 
     Raises:
         Exception: The last failure, when the time limit ends or *should_retry* rejects a failure.
@@ -153,8 +154,8 @@ async def _retry_with_tenacity(
 ) -> T:
     """Retry, with tenacity, a call whose first attempt has failed with *first_failure*.
 
-    Calls that succeed at once don't use tenacity. Importing it takes 20 ms, and each
-    of its calls 40 µs, which a local job would pay several times.
+    Here, the first attempt only raises *first_failure* again, so that tenacity then pauses. A call
+    that succeeds at once doesn't use tenacity, whose import takes 20 ms, and each call 40 µs.
     """
     from tenacity import AsyncRetrying, retry_if_exception
 
@@ -183,7 +184,7 @@ async def _retry_with_tenacity(
 
 
 class _RetryStrategy:
-    """Tell tenacity how long to wait and when to stop; progress restarts the time limit."""
+    """Tell tenacity how long to wait, when to warn, and when to stop."""
 
     def __init__(
         self, policy: RetryPolicy, outage: Outage, progress: Callable[[], int] | None
@@ -193,31 +194,33 @@ class _RetryStrategy:
         self._policy = policy
         self._outage = outage
         self._progress = progress
-        self._pause = wait_random_exponential(multiplier=policy.first_s, max=policy.longest_s)
+        self._pause = wait_random_exponential(
+            multiplier=policy.first_pause_s, max=policy.longest_pause_s
+        )
         # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
         self._clock = asyncio.get_running_loop().time
-        self._since = self._clock()
-        self._latest_progress = progress() if progress else 0
+        self._limit_start = self._clock()
+        self._highest_progress = progress() if progress else 0
 
     def wait(self, state: RetryCallState) -> float:
         """Return the pause before the next attempt; tenacity calls this before `stop`."""
         progress = self._progress() if self._progress else 0
-        if progress > self._latest_progress:
-            self._latest_progress, self._since = progress, self._clock()
-            state.attempt_number = 1
+        if progress > self._highest_progress:
+            self._highest_progress, self._limit_start = progress, self._clock()
+            state.attempt_number = 1  # the random pauses start short again
         wait_s = getattr(_failure(state), "retry_after", None)
         if wait_s is None:
             return self._pause(state)
-        return float(wait_s) + random.uniform(0, self._policy.first_s)
+        return float(wait_s) + random.uniform(0, self._policy.first_pause_s)
 
     def stop(self, state: RetryCallState) -> bool:
         """Return whether the next attempt would come after the time limit of the policy."""
-        return self._clock() + state.upcoming_sleep > self._since + self._policy.total_s
+        return self._clock() + state.upcoming_sleep > self._limit_start + self._policy.total_s
 
     def warn(self, state: RetryCallState) -> None:
-        """Report the outage, if it has lasted long enough."""
-        failing_s = self._clock() - self._since
-        if failing_s >= self._policy.quiet_s:
+        """Report the outage, if it has lasted for ``warn_after_s``; tenacity calls this last."""
+        failing_s = self._clock() - self._limit_start
+        if failing_s >= self._policy.warn_after_s:
             self._outage.warn(_failure(state), failing_s)
 
 
@@ -228,7 +231,7 @@ def _failure(state: RetryCallState) -> Exception:
 
 
 def is_final(error: BackendError) -> bool:
-    """Return whether a retry would get the same answer."""
+    """Return whether a retry of the request would fail with the same error."""
     return isinstance(error, (AuthError, ClientClosed, NotFound, Conflict, Refused, StoreFull))
 
 
@@ -238,7 +241,7 @@ def is_refusal(error: KineticError) -> bool:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether a reader should retry, since the store may soon answer or have space again."""
+    """Return whether a reader of the store should retry: it may answer or have space later."""
     if isinstance(error, StoreFull):
         return True
     return isinstance(error, BackendError) and not is_final(error)

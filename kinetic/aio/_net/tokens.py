@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from absl import logging
 
-from kinetic._tasks import shared
+from kinetic._tasks import await_shared
 from kinetic.aio._net.http import HttpClient, HttpError
 from kinetic.errors import AuthError, BackendError, ClientClosed, ConfigurationError, Unavailable
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY_FRACTION, LATE_FRACTION = 0.2, 0.05
-"""Fractions of the lifetime that are left when credentials are renewed. The early renewal runs in
-the background; requests wait only for the late one."""
+"""The fractions of the credentials' lifetime that are left at an early and at a late renewal. An
+early one runs in the background; requests wait only for a late one."""
 
 RENEWAL_PAUSE_S = 10.0
-"""Pause after an early renewal that failed, in seconds."""
+"""Pause before the next early renewal after one has failed, in seconds."""
 
 
 class Revoked(AuthError):
@@ -52,7 +52,10 @@ class FreshCredentials(Generic[T]):
 
 
 def schedule_renewals(value: T, requested_at: float, expires_at: float) -> FreshCredentials[T]:
-    """Return credentials that were requested at *requested_at* and expire at *expires_at*."""
+    """Return *value*, which was requested at *requested_at*, with the times to renew it.
+
+    It expires at *expires_at*. Both times are in seconds since the epoch.
+    """
     lifetime_s = expires_at - requested_at
     return FreshCredentials(
         value=value,
@@ -132,18 +135,18 @@ class TokenCache(Generic[T]):
             raise
 
     async def get(self) -> T:
-        """See `TokenSource`."""
+        """Implement `TokenSource.get`."""
         if self._closed:
             raise ClientClosed(f"the client of {self._name} is closed; open another")
-        now, fresh = self._clock(), self._current
-        if fresh is not None and now < fresh.renew_by:
-            if now >= max(fresh.renew_from, self._pause_until):
+        now, cached = self._clock(), self._current
+        if cached is not None and now < cached.renew_by:
+            if now >= max(cached.renew_from, self._pause_until):
                 self._start_renewal()
-            return fresh.value
-        return await shared(self._start_renewal(), f"the client of {self._name}")
+            return cached.value
+        return await await_shared(self._start_renewal(), f"the client of {self._name}")
 
     def forget(self, value: T) -> None:
-        """See `TokenSource`."""
+        """Implement `TokenSource.forget`."""
         if self._current is not None and self._current.value == value:
             self._current = None
 
@@ -155,6 +158,7 @@ class TokenCache(Generic[T]):
             await asyncio.wait({self._renewing})
 
     def _start_renewal(self) -> asyncio.Task[T]:
+        """Return the task that renews the credentials; start it unless it runs already."""
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(
                 self._renew_once(), name=f"kinetic token {self._name}"
@@ -174,6 +178,7 @@ class TokenCache(Generic[T]):
         return fresh.value
 
     def _handle_renewal_end(self, task: asyncio.Task[T]) -> None:
+        """If a renewal failed and the credentials are still valid, pause the early renewals."""
         if not task.cancelled() and (failure := task.exception()) is not None and self._current:
             self._pause_until = self._clock() + RENEWAL_PAUSE_S
             logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
@@ -251,7 +256,7 @@ class Credentials(TokenCache[str]):
         from gcloud.aio.auth import Token
 
         key_file = os.environ.get(CREDENTIALS_VARIABLE, "")
-        session: Any = self._http.session()  # the library's types want another one
+        session: Any = self._http.session()  # the library declares another type
         try:
             token = Token(session=session, scopes=[SCOPE])
         except FileNotFoundError as exc:
@@ -269,6 +274,7 @@ class Credentials(TokenCache[str]):
 
 
 def _as_backend_error(failure: Exception, token: Token) -> BackendError:
+    """Return kinetic's error for a *failure* of the library to renew *token*."""
     import aiohttp
 
     if isinstance(failure, aiohttp.ClientResponseError):

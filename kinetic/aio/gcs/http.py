@@ -136,7 +136,7 @@ class BucketClient:
             idle_s=limits.idle_s,
             proxy=proxy_for(self._endpoint) if authorized else None,
         )
-        self.timeout: Any = self._http.timeout(limits.idle_s)  # the library's types want an int
+        self.timeout: Any = self._http.timeout(limits.idle_s)  # the library declares an int
         self._new_storage = gcloud.aio.storage.Storage
         self._credentials = Credentials()
         self._storage: Storage | None = None
@@ -146,7 +146,7 @@ class BucketClient:
 
     @property
     def storage(self) -> Storage:
-        """The library's client, on this object's connections. It changes the dicts that you pass.
+        """The library's client, on this object's connections. It modifies dicts passed to it.
 
         `Credentials` replaces the library's token cache, which retries refused credentials five
         times, and which cancels all waiting callers when one of them is cancelled. `HttpError`
@@ -173,10 +173,10 @@ class BucketClient:
         progress: Callable[[], int] | None = None,
         large: bool = False,
     ) -> T:
-        """Await ``work()``, and retry temporary failures.
+        """Await ``work()``, the operation *verb* on object *name*, and retry temporary failures.
 
-        A *large* transfer waits while ``limits.transfers`` others run. *progress* is a counter:
-        when it grows, the time limit of the retries restarts.
+        A *large* transfer waits while ``limits.transfers`` others run. When the
+        number that *progress* returns has grown, the time limit of the retries restarts.
 
         Raises:
             HttpError: The server answered with a status in *expected*.
@@ -192,7 +192,7 @@ class BucketClient:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
-        async def attempt_with_token() -> T:  # the library itself asks for the token
+        async def attempt_with_token() -> T:  # the library gets the token from `Credentials` itself
             return await with_token(self._credentials, attempt)
 
         try:
@@ -321,6 +321,7 @@ class ObjectMetadata:
 
 
 def _timestamp(text: str | None) -> float | None:
+    """Return a custom time in seconds since the epoch; None if the object has none."""
     if not text:
         return None
     custom_time = datetime.datetime.fromisoformat(text)

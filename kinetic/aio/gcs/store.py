@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
 
-EARLIER_TIME = 400
+EARLIER_TIME_STATUS = 400
 """The status with which the service refuses a custom time that is earlier than the stored one."""
 
 NOT_FOUND = 404
@@ -71,19 +71,19 @@ class GcsStore:
         *,
         shared: bool = False,
     ) -> bool:
-        """See `Store.create`. A body of up to 1 MiB takes one request; a larger one takes two."""
+        """Implement `Store.create`. Sends one request; two if *body* has more than 1 MiB."""
         used = _format_time(_now()) if shared else ""
-        written = await transfer.write(
+        generation = await transfer.write(
             self._client, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
         )
-        return written is not None
+        return generation is not None
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """See `Store.begin`."""
+        """Implement `Store.begin`."""
         return await transfer.write(self._client, Verb.CREATE, name, body, {}, generation=0)
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """See `Store.replace`."""
+        """Implement `Store.replace`."""
         new_generation = await transfer.write(
             self._client, Verb.REPLACE, name, body, {}, generation=generation
         )
@@ -93,25 +93,25 @@ class GcsStore:
         return new_generation
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """See `Store.get`. Sends two requests at once: for the metadata, and for the body."""
+        """Implement `Store.get`. Sends two requests at once: for the metadata, and for the body."""
         return await transfer.get(self._client, name, limit, start)
 
     async def fetch(self, name: str, path: Path) -> None:
-        """See `Store.fetch`. Sends two requests, one after the other."""
+        """Implement `Store.fetch`. Sends two requests, one after the other."""
         await transfer.fetch(self._client, name, path)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        """See `Store.list`. Sends one request for every thousand objects."""
+        """Implement `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
         params = {"prefix": self._client.location.object_name(prefix), "fields": FIELDS}
 
-        async def page() -> Mapping[str, Any]:
+        async def read_page() -> Mapping[str, Any]:
             return await self._client.storage.list_objects(
                 self._client.location.bucket, params=dict(params), timeout=self._client.timeout
             )
 
         while params.get("pageToken") != "":
-            answer = await self._client.perform(Verb.LIST, prefix, page)
+            answer = await self._client.perform(Verb.LIST, prefix, read_page)
             found += (
                 ObjectMetadata.from_resource(name, resource).info
                 for resource in answer.get("items") or ()
@@ -122,14 +122,14 @@ class GcsStore:
         return sorted(found, key=lambda info: info.name)
 
     async def look(self, name: str) -> ObjectInfo | None:
-        """See `Store.look`. Sends one request, which costs less than a listing."""
+        """Implement `Store.look`. Sends one request, which costs less than a listing."""
         try:
             return (await self._client.read_metadata(name)).info
         except NotFound:
             return None
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        """See `Store.renew`. Sends a request for each object, and sets its custom time to now.
+        """Implement `Store.renew`. A request for each object sets its custom time to now.
 
         Cancelled: some of the objects may be renewed.
         """
@@ -145,7 +145,7 @@ class GcsStore:
                     {"customTime": _format_time(now)},
                     timeout=self._client.timeout,
                 ),
-                expected=(NOT_FOUND, EARLIER_TIME),  # EARLIER_TIME: another client's clock is ahead
+                expected=(NOT_FOUND, EARLIER_TIME_STATUS),  # another client's clock may be ahead
             )
             if status == NOT_FOUND:
                 absent.add(name)
@@ -154,7 +154,9 @@ class GcsStore:
         return absent
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """See `Store.collect`. Reads the first object's metadata, then sends a request for each.
+        """Implement `Store.collect`.
+
+        Sends a request for the first object's metadata, then one request to delete each object.
 
         Cancelled: some of the objects may be deleted, the first before the others.
         """
@@ -166,26 +168,31 @@ class GcsStore:
         )
 
     async def _delete_unchanged(self, objects: Sequence[ObjectInfo]) -> bool:
+        """Delete *objects* unless changed since their listing; return whether none had changed."""
         statuses = set[int]()
 
-        async def delete(info: ObjectInfo) -> None:
+        async def delete_if_unchanged(info: ObjectInfo) -> None:
             condition = {
                 "ifGenerationMatch": str(info.generation),
                 "ifMetagenerationMatch": str(info.metageneration),
             }
             statuses.add(await self._delete(info.name, condition))
 
-        await self._for_each(delete, objects)
+        await self._for_each(delete_if_unchanged, objects)
         return PRECONDITION_FAILED not in statuses
 
     async def delete(self, names: Collection[str]) -> None:
-        """See `Store.delete`. Sends a request for each object, up to 64 at once.
+        """Implement `Store.delete`. Sends a request for each object, up to 64 at once.
 
         Cancelled: some of the objects may be deleted.
         """
         await self._for_each(self._delete, names)
 
     async def _delete(self, name: str, condition: Mapping[str, str] | None = None) -> int:
+        """Delete an object that meets *condition*; return 0, or the status of a refusal.
+
+        The status is `NOT_FOUND`, or `PRECONDITION_FAILED` if it doesn't meet *condition*.
+        """
         return await self._request(
             Verb.DELETE,
             name,

@@ -75,7 +75,7 @@ class Content:
 
     @classmethod
     async def of(cls, body: bytes | Path, memory_limit: int) -> Content:
-        """Compute the size and checksum of *body*; keep a file up to *memory_limit* in memory.
+        """Compute size and checksum of *body*; keep up to *memory_limit* bytes of a file in memory.
 
         Raises:
             BackendError: The file can't be read.
@@ -84,7 +84,7 @@ class Content:
             return cls(len(body), await checksum(body), body=body)
         try:
             with body.open("rb") as opened:
-                # If aiofiles.open() is cancelled while it opens a file, the file stays open.
+                # Not aiofiles.open(): if it is cancelled meanwhile, it leaves the file open.
                 file = wrap(opened)
                 first_bytes = await file.read(memory_limit + 1)
                 if len(first_bytes) <= memory_limit:
@@ -131,7 +131,7 @@ async def write(
     generation: int,
     used: str = "",
 ) -> int | None:
-    """Write the object *name* if its generation still is *generation*; 0 means: no object yet.
+    """Write the object *name* if its generation still is *generation*; 0 means that none exists.
 
     *used* is the object's custom time, for objects that are deleted by age. Returns the new
     generation, or None if another process wrote or deleted the object first.
@@ -182,7 +182,7 @@ async def write(
     except HttpError:
         if next(tries) == 1:  # there was only one try, so another process was faster
             return None
-    try:  # an earlier try may have written it, and its reply was lost
+    try:  # an earlier try may have written the object and lost the reply
         stored = await client.read_metadata(name)
     except NotFound:
         return None
@@ -198,7 +198,8 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
     The service knows only the checksum of the whole object, so a partial read isn't checked.
     """
 
-    async def read() -> tuple[int, bytes | None]:
+    async def read_body() -> tuple[int, bytes | None]:
+        """Return the generation and the body; (0, None) if the body is too long."""
         pieces, size = list[bytes](), 0
         async with _open_content(client, name, start) as answer:
             async for piece in answer.content.iter_any():
@@ -213,7 +214,7 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
         metadata, content = await asyncio.gather(
-            client.read_metadata_once(name), read(), return_exceptions=True
+            client.read_metadata_once(name), read_body(), return_exceptions=True
         )
         if isinstance(metadata, BaseException):
             raise metadata
@@ -281,7 +282,7 @@ def _generation(answer: aiohttp.ClientResponse) -> int:
 
 @contextlib.asynccontextmanager
 async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
-    """Open a new, private file at *path*; a failure removes it."""
+    """Open a new file at *path* that only this user may read; an exception removes it."""
     with _translate_disk_errors(path):
         opened = _create_private(path)
         file = wrap(opened)

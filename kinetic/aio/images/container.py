@@ -16,7 +16,7 @@ from absl import logging
 from kinetic._messages import one_line
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.wire import Input
-from kinetic._tasks import in_thread, release, shared
+from kinetic._tasks import await_shared, in_thread, release
 from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images import recipe
@@ -157,7 +157,7 @@ class ContainerImages:
             build = self._running[plan.image] = _Build(task)
         build.waiting += 1
         try:
-            await shared(build.task, "the client that builds images")
+            await await_shared(build.task, "the client that builds images")
         finally:
             build.waiting -= 1
             if not build.waiting:  # the build is over, or all callers were cancelled

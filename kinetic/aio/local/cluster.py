@@ -436,7 +436,7 @@ class LocalCluster:
             self._connecting = asyncio.create_task(self._connect(), name="kinetic supervisor")
             # All callers may have been cancelled.
             self._connecting.add_done_callback(_retrieve_exception)
-        return await _tasks.shared(self._connecting, "the client of the local platform")
+        return await _tasks.await_shared(self._connecting, "the client of the local platform")
 
     async def _connect(self) -> Connection:
         from kinetic.aio.local.supervisor import open_connection
