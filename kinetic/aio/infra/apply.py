@@ -1,7 +1,7 @@
-"""Observe a setup and carry out a plan. Every step can be interrupted and repeated.
+"""Read the resources of a site (a cluster and all it needs), and carry out a plan for them.
 
-Each step reads before it writes, names are fixed, and Google's APIs refuse a second resource of the
-same name. So a repeated step finds what an earlier one created. kinetic stores no state of its own.
+Every step can be interrupted and repeated: it reads before it writes, names are fixed, and Google's
+APIs refuse a second resource of the same name. So a repeated step finds what an earlier one made.
 """
 
 from __future__ import annotations
@@ -63,16 +63,18 @@ def refusal_error(action: str, refusal: HttpError) -> BackendError:
 
 
 async def list_items(
-    google: GoogleClient, request: GoogleRequest, items: str
+    google: GoogleClient, request: GoogleRequest, items_field: str
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield each item that *request* lists; none if the parent is absent or the API is disabled.
+    """Yield each item that *request* lists, in the field *items_field* of the answer.
+
+    Yield none if the parent doesn't exist, or the API is disabled.
 
     Raises:
         AuthError: You may not list the items.
         Refused: Google refuses the request.
     """
     try:
-        async for item in google.list_items(request, items):
+        async for item in google.list_items(request, items_field):
             yield item
     except HttpError as refusal:
         if refusal.status != 404 and not is_disabled(refusal):
@@ -83,7 +85,7 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
     If a zone has no capacity (a stock-out), the ``answer`` of the error has ``zonesAvailable``: the
-    zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
+    zones that Google suggests. For a creation, `Cloud` adds the ``kind`` of the resource.
     """
     codes = " ".join(failure.codes)
     if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT_PHRASES):
@@ -104,8 +106,8 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
 
 def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
     """Yield the zones that a stock-out's error names."""
-    for holder in (*(error.get("errors") or ()), error):
-        for detail in (*(holder.get("errorDetails") or ()), *(holder.get("details") or ())):
+    for source in (*(error.get("errors") or ()), error):
+        for detail in (*(source.get("errorDetails") or ()), *(source.get("details") or ())):
             info = detail.get("errorInfo") or detail
             metadata: Document = info.get("metadatas") or info.get("metadata") or {}
             names = str(metadata.get(ZONES_FIELD) or "").split(",")
@@ -113,7 +115,10 @@ def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
 
 
 class Cloud:
-    """Reads and changes resources of *site*; *tell* receives a line about each step."""
+    """Reads and changes the resources of *site*; *tell* receives a line about each step.
+
+    *timeout_s* limits each read of a resource.
+    """
 
     def __init__(
         self, google: GoogleClient, site: Site, tell: Tell, timeout_s: float = READ_S
@@ -136,6 +141,7 @@ class Cloud:
         return observed
 
     async def _observe_one(self, resource: Resource | Policy) -> Observed:
+        """Return the state of *resource*; a failed request becomes a ``problem``."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 return Observed(document=await self._google.call(resource.read))
@@ -156,7 +162,7 @@ class Cloud:
     async def enable_apis(
         self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]
     ) -> None:
-        """Enable the APIs *names*, unless all of them are enabled.
+        """Enable the APIs *names* by the request *write*, unless *read* shows that all are enabled.
 
         Raises:
             AuthError: You may not read or enable APIs.
@@ -171,7 +177,7 @@ class Cloud:
         await self._send_with_retries("enable the project's APIs", write)
 
     async def disabled_apis(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
-        """Return which of the APIs *names* aren't enabled."""
+        """Return which of the APIs *names* are disabled, according to the answer to *read*."""
         answer = await self._google.call(read)
         enabled = {
             str(service["name"]).rpartition("/")[2]
@@ -183,10 +189,11 @@ class Cloud:
     async def apply(
         self, changes: Sequence[Change], resources: Sequence[Resource | Policy]
     ) -> None:
-        """Create and update resources as *changes* says, concurrently, each after what it needs.
+        """Create, replace, update, or await each of *resources*, as its change in *changes* says.
 
-        If a resource fails, resources that need it are skipped, and the others continue. Cancelled:
-        requests that were sent take effect; run the command again to continue.
+        This handles resources concurrently, each after those that it needs. If one fails, it skips
+        those that need the failed one, and continues with the others. Cancelled: requests that were
+        sent take effect; run the command again to continue.
 
         Raises:
             KineticError: The first failure; its notes have the others.
@@ -219,7 +226,7 @@ class Cloud:
         )
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove the resources that *changes* says, each after all resources that depend on it.
+        """Remove those of *present* for which *changes* has a removal, each after its dependents.
 
         See `apply` for errors and cancellation.
         """
@@ -241,20 +248,22 @@ class Cloud:
         await _run_in_order(removed, {key: tuple(names) for key, names in dependents.items()}, step)
 
     async def _create(self, resource: Resource) -> None:
+        """Create *resource*, or accept one that kinetic made before; wait until it is ready."""
         self._tell(f"creating {resource.key}")
         action = f"create {resource.key}"
         try:
             await self._send(action, resource.create)
         except Refused as exc:
-            unusable = resource.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
+            is_useless = resource.kind == "node pool" and isinstance(exc.__cause__, OperationFailed)
             if ZONES_FIELD in exc.answer:
-                unusable = True
+                is_useless = True
                 exc.answer["kind"] = resource.kind
-            if unusable:
-                await self._delete(resource)  # a failed pool would stay in ERROR, without nodes
+            if is_useless:
+                await self._delete(resource)  # GKE would keep it in the state ERROR, without nodes
             if _status(exc) != 409:
                 raise
-            # It exists: an earlier request, whose reply was lost, or another client made it.
+            # 409 means that it exists: an earlier request, whose reply was lost, or another client
+            # made it.
             if (await self._observe_one(resource)).status == 403:
                 raise
             if not is_ours(
@@ -264,7 +273,7 @@ class Cloud:
         await self._wait_until_ready(resource)
 
     async def _send(self, action: str, request: GoogleRequest) -> Document:
-        """Send *request*, repeat it while Google refuses it for now, and await its operation."""
+        """Send *request* by `_send_with_retries`; send requests to GKE one after the other."""
         if request.api != "container":
             return await self._send_with_retries(action, request)
         async with self._cluster_lock:
@@ -276,6 +285,7 @@ class Cloud:
         )
 
     async def _send_with_retries(self, action: str, request: GoogleRequest) -> Document:
+        """Send *request*, await its operation, and return the answer; repeat temporary failures."""
         backoff = self._new_backoff(action)
         while True:
             try:
@@ -293,7 +303,7 @@ class Cloud:
                 raise error from cause
 
     async def _becomes_ready(self, resource: Resource) -> bool:
-        """Wait until *resource* is ready (True), or an earlier `down` has removed it (False)."""
+        """Wait; return True once *resource* is ready, or False if an earlier `down` removed it."""
         if await self._poll(resource, wait_if_stopping) is None:
             return False
         await self._wait_until_ready(resource)
@@ -318,11 +328,10 @@ class Cloud:
     async def _poll(
         self, resource: Resource, wait_reason: Callable[[Document | None], Wait | None]
     ) -> Document | None:
-        """Read *resource* until *wait_reason* returns None; return its document.
+        """Read *resource* until *wait_reason* gives no reason to wait; return its document.
 
-        The result is None if *resource* doesn't exist.
-
-        A failed read is also a reason to wait, because it doesn't show whether *resource* exists.
+        The document is None if *resource* doesn't exist. A failed read is also a reason to wait,
+        because it doesn't show whether *resource* exists.
 
         Raises:
             Unavailable: A reason to wait lasted too long.
@@ -356,9 +365,9 @@ class Cloud:
     async def _edit_policy(
         self, policy: Policy, edit: Callable[[Document], dict[str, Any] | None]
     ) -> None:
-        """Read the IAM policy, change it, and write it with its etag.
+        """Read the IAM policy, and write what *edit* makes of it, unless *edit* returns None.
 
-        If the policy changed meanwhile, Google refuses the etag, and this method starts over.
+        If the policy changed meanwhile, Google refuses its etag, and this method starts over.
         """
         action = f"change who may use {policy.name}"
         backoff = self._new_backoff(action)
@@ -373,13 +382,14 @@ class Cloud:
             try:
                 await self._send(action, write)
             except Refused as exc:
-                raced = _status(exc) in (409, 412)
-                if not (raced and await backoff.pause("others change it", SETTLED_S)):
+                has_changed = _status(exc) in (409, 412)
+                if not (has_changed and await backoff.pause("others change it", SETTLED_S)):
                     raise
             else:
                 return
 
     async def _delete(self, resource: Resource) -> None:
+        """Remove *resource*, with a bucket's objects or a network's firewall rules, and wait."""
         self._tell(f"removing {resource.key}")
         assert resource.remove is not None
         if resource.kind == "bucket":
@@ -443,6 +453,8 @@ def _is_operation(answer: Document) -> bool:
 
 @dataclass(slots=True)
 class _Completion:
+    """``event`` is set once an item's step has ended; ``ok`` says whether it succeeded."""
+
     event: asyncio.Event
     ok: bool = False
 
@@ -450,7 +462,10 @@ class _Completion:
 async def _run_in_order(
     items: Sequence[Any], needs: Mapping[str, Sequence[str]], step: Callable[[Any], Any]
 ) -> None:
-    """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*."""
+    """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*.
+
+    *needs* maps the key of an item to other keys. If a step fails, those that need it are skipped.
+    """
     completions = {item.key: _Completion(asyncio.Event()) for item in items}
     failures: list[KineticError] = []
 

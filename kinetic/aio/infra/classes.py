@@ -27,7 +27,7 @@ def can_replace(pool: Pool) -> bool:
 
 
 def reference(name: str) -> Manifest:
-    """Return the manifest by which to read or remove the class *name*; it has no content."""
+    """Return a manifest with only the name of a class, by which to read or remove it."""
     document = {"apiVersion": GROUP, "kind": KIND, "metadata": {"name": name}}
     return Manifest(path=f"{COLLECTION}/{name}", document=document)
 
@@ -35,7 +35,7 @@ def reference(name: str) -> Manifest:
 def class_manifest(
     site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
 ) -> Manifest:
-    """Return the class for *accelerator*; for a spot one, spot before on-demand machines.
+    """Return the class for *accelerator*. If that is spot, spot machines precede on-demand ones.
 
     Without *zones*, GKE chooses them. On an *autopilot* cluster the class names no service account
     for nodes, because such a cluster has its own.
@@ -63,7 +63,7 @@ def class_manifest(
 
 
 async def is_served(api: Api) -> bool:
-    """Return whether the cluster has ComputeClasses; other kinds have the same API group."""
+    """Return whether the cluster has ComputeClasses, whose API group may have other kinds only."""
     try:
         answer = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:
@@ -93,7 +93,7 @@ def is_ours(document: Document) -> bool:
 
 
 async def plan_class(api: Api, manifest: Manifest, description: str) -> Change:
-    """Return the change that the class *manifest* needs; *description* is that of a new class."""
+    """Return the change that the class *manifest* needs; *description* is shown for a new class."""
     change = await compare(api, manifest)
     if change.action is Action.CREATE:
         return replace(change, reason=description)
@@ -107,10 +107,10 @@ async def plan_class(api: Api, manifest: Manifest, description: str) -> Change:
 def describe_new(
     site: Site, accelerator: Accelerator, zones: Sequence[str], environ: Mapping[str, str]
 ) -> str:
-    """Return how a plan describes a new class."""
+    """Return how a plan describes a new class: its machines, zones, and price per node."""
     order = "spot, then on-demand" if accelerator.spot else "on-demand"
-    spots = (True, False) if accelerator.spot else (False,)
-    prices = [price_of(replace(accelerator, spot=spot), site.zone, environ) for spot in spots]
+    spot_values = (True, False) if accelerator.spot else (False,)
+    prices = [price_of(replace(accelerator, spot=spot), site.zone, environ) for spot in spot_values]
     shown_prices = [f"${price.usd_per_hour:.3f}" for price in prices if price is not None]
     return f"{order} {accelerator.machine} in {', '.join(zones) or site.region}, " + (
         f"{' or '.join(shown_prices)}/h for each node" if shown_prices else "price unknown"

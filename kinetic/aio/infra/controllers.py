@@ -67,7 +67,7 @@ class Controller:
 
 
 def read_controller(argument: str) -> Controller:
-    """Read a controller's manifests from ``FILE`` or ``FILE@sha256:DIGEST``. Blocks.
+    """Read a controller's manifests from ``FILE`` or ``FILE@sha256:DIGEST``. Reads the disk.
 
     Raises:
         ConfigurationError: The file can't be read, has another digest, or has no manifests.
@@ -87,6 +87,7 @@ def read_controller(argument: str) -> Controller:
 
 
 def _documents(name: str, content: bytes) -> tuple[Document, ...]:
+    """Parse *content*, the file *name*; replace each List by its items, and omit each status."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -140,25 +141,25 @@ def _is_manifest(value: object) -> bool:
 
 
 async def plan_install(api: Api, controller: Controller) -> Change:
-    """Return the change that a controller needs, by how many of its objects are from its file."""
+    """Return the change that *controller* needs: KEEP if all its objects have its file's digest."""
     kinds = Kinds(api, controller)
-    kept = 0
+    unchanged = 0
 
     async def check(document: Document) -> None:
-        nonlocal kept
+        nonlocal unchanged
         try:
             existing = await api.call("GET", (await kinds.manifest(document)).path)
         except NotFound:
             return
         annotations: Document = existing["metadata"].get("annotations") or {}
-        kept += annotations.get(DIGEST) == controller.digest
+        unchanged += annotations.get(DIGEST) == controller.digest
 
     await for_each(check, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
-    if kept == len(controller.documents):
+    if unchanged == len(controller.documents):
         return replace(controller.change, action=Action.KEEP, reason="")
-    if not kept:
+    if not unchanged:
         return controller.change
-    reason = f"{len(controller.documents) - kept} of {controller.change.reason}"
+    reason = f"{len(controller.documents) - unchanged} of {controller.change.reason}"
     return replace(controller.change, action=Action.UPDATE, reason=reason)
 
 
@@ -184,6 +185,7 @@ async def install(api: Api, controller: Controller) -> None:
 
 
 def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
+    """Return the documents in groups to apply one after the other: first, other, last kinds."""
     stages: list[list[Document]] = [[], [], []]
     for document in documents:
         stages[
@@ -193,7 +195,7 @@ def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
 
 
 class Kinds:
-    """Find the API paths of objects, in a controller's definitions or from the API server."""
+    """Finds the API paths of a controller's objects, in its definitions or from the API server."""
 
     def __init__(self, api: Api, controller: Controller) -> None:
         self._api = api
@@ -201,6 +203,7 @@ class Kinds:
         self._name = controller.name
         self._discovered: dict[str, Mapping[str, tuple[str, bool]]] = {}
         self._lock = asyncio.Lock()
+        # (version, kind) → (name of the kind in paths, whether its objects have a namespace)
         self._defined = {
             (f"{spec['group']}/{version['name']}", spec["names"]["kind"]): (
                 str(spec["names"]["plural"]),
@@ -234,6 +237,7 @@ class Kinds:
         return Manifest(path=path, document={**document, "metadata": metadata})
 
     async def _discover(self, version: str) -> Mapping[str, tuple[str, bool]]:
+        """Ask the API server for the kinds of *version*, once; the values are as in `_defined`."""
         async with self._lock:
             if version not in self._discovered:
                 try:
@@ -268,6 +272,7 @@ class Kinds:
             ) from None
 
     async def _poll_served_versions(self, spec: Document) -> AsyncGenerator[set[str]]:
+        """Yield, again and again, the versions of a kind that the API server serves."""
         while True:
             served: set[str] = set()
             for version in spec["versions"]:

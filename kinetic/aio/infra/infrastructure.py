@@ -42,13 +42,13 @@ from kinetic.errors import (
 
 
 def _sets_note(controllers: Sequence[Controller]) -> list[str]:
-    """Return the note about jobs on several hosts, unless one of *controllers* runs them."""
+    """Return a note that jobs on several hosts can't run, unless one of *controllers* runs them."""
     groups = frozenset[str]().union(*(controller.groups for controller in controllers))
     return [] if groups.intersection(in_cluster.SETS) else [in_cluster.NO_SETS_NOTE]
 
 
 def _lost_pools_note(changes: Sequence[Change], observed: Mapping[str, Observed]) -> list[str]:
-    """Return the note about pools that kinetic didn't make, if *changes* remove their cluster."""
+    """Return a note about pools that kinetic didn't make, if *changes* remove their cluster."""
     for change in changes:
         if change.kind == "cluster" and change.action is Action.REMOVE:
             document = observed[f"cluster {change.name}"].document or {}
@@ -59,10 +59,11 @@ def _lost_pools_note(changes: Sequence[Change], observed: Mapping[str, Observed]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with the resources that carrying it out needs; pass it to `Infrastructure.apply`.
+    """A plan, with the resources and objects that `Infrastructure.apply` creates or removes for it.
 
     ``prerequisites`` are the project and its billing. ``plan_rest`` plans the rest once a new
-    project exists.
+    project exists. ``enables`` says whether to enable APIs. ``removes`` says whether to remove
+    ``resources`` and ``manifests`` instead of creating them.
     """
 
     plan: Plan
@@ -144,8 +145,8 @@ class Infrastructure:
         )
         if create_project and not await projects.exists(self._google, self.site):
             billing = tuple(resource for resource in prerequisites if resource.kind == "billing")
-            rest = partial(self._plan_setup, setup, pools, billing, controllers)
-            return self._plan_in_new_project(setup, pools, prerequisites, controllers, rest)
+            plan_rest = partial(self._plan_setup, setup, pools, billing, controllers)
+            return self._plan_in_new_project(setup, pools, prerequisites, controllers, plan_rest)
         return await self._plan_setup(setup, pools, prerequisites, controllers)
 
     async def _plan_setup(
@@ -155,14 +156,14 @@ class Infrastructure:
         prerequisites: tuple[Resource, ...],
         controllers: tuple[Controller, ...],
     ) -> Planned:
-        """Plan everything in a project that exists, after its *prerequisites*."""
-        missing = await self._missing_pools(pools)
+        """Plan all resources of *setup* and *pools* in a project that exists."""
+        missing_pools = await self._missing_pools(pools)
         links_billing = any(resource.kind == "billing" for resource in prerequisites)
-        checked = await preflight(
-            self._google, self.site, missing, setup, links_billing=links_billing
+        preflight_result = await preflight(
+            self._google, self.site, missing_pools, setup, links_billing=links_billing
         )
-        checked.check()
-        setup = replace(setup, machine=checked.machine)
+        preflight_result.raise_problems()
+        setup = replace(setup, machine=preflight_result.machine)
         wanted = (
             *setups.wanted_resources(setup),
             *node_pools.all_pool_resources(self.site, pools, self._environ),
@@ -181,7 +182,7 @@ class Infrastructure:
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
             resources=wanted,
-            notes=(*checked.notes, *notes),
+            notes=(*preflight_result.notes, *notes),
             prerequisites=prerequisites,
             enables=bool(disabled),
             manifests=manifests,
@@ -194,9 +195,9 @@ class Infrastructure:
         pools: tuple[Pool, ...],
         prerequisites: tuple[Resource, ...],
         controllers: tuple[Controller, ...],
-        rest: Callable[[], Awaitable[Planned]],
+        plan_rest: Callable[[], Awaitable[Planned]],
     ) -> Planned:
-        """Plan everything in a project that doesn't exist."""
+        """Plan all resources of *setup* and *pools* in a project that doesn't exist."""
         wanted = (
             *setups.wanted_resources(setup),
             *node_pools.all_pool_resources(self.site, pools, self._environ),
@@ -223,10 +224,11 @@ class Infrastructure:
             resources=wanted,
             notes=(checks_note + billing_note, *_sets_note(controllers)),
             prerequisites=prerequisites,
-            plan_rest=rest,
+            plan_rest=plan_rest,
         )
 
     def _enabling_changes(self, names: Sequence[str]) -> list[Change]:
+        """Return the change that enables the APIs *names*; none if there are no names."""
         if not names:
             return []
         short_names = ", ".join(name.removesuffix(".googleapis.com") for name in names)
@@ -244,8 +246,8 @@ class Infrastructure:
         cluster = await lookup.cluster(self._google, self.site)
         autopilot = node_pools.is_autopilot(cluster)
         pools = pool.slices(slices)
-        may_be_class = classes.can_replace(pool) and not fixed
-        if autopilot and not may_be_class:
+        can_use_class = classes.can_replace(pool) and not fixed
+        if autopilot and not can_use_class:
             raise ConfigurationError(
                 f"{self.site.cluster} is an Autopilot cluster, which has ComputeClasses instead of "
                 "node pools: a class has no minimum, reservation, or zone of nodes, and no slices "
@@ -253,7 +255,7 @@ class Infrastructure:
             )
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
             async with self._open_api() as api:
-                if may_be_class and await classes.is_served(api):
+                if can_use_class and await classes.is_served(api):
                     return await self._plan_class(api, pool, autopilot=autopilot)
                 if autopilot:
                     raise ConfigurationError(
@@ -267,28 +269,33 @@ class Infrastructure:
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
         wanted = node_pools.all_pool_resources(self.site, pools, self._environ)
-        checked = await preflight(self._google, self.site, await self._missing_pools(pools))
-        checked.check()
+        preflight_result = await preflight(
+            self._google, self.site, await self._missing_pools(pools)
+        )
+        preflight_result.raise_problems()
         observed = await self._cloud.observe(wanted)
         observed[f"cluster {self.site.cluster}"] = Observed(document=cluster)
         changes = additions(self.site, wanted, observed)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             resources=wanted,
-            notes=tuple(checked.notes),
+            notes=tuple(preflight_result.notes),
         )
 
     async def _plan_class(self, api: Api, pool: Pool, *, autopilot: bool) -> Planned:
-        checked = await preflight(self._google, self.site, (pool,), regional=True)
-        checked.check()
-        zones = checked.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
+        """Plan a ComputeClass from which GKE makes the nodes that *pool* would have."""
+        preflight_result = await preflight(self._google, self.site, (pool,), regional=True)
+        preflight_result.raise_problems()
+        zones = preflight_result.zones or (
+            () if self.site.zone == self.site.region else (self.site.zone,)
+        )
         manifest = classes.class_manifest(self.site, pool.accelerator, zones, autopilot=autopilot)
-        about = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
-        change = await classes.plan_class(api, manifest, about)
+        description = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
+        change = await classes.plan_class(api, manifest, description)
         return Planned(
             plan=Plan(site=self.site, changes=(change,)),
             resources=(),
-            notes=tuple(checked.notes),
+            notes=tuple(preflight_result.notes),
             manifests=(manifest,),
         )
 
@@ -311,11 +318,12 @@ class Infrastructure:
         )
         return Planned(plan=Plan(site=self.site, changes=changes), resources=(pool,), removes=True)
 
-    async def _plan_class_removal(self, name: str, pools: Sequence[str]) -> Planned:
+    async def _plan_class_removal(self, name: str, pool_names: Sequence[str]) -> Planned:
+        """Plan to remove the ComputeClass *name*; an error lists classes and *pool_names*."""
         async with self._open_api() as api:
             known_classes = await classes.list_classes(api)
         if name not in known_classes:
-            names = ", ".join(sorted({*pools, *known_classes})) or "none"
+            names = ", ".join(sorted({*pool_names, *known_classes})) or "none"
             raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
         if not classes.is_ours(known_classes[name]):
             raise Refused(
@@ -354,6 +362,7 @@ class Infrastructure:
         )
 
     async def _outliving_notes(self) -> tuple[str, ...]:
+        """Return a note about the disks and load balancers that the cluster leaves behind."""
         try:
             resources = await lookup.list_outliving(self._google, self.site)
         except BackendError as exc:
@@ -366,7 +375,7 @@ class Infrastructure:
         return (f"these outlive the cluster and cost: {', '.join(resources)}; {advice}",)
 
     async def apply(self, planned: Planned) -> None:
-        """Carry out a plan. If it's interrupted, run `plan_up` or `plan_down` and `apply` again.
+        """Carry out a plan. After an interruption, plan again, and apply the new plan.
 
         Raises:
             KineticError: A step failed; the notes have other failures.
@@ -455,6 +464,7 @@ class Infrastructure:
     async def _apply_in_cluster(
         self, manifests: tuple[in_cluster.Manifest, ...], controllers: tuple[Controller, ...]
     ) -> None:
+        """Apply those *manifests* and *controllers* that the cluster doesn't have in this form."""
         async with self._open_api() as api:
             async for manifest, change in in_cluster.compare_all(api, manifests):
                 if change.action is not Action.KEEP:
@@ -483,11 +493,11 @@ class Infrastructure:
             await api.aclose()
 
     async def _open_access(self) -> Access:
-        # Ignore a context in the environment, because it may name another cluster than the site.
+        # Ignore a context that the environment names, because it may be of another cluster.
         return await open_access(replace(self.target, kube_context=None), self._environ)
 
     async def keep_credentials(self, username: str, token: str) -> None:
-        """Keep Docker Hub credentials for builds in Secret Manager, as new versions.
+        """Store Docker Hub credentials for builds as new versions of two secrets.
 
         Raises:
             NotFound: `up` hasn't made the builds' service account.

@@ -242,6 +242,7 @@ class Join:
         return replace(joining, changes=tuple(changes))
 
     async def _check_cluster(self) -> None:
+        """Check that the version of Kubernetes and the namespace permit the pods of jobs."""
         version = await self._api.call("GET", "/version")
         number = str(version.get("gitVersion") or "")
         match = re.match(r"v?(\d+)\.(\d+)", number)
@@ -257,7 +258,7 @@ class Join:
         self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
 
     async def _check_security(self) -> None:
-        """Refuse a namespace that forbids what every pod needs: to mount a path of its node."""
+        """Check that the namespace lets pods mount a path of their node, if the store is one."""
         if store_directory(self._target) is None or self._target.store_claim:
             return
         name = self._target.namespace
@@ -285,7 +286,7 @@ class Join:
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
     async def _account(self) -> tuple[str, list[str]]:
-        """Return the Google service account for pods, and notes about it.
+        """Return the Google service account for pods (or an empty name), and notes about it.
 
         Only pods on GKE with a store in a bucket need one. `up` makes it for each namespace.
         """
@@ -327,7 +328,8 @@ class Join:
         changes: list[Change] = []
         for manifest, comparison in zip(objects, comparisons, strict=True):
             is_kept = comparison is not None and comparison.action is Action.KEEP
-            # The first object is the namespace. If you must ask for it, nothing can be in it yet.
+            # The first object is the namespace. If an administrator has to create it, you can't
+            # create other objects in it yet.
             namespace_is_missing = bool(changes) and changes[0].action is Action.ASK
             permitted = (
                 not is_kept
@@ -345,6 +347,7 @@ class Join:
             return None
 
     async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
+        """Return whether you may apply *manifest*, and create the object if it may not exist."""
         patch = Request(method="PATCH", path=manifest.path).right
         create = replace(patch, verb="create", name="")
         needed = (

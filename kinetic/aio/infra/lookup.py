@@ -1,4 +1,4 @@
-"""Find a site's cluster and policies when only part of their names is known."""
+"""Find the resources of a site whose name or location kinetic can't compute."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def location(google: GoogleClient, site: Site) -> str | None:
 
 
 async def setup_of(google: GoogleClient, site: Site) -> Setup:
-    """Return the setup of the site's cluster, with its shape."""
+    """Return the setup of *site*: the shape is Autopilot if its cluster is regional."""
     regional = await location(google, site) == site.region or site.zone == site.region
     return Setup(site=site, shape="autopilot" if regional else "standard")
 
@@ -66,8 +66,9 @@ async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
 async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
-    GKE makes them for volumes and Services. A disk is the cluster's if its labels have the
-    cluster's name and place; a forwarding rule also if it is in the network that `up` made.
+    GKE makes them for volumes and Services. A disk belongs to the cluster if its labels have the
+    cluster's name and no other location. A forwarding rule also does if it is in the network that
+    `up` made.
 
     Raises:
         AuthError: You may not list them.
@@ -83,10 +84,10 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
 
     found: list[str] = []
     try:
-        for kind, items in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
-            path = f"projects/{site.project}/aggregated/{items}"
+        for kind, items_field in (("disk", "disks"), ("forwarding rule", "forwardingRules")):
+            path = f"projects/{site.project}/aggregated/{items_field}"
             listing = call(api="compute", method="GET", path=path)
-            async for zone_or_region, document in google.list_aggregated(listing, items):
+            async for zone_or_region, document in google.list_aggregated(listing, items_field):
                 belongs = belongs_to_cluster(document) and (
                     kind != "disk" or "goog-gke-volume" in document["labels"]
                 )
@@ -100,7 +101,7 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
 
 
 async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
-    """Return the service accounts that jobs in other namespaces act as."""
+    """Return the service accounts of jobs in namespaces other than the site's."""
     listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
     async for account_document in list_items(google, listing, "accounts"):

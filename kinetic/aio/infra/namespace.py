@@ -1,4 +1,4 @@
-"""Create what a namespace needs before its first job, by server-side apply."""
+"""Create the objects that a namespace needs before its first job, by server-side apply."""
 
 from __future__ import annotations
 

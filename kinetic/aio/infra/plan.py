@@ -1,4 +1,4 @@
-"""Plan the changes that turn the observed state of a setup into the wanted one. No I/O."""
+"""Plan the changes that turn the observed state of a site into the wanted one. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Acti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `up`, `down`, and `pool` do, or have done; ``changes`` are in the order of the setup."""
+    """What `up`, `down`, or `pool` does or has done.
+
+    ``changes`` has the resources in the order in which `up` plans them.
+    """
 
     site: Site
     changes: tuple[Change, ...]
@@ -42,7 +45,7 @@ class Plan:
 
     @property
     def obstacles(self) -> tuple[Change, ...]:
-        """Return what blocks the plan: names that others use, and what can't be read."""
+        """Return the changes that block the plan: resources of others, and unreadable ones."""
         return tuple(
             change for change in self.changes if change.action in (Action.FOREIGN, Action.UNSEEN)
         )
@@ -66,12 +69,16 @@ class Plan:
 def additions(
     site: Site, wanted: Iterable[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Change, ...]:
-    """Return one change per resource in *wanted*, so that all of them exist."""
+    """Return one change per resource in *wanted*, so that all of them exist.
+
+    *observed* maps the key of each resource to its state.
+    """
     adopted = _is_made_by_keras_kinetic(observed, site)
     changes = tuple(
         _addition(site, resource, observed[resource.key], adopted) for resource in wanted
     )
     if any(change.kind == "cluster" and change.action is Action.REPLACE for change in changes):
+        # The node pools go with the old cluster, whatever their state.
         return tuple(
             replace(change, action=Action.CREATE, reason="")
             if change.kind == "node pool"
@@ -82,6 +89,7 @@ def additions(
 
 
 def _is_made_by_keras_kinetic(observed: Mapping[str, Observed], site: Site) -> bool:
+    """Return whether the labels of any resource say that keras-kinetic made it."""
     labeled_keys = (
         f"cluster {site.cluster}",
         f"repository {site.prefix}",
@@ -100,9 +108,9 @@ def order_marked_last(
 ) -> tuple[Resource | Policy, ...]:
     """Order *present* so that `down` removes keras-kinetic's repository after its network.
 
-    keras-kinetic labels the repository, but not the network. The repository's label shows that
+    keras-kinetic labels the repository, but not the network. Only the repository's label shows that
     keras-kinetic made both. If `down` removed the repository first and was interrupted, the next
-    run would keep the network.
+    `down` would keep the network.
     """
     if not _is_made_by_keras_kinetic(observed, site):
         return tuple(present)
@@ -116,6 +124,8 @@ def order_marked_last(
 
 
 def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopted: bool) -> Change:
+    """Return the change after which *resource* exists as wanted; see `is_ours` for *adopted*."""
+
     def new_change(action: Action, reason: str = "", usd: float | None = None) -> Change:
         return Change(
             action=action, kind=resource.kind, name=resource.name, reason=reason, usd_per_hour=usd
@@ -130,7 +140,7 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
             return new_change(Action.KEEP)
         return new_change(Action.UPDATE, "add " + ", ".join(map(str, missing)))
     if document is None:
-        return new_change(Action.CREATE, resource.about, resource.usd_per_hour)
+        return new_change(Action.CREATE, resource.description, resource.usd_per_hour)
     if not is_ours(site, resource, document, adopted):
         return new_change(
             Action.FOREIGN,
@@ -141,14 +151,14 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
     if status in IN_PROGRESS_STATUSES:
         return new_change(Action.WAIT, f"it is {status}")
     if status == "ERROR" and resource.kind in ("cluster", "node pool"):
-        damage = "is unusable, and goes with its pools and jobs"
-        damage = damage if resource.kind == "cluster" else "has no nodes"
-        return new_change(Action.REPLACE, f"it {damage}: {problem_of(document)}")
+        consequence = "is unusable, and goes with its pools and jobs"
+        consequence = consequence if resource.kind == "cluster" else "has no nodes"
+        return new_change(Action.REPLACE, f"it {consequence}: {problem_of(document)}")
     if status in BROKEN_STATUSES:
         return new_change(Action.DIFFERS, f"it is {status}: {problem_of(document)}")
     fixable, unfixable = (
-        [*differences(resource.want, document)],
-        [*differences(resource.shown, document)],
+        [*differences(resource.wanted_fields, document)],
+        [*differences(resource.reported_fields, document)],
     )
     if not (fixable or unfixable):
         return new_change(Action.KEEP)
@@ -161,9 +171,9 @@ def _addition(site: Site, resource: Resource | Policy, observed: Observed, adopt
 def is_ours(site: Site, resource: Resource, document: Document, adopted: bool) -> bool:
     """Return whether kinetic may change the resource in *document*.
 
-    It may if the resource has kinetic's mark, or a kind that needs no mark. With *adopted*, because
-    keras-kinetic made the setup, it may also change a network, subnetwork, or router that has
-    neither description nor labels.
+    It may if the resource has kinetic's mark, or a kind that needs no mark. *adopted* says that
+    keras-kinetic made the site. Then kinetic may also change a network, subnetwork, or router that
+    has neither description nor labels.
     """
     if resource.kind == "node pool":
         return is_our_pool(document)
@@ -209,6 +219,8 @@ def _removal(
     adopted: bool,
     keep: Mapping[str, str],
 ) -> Change | None:
+    """Return the change for *resource* in `removals`; None if there is nothing to remove."""
+
     def new_change(action: Action, reason: str = "") -> Change:
         usd = resource.usd_per_hour if action is Action.REMOVE else None
         return Change(

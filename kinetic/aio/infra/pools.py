@@ -1,4 +1,4 @@
-"""Node pools: describe the pool an accelerator needs, and read what an existing pool offers."""
+"""Describe the node pool that an accelerator needs, and read what an existing pool offers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic.errors import ConfigurationError
 from kinetic.prices import price_of
 
 EXTRA_NODES = 10
-"""How many nodes more than its minimum a pool may have if each node is a single host."""
+"""How many nodes beyond its minimum a pool may have, unless it is a slice of several hosts."""
 
 PODS_PER_TPU_NODE = "15"
 """GKE reserves addresses for each possible pod; a TPU host runs few."""
@@ -114,20 +114,20 @@ class Pool:
 
     @property
     def policy(self) -> str:
-        """Return how the name of a tpu7x slice's placement policy ends; empty for other pools."""
+        """Return the end of the name of a tpu7x slice's placement policy; empty for other pools."""
         accelerator = self.accelerator
         needs = accelerator.name == "tpu7x" and accelerator.multi_host
         return f"-tpu7x-{accelerator.topology}" if needs else ""
 
 
 def reference(site: Site, name: str) -> Resource:
-    """Return the resource by which to read or remove the pool *name*; it can't create it."""
+    """Return a resource by which to read or remove the pool *name*, but not to create it."""
     parent = f"projects/{site.project}/locations/{site.zone}/clusters/{site.cluster}/nodePools"
     return resource("node pool", name, "container", parent, {})
 
 
 def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return the pool, after the placement policy that it needs.
+    """Return the resource of *pool*, after that of the placement policy that it needs, if any.
 
     *environ* may name a file of prices (KINETIC_PRICES).
     """
@@ -135,7 +135,7 @@ def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[
     pool_resource = replace(
         base,
         create=replace(base.create, body={"nodePool": body(site, pool)}),
-        want={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
+        wanted_fields={"autoscaling": {"totalMinNodeCount": pool.min_nodes}},
         update=call(
             api="container",
             method="POST",
@@ -147,7 +147,7 @@ def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[
             *([f"placement policy {site.prefix}{pool.policy}"] if pool.policy else []),
         ),
         usd_per_hour=_hourly_usd(site, pool, environ),
-        about=_describe(site, pool, environ),
+        description=_describe(site, pool, environ),
     )
     if not pool.policy:
         return (pool_resource,)
@@ -158,9 +158,9 @@ def pool_resources(site: Site, pool: Pool, environ: Mapping[str, str]) -> tuple[
 def all_pool_resources(
     site: Site, pools: Iterable[Pool], environ: Mapping[str, str]
 ) -> tuple[Resource, ...]:
-    """Return all *pools*, each placement policy once."""
-    parts = (part for pool in pools for part in pool_resources(site, pool, environ))
-    return tuple({part.key: part for part in parts}.values())
+    """Return the resources of all *pools*, each placement policy once."""
+    resources = (needed for pool in pools for needed in pool_resources(site, pool, environ))
+    return tuple({needed.key: needed for needed in resources}.values())
 
 
 def _describe(site: Site, pool: Pool, environ: Mapping[str, str]) -> str:
@@ -204,7 +204,7 @@ def _max_nodes(pool: Pool) -> int:
 
 
 def body(site: Site, pool: Pool) -> dict[str, Any]:
-    """Return the `NodePool` to send."""
+    """Return the `NodePool` that creates *pool*, in the form of GKE's API."""
     accelerator = pool.accelerator
     config: dict[str, Any] = {}
     fields: dict[str, Any] = {}
@@ -240,7 +240,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
 
 
 def keep_reason(document: Mapping[str, Any]) -> str:
-    """Return why `remove_pool` keeps this pool, and what to do; empty if it may go."""
+    """Return why `remove_pool` keeps this pool, and what to do; empty if it may remove it."""
     name = str(document["name"])
     if is_gkes_pool(document):
         return f"GKE made the node pool {name} for pods, and removes it when its nodes are idle"

@@ -1,4 +1,4 @@
-"""Check a setup's preconditions before the first write, and report each problem with its fix."""
+"""Check what `up` and `pool add` need before they write, and report each problem with its fix."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ROLES = "roles/editor, roles/resourcemanager.projectIamAdmin, and roles/iam.serv
 
 @dataclass(slots=True)
 class Preflight:
-    """The results of the checks: ``problems`` stop `up`, ``notes`` don't.
+    """The results of the checks: ``problems`` stop the command, ``notes`` don't.
 
     ``machine`` is a machine type for system pods that the zone offers. ``zones`` are the zones of
     the region that offer the pool's machines, the site's zone first; empty if unknown.
@@ -64,8 +64,8 @@ class Preflight:
     machine: str = SYSTEM_MACHINES[0]
     zones: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Raise if there are problems.
+    def raise_problems(self) -> None:
+        """Raise an error if there are problems.
 
         Raises:
             ConfigurationError: There are problems; the message lists all.
@@ -86,7 +86,7 @@ async def preflight(
     regional: bool = False,
     links_billing: bool = False,
 ) -> Preflight:
-    """Check everything that a *setup* and new *pools* need, concurrently and with reads only.
+    """Check all that *setup*, unless it is None, and *pools* need, concurrently and only reading.
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
@@ -103,10 +103,10 @@ async def preflight(
     coroutines: list[Coroutine[Any, Any, None]] = []
     if setup is not None:
         coroutines += [_run_check(check, google, setup, result) for check in checks]
-    nodes: Counter[Pool] = Counter()
-    for pool in pools:
-        nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
-    for pool, needed in nodes.items():
+    needed_nodes: Counter[Pool] = Counter()
+    for pool in pools:  # pools that differ only in number and minimum share quota and reservation
+        needed_nodes[replace(pool, number=1, min_nodes=0)] += pool.first_nodes
+    for pool, needed in needed_nodes.items():
         pool_site = replace(site, zone=pool.zone or site.zone)
         if pool_site.region != site.region:
             result.problems.append(
@@ -129,6 +129,7 @@ async def _run_check(
     setup: Setup,
     result: Preflight,
 ) -> None:
+    """Run *check*; note a refusal, unless the API is disabled, because `up` enables it."""
     try:
         await check(google, setup, result)
     except HttpError as refusal:
@@ -140,13 +141,13 @@ async def _run_check(
 async def _check_project(google: GoogleClient, setup: Setup, result: Preflight) -> None:
     """Check that the project isn't being deleted."""
     project = setup.site.project
-    read = call(api="cloudresourcemanager", method="GET", path=f"projects/{project}")
+    request = call(api="cloudresourcemanager", method="GET", path=f"projects/{project}")
     try:
-        state = str((await google.call(read)).get("state") or "ACTIVE")
+        state = str((await google.call(request)).get("state") or "ACTIVE")
     except HttpError as refusal:
         if refusal.status not in (403, 404):
             raise
-        return  # the check of permissions reports this
+        return  # `_check_permissions` reports this
     if state != "ACTIVE":
         result.problems.append(
             f"the project {project} is {state}; restore it at "
@@ -236,8 +237,8 @@ async def _check_reservation(
     """Check that a pool's reservation has *nodes* free machines."""
     if not pool.reservation:
         return
-    owner, name = pool.reserved
-    path = f"projects/{owner or site.project}/zones/{site.zone}/reservations/{name}"
+    project, name = pool.reserved
+    path = f"projects/{project or site.project}/zones/{site.zone}/reservations/{name}"
     try:
         answer = await google.call(call(api="compute", method="GET", path=path))
     except HttpError as refusal:
@@ -274,7 +275,7 @@ QUOTAS = {
     "p4": "NVIDIA_P4_GPUS",
     "v5litepod": "TPU_LITE_PODSLICE_V5",
 }
-"""Quotas that a region of the compute API shows; it doesn't show those of other TPUs."""
+"""The quotas of accelerators that the compute API shows for a region; it omits other TPUs."""
 
 
 async def _check_quota(
@@ -312,7 +313,10 @@ async def _check_quota(
 async def _find_zones(
     google: GoogleClient, site: Site, pool: Pool, result: Preflight, *, regional: bool
 ) -> None:
-    """Find the zones that have a pool's machine type."""
+    """Find the zones that have a pool's machine type.
+
+    It's a problem if *site*'s zone lacks it or, if *regional*, all zones of the region lack it.
+    """
     machine = pool.accelerator.machine
     listing = call(
         api="compute",
@@ -326,12 +330,16 @@ async def _find_zones(
         if not is_disabled(refusal):
             result.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
         return
-    nearby = [zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")]
-    result.zones = tuple(sorted(nearby, key=lambda zone: zone != site.zone)) or result.zones
+    zones_in_region = [
+        zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")
+    ]
+    result.zones = (
+        tuple(sorted(zones_in_region, key=lambda zone: zone != site.zone)) or result.zones
+    )
     location = site.region if regional else site.zone
     if not zones:
         result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
-    elif not nearby if regional else site.zone not in zones:
+    elif not zones_in_region if regional else site.zone not in zones:
         result.problems.append(
             f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
             f"{', '.join(zones)}"

@@ -24,7 +24,9 @@ class BillingAccount:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check *parent*, the organization or folder of a new project; empty: none is named.
+    """Check *parent*, the organization or folder of a new project; empty if none is named.
+
+    *creates* says whether `up` creates the project.
 
     Raises:
         ConfigurationError: *parent* has another form, or `up` creates no project.
@@ -52,28 +54,31 @@ def project_resource(site: Site, parent: str = "") -> Resource:
         name=site.project,
         read=call(api=api, method="GET", path=path),
         create=call(api=api, method="POST", path="projects", body=body),
-        shown=parent_field,
-        about=f"in {parent}" if parent else "",
+        reported_fields=parent_field,
+        description=f"in {parent}" if parent else "",
     )
 
 
 def billing_link(site: Site, account_id: str) -> Resource:
     """Return the link of the project to the billing account *account_id*."""
     path = f"projects/{site.project}/billingInfo"
-    want = {"billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"}
-    set_account = call(api="cloudbilling", method="PUT", path=path, body=want)
+    wanted_fields = {
+        "billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"
+    }
+    set_account = call(api="cloudbilling", method="PUT", path=path, body=wanted_fields)
     return Resource(
         kind="billing",
         name=site.project,
         read=call(api="cloudbilling", method="GET", path=path),
         create=set_account,
         update=set_account,
-        want=want,
+        wanted_fields=wanted_fields,
         needs=(f"project {site.project}",),
     )
 
 
 async def _read(google: GoogleClient, resource: Resource) -> Document | None:
+    """Return the document of *resource*; None if it doesn't exist, or you may not see it."""
     try:
         return await google.call(resource.read)
     except HttpError as refusal:

@@ -1,4 +1,4 @@
-"""The values that stages exchange: a wanted resource, its observed state, and a change."""
+"""Types that this package shares: a wanted resource, its observed state, and a change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def call(
 
 
 def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return *values* as a URL query; a list repeats its name for each of its elements."""
+    """Return *values* as a URL query, in which a name repeats for each element of its list."""
     return tuple(
         (name, element)
         for name, value in values.items()
@@ -56,11 +56,11 @@ def query(**values: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One resource of a setup, with the requests that read, create, and remove it.
+    """One resource of a site, with the requests that read, create, and remove it.
 
-    ``about`` describes it in a plan. ``want`` has the fields that an existing resource must have;
+    A plan that creates it shows ``description``. An existing resource must have ``wanted_fields``;
     ``update`` is the request that sends them, or None if the API can't change them. A plan shows
-    differences from the fields in ``shown`` but doesn't change them. ``needs`` has the keys of
+    differences from ``reported_fields`` but doesn't change them. ``needs`` has the keys of
     resources that must exist first. ``usd_per_hour`` is the cost while no job runs.
     """
 
@@ -70,11 +70,11 @@ class Resource:
     create: GoogleRequest
     update: GoogleRequest | None = None
     remove: GoogleRequest | None = None
-    want: Document = field(default_factory=dict[str, Any], hash=False)
-    shown: Document = field(default_factory=dict[str, Any], hash=False)
+    wanted_fields: Document = field(default_factory=dict[str, Any], hash=False)
+    reported_fields: Document = field(default_factory=dict[str, Any], hash=False)
     needs: tuple[str, ...] = ()
     usd_per_hour: float | None = None
-    about: str = ""
+    description: str = ""
 
     @property
     def key(self) -> str:
@@ -102,7 +102,10 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """kinetic's bindings in the IAM policy of one resource; other bindings stay as they are."""
+    """kinetic's bindings in the IAM policy of one resource; other bindings stay as they are.
+
+    ``wrapped`` says whether the request ``write`` has the policy in a field ``policy``.
+    """
 
     name: str
     read: GoogleRequest
@@ -207,7 +210,11 @@ def _is_one_of(member: str, members: Sequence[str]) -> bool:
 
 
 class Action(enum.Enum):
-    """What a change does."""
+    """What a change does.
+
+    FOREIGN and UNSEEN block a plan: kinetic didn't create the resource, or can't read it. DIFFERS
+    only reports a difference. ASK leaves the change to an administrator.
+    """
 
     CREATE = "create"
     UPDATE = "update"

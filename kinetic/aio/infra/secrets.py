@@ -26,8 +26,8 @@ READER_ROLE = "roles/secretmanager.secretAccessor"
 
 def secret_resources(site: Site) -> tuple[Resource | Policy, ...]:
     """Return both secrets, each with the policy that lets the builds of *site* read it."""
-    parts = ((_secret(site, name), _policy(site, name)) for name in (USERNAME, TOKEN))
-    return tuple(part for pair in parts for part in pair)
+    pairs = ((_secret(site, name), _policy(site, name)) for name in (USERNAME, TOKEN))
+    return tuple(element for pair in pairs for element in pair)
 
 
 def versions(site: Site, username: str, token: str) -> tuple[GoogleRequest, ...]:

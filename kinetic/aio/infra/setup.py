@@ -1,4 +1,4 @@
-"""Describe each resource that `kinetic up` creates. No I/O."""
+"""Describe the resources that `kinetic up` creates for a site. No I/O."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ Shape = Literal["standard", "autopilot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The wanted setup of a site. ``machine`` is the machine type for the cluster's own pods."""
+    """The wanted state of a site (a cluster and all it needs).
+
+    ``machine`` is the machine type for the cluster's own pods. ``public_endpoint`` also opens the
+    IP address of the control plane.
+    """
 
     site: Site
     shape: Shape = "standard"
@@ -98,30 +102,31 @@ def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
 
 
 def existing(setup: Setup, workers: Sequence[Resource]) -> tuple[Resource | Policy, ...]:
-    """Return all resources that may exist, including *workers*, other namespaces' accounts.
+    """Return all resources that `down` removes if they exist.
 
-    The policy of the jobs' bucket names these accounts, and Google refuses a policy that names a
-    removed account. So the policy ``needs`` the accounts, which makes `down` change it first.
+    *workers* are the service accounts of other namespaces. The policy of the jobs' bucket names
+    them, and Google refuses a policy that names a removed account. So the policy ``needs`` the
+    accounts, which makes `down` change the policy first.
     """
     bucket = f"bucket {setup.site.bucket('jobs')}"
     members = [
         Binding(role=OBJECTS_ROLE, member=f"serviceAccount:{worker.name}") for worker in workers
     ]
-    parts = [
+    resources = [
         replace(
-            part,
-            bindings=(*part.bindings, *members),
-            needs=(*part.needs, *(worker.key for worker in workers)),
+            wanted,
+            bindings=(*wanted.bindings, *members),
+            needs=(*wanted.needs, *(worker.key for worker in workers)),
         )
-        if isinstance(part, Policy) and part.name == bucket
-        else part
-        for part in wanted_resources(setup)
+        if isinstance(wanted, Policy) and wanted.name == bucket
+        else wanted
+        for wanted in wanted_resources(setup)
     ]
-    return (*parts, *workers)
+    return (*resources, *workers)
 
 
 def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest, GoogleRequest]:
-    """Return the requests that read and enable the APIs *names*, by default all of a setup."""
+    """Return a request to read which of the APIs *names* are enabled, and one to enable them."""
     path = f"projects/{site.project}/services"
     paths = [f"{path}/{name}" for name in names]
     return (
@@ -137,7 +142,7 @@ def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest
 
 def _repository(site: Site) -> Resource:
     parent = f"projects/{site.project}/locations/{site.registry}/repositories"
-    want = {
+    wanted_fields = {
         "cleanupPolicies": {
             "untagged": {
                 "id": "untagged",
@@ -155,16 +160,16 @@ def _repository(site: Site) -> Resource:
             "format": "DOCKER",
             "description": "kinetic container images",
             "labels": site.labels,
-            **want,
+            **wanted_fields,
         },
         create_query=query(repositoryId=site.prefix),
-        want=want,
+        wanted_fields=wanted_fields,
         update=call(
             api="artifactregistry",
             method="PATCH",
             path=f"{parent}/{site.prefix}",
             query=query(updateMask="cleanupPolicies"),
-            body=want,
+            body=wanted_fields,
         ),
     )
 
@@ -175,7 +180,7 @@ def _bucket(site: Site, purpose: str, location: str) -> Resource:
         {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": KEEP_DAYS}},
         {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
     ]
-    want = {
+    wanted_fields = {
         "iamConfiguration": {
             "uniformBucketLevelAccess": {"enabled": True},
             "publicAccessPrevention": "enforced",
@@ -192,16 +197,16 @@ def _bucket(site: Site, purpose: str, location: str) -> Resource:
             "location": location,
             "labels": site.labels,
             "softDeletePolicy": {"retentionDurationSeconds": "0"},
-            **want,
+            **wanted_fields,
         },
         create_query=query(project=site.project),
-        want=want,
-        update=call(api="storage", method="PATCH", path=f"b/{name}", body=want),
+        wanted_fields=wanted_fields,
+        update=call(api="storage", method="PATCH", path=f"b/{name}", body=wanted_fields),
     )
 
 
 def service_account(site: Site, purpose: str, email: str = "") -> Resource:
-    """Return a service account; *email* selects the workers' account of another namespace."""
+    """Return the service account for *purpose*, or the one of *email* (for other namespaces)."""
     email = email or site.account(purpose)
     parent = f"projects/{site.project}/serviceAccounts"
     return resource(
@@ -281,7 +286,7 @@ def cluster(setup: Setup) -> Resource:
     body = _autopilot(setup) if setup.shape == "autopilot" else _standard(setup)
     machine_usd = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
-    reported = {
+    reported_fields = {
         "workloadIdentityConfig": {"workloadPool": site.identity_pool},
         "releaseChannel": {"channel": "REGULAR"},
     }
@@ -298,9 +303,9 @@ def cluster(setup: Setup) -> Resource:
         "container",
         parent,
         {"cluster": body},
-        want={"controlPlaneEndpointsConfig": endpoint} if setup.public_endpoint else {},
+        wanted_fields={"controlPlaneEndpointsConfig": endpoint} if setup.public_endpoint else {},
         update=open_endpoint if setup.public_endpoint else None,
-        shown={} if setup.shape == "autopilot" else reported,
+        reported_fields={} if setup.shape == "autopilot" else reported_fields,
         needs=(
             f"subnetwork {site.prefix}",
             f"router {site.prefix}-router",
@@ -308,7 +313,7 @@ def cluster(setup: Setup) -> Resource:
             f"access project {site.project}",
         ),
         usd_per_hour=CLUSTER_USD + machine_usd,
-        about=_describe_cluster(setup),
+        description=_describe_cluster(setup),
     )
 
 
@@ -412,7 +417,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
 
 
 def node_body(site: Site, machine: str, **extra: Any) -> dict[str, Any]:
-    """Return the `NodeConfig` of nodes of this machine type."""
+    """Return the `NodeConfig`, in GKE's API, of nodes of the type *machine*."""
     return {
         "machineType": machine,
         "serviceAccount": site.account("nodes"),
@@ -428,7 +433,7 @@ def node_body(site: Site, machine: str, **extra: Any) -> dict[str, Any]:
 def pool_body(
     site: Site, name: str, config: dict[str, Any], *, min_nodes: int, max_nodes: int, **extra: Any
 ) -> dict[str, Any]:
-    """Return a `NodePool` that scales between *min_nodes* and *max_nodes* nodes."""
+    """Return the `NodePool`, in GKE's API, of *min_nodes* to *max_nodes* nodes."""
     return {
         "name": name,
         "config": config,

@@ -1,4 +1,4 @@
-"""The project, zone, and cluster of a setup, the names derived from them, and its labels."""
+"""A site (a cluster and all it needs), the names of its resources, and their labels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACCOUNT = "kinetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a setup is; the names of its resources are derived from these four fields.
+    """A cluster on Google Cloud and all it needs; these fields determine the names of resources.
 
     ``zone`` may be the region of an Autopilot cluster.
     """
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def prefix(self) -> str:
-        """Return the name of the network and the repository, and how all other names begin."""
+        """Return the name of the network and the repository, with which other names begin."""
         return f"kn-{self.cluster}"
 
     def bucket(self, purpose: str) -> str:

@@ -1,4 +1,4 @@
-"""Decide what a plan must wait for, and for how long."""
+"""Decide why, and for how long, `apply` must wait before it goes on."""
 
 from __future__ import annotations
 
@@ -87,26 +87,26 @@ def wait_if_present(document: Document | None) -> Wait | None:
 
 
 class Backoff:
-    """The pauses of one wait. Each reason has its own clock, which runs while that reason holds.
+    """The pauses of one wait, which counts the time of each reason to wait separately.
 
-    *report* receives each reason once. *first_s* is the first pause; the longest one is ten times
-    as long.
+    *report* receives each reason once. *first_pause_s* is the first pause; the longest one is ten
+    times as long.
     """
 
-    def __init__(self, first_s: float, report: Tell) -> None:
-        self._pauses = growing_pauses(first_s, 10 * first_s, 1.5)
+    def __init__(self, first_pause_s: float, report: Tell) -> None:
+        self._pauses = growing_pauses(first_pause_s, 10 * first_pause_s, 1.5)
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._waited_s: dict[str, float] = {}
         self._latest_reason = ""
-        self._since = 0.0
+        self._latest_pause_at = 0.0
 
     async def pause(self, reason: str, limit_s: float) -> bool:
         """Pause because of *reason*; return False if that reason has held for *limit_s* seconds."""
         now = self._clock()
         if self._latest_reason:
-            self._waited_s[self._latest_reason] += now - self._since
-        self._latest_reason, self._since = reason, now
+            self._waited_s[self._latest_reason] += now - self._latest_pause_at
+        self._latest_reason, self._latest_pause_at = reason, now
         if reason not in self._waited_s:
             self._waited_s[reason] = 0.0
             self._report(reason)
