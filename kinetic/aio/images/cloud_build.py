@@ -52,9 +52,9 @@ SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
 
 
 class BuildLog:
-    """Read the log of a build, an object of *store* that Cloud Build keeps extending.
+    """Reads the log of a build: the object *name* of *store*, which Cloud Build keeps extending.
 
-    ``last`` has the lines that an error shows.
+    ``last`` has the latest lines, which an error shows.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -65,9 +65,9 @@ class BuildLog:
         self.last: deque[str] = deque(maxlen=SHOWN_LINES)
 
     async def read_new_lines(self, *, last: bool = False) -> list[str]:
-        """Return the lines added since the last call, without newlines.
+        """Return the lines added since the previous call, without newlines.
 
-        With *last* an unfinished line counts as a line, because nothing will finish it.
+        Keep an unfinished line for the next call, unless *last* says that the build is over.
 
         Raises:
             BackendError: The log can't be read.
@@ -80,7 +80,7 @@ class BuildLog:
         *complete, self._unfinished = self._unfinished.split(b"\n")
         if last and self._unfinished:
             complete, self._unfinished = [*complete, self._unfinished], b""
-        # A progress bar overwrites its line by carriage returns; show its last state.
+        # A progress bar overwrites its line after a carriage return; keep what comes last.
         lines = [
             line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in complete
         ]
@@ -155,7 +155,7 @@ def _status(failure: BaseException) -> str:
 
 
 def is_temporary(failure: BaseException) -> bool:
-    """Return whether the same call may work a moment later."""
+    """Return whether a retry of the call may succeed."""
     return _status(failure) in _TEMPORARY
 
 
@@ -165,7 +165,7 @@ def is_token_refused(failure: BaseException) -> bool:
 
 
 def call_error(failure: Exception, project: str) -> BackendError | BuildError:
-    """Translate the failure of a call to Cloud Build."""
+    """Return kinetic's error for the *failure* of a call to Cloud Build of *project*."""
     status, message = _status(failure), str(getattr(failure, "message", "") or failure)
     match status:
         case "PERMISSION_DENIED":
@@ -203,7 +203,7 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
 
 
 class Builder:
-    """Build images with Cloud Build in the project of *settings*.
+    """Builds images with Cloud Build in the project of *settings*.
 
     *store*, a bucket or a folder in a bucket, holds each build's context until the build ends, and
     the logs. If *credentials* is None, calls carry no token. *emulator* is ``host:port`` of a
@@ -246,7 +246,7 @@ class Builder:
 
         Cancelled: kinetic also cancels the build in Cloud Build, and deletes its context.
         """
-        # Each build has its own name, so two builds of one image never share a context.
+        # Each build has its own name, so no build deletes the context of another build.
         name = f"kinetic-{uuid.uuid4().hex}"
         source = f"contexts/{name}.tar.gz"
         try:
@@ -259,19 +259,20 @@ class Builder:
     async def _start_and_follow(
         self, uri: str, name: str, source: str, show: Callable[[str], None]
     ) -> None:
+        """Start the build *name*, show its log, and raise its error; *source* names its context."""
         # If a reply is lost, a retry starts a second build of the same image. That is harmless.
         build = self._build_request(uri, name, source)
         if self._has_docker_hub is not None and await self._has_docker_hub():
-            first, build["available_secrets"] = login_step(self._settings.project, DOCKER)
-            build["steps"] = [first, *build["steps"]]
+            login, build["available_secrets"] = login_step(self._settings.project, DOCKER)
+            build["steps"] = [login, *build["steps"]]
         creating = asyncio.create_task(self._call("create_build", {"build": build}))
         try:
             operation = await asyncio.shield(creating)
             await self._follow(uri, str(operation.metadata.build.id), show)
         except BuildError:
-            raise  # Cloud Build refused the build, or it is over
+            raise  # nothing to cancel: Cloud Build refused the build, or the build has ended
         except BaseException:
-            # Cancelling first waits for the call in progress, then makes calls with retries.
+            # `_cancel` first waits for `creating`, then makes calls, all with retries.
             grace = 2 * (CALL_S + self._policy.total_s)
             cancelling = self._cancel(creating, name)
             await release(cancelling, operation=f"cancelling the build of {uri}", grace=grace)
@@ -297,6 +298,7 @@ class Builder:
             logging.info("build %s ended before it was cancelled: %s", build_id, exc)
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
+        """Show the log of a build until the build ends; raise its error, if any."""
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")
         pauses = growing_pauses(*self._poll_s, 1.5)
         while True:
@@ -323,6 +325,7 @@ class Builder:
             show(line)
 
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
+        """Call *method* of the library's client with retries; raise kinetic's errors."""
         request = {"project_id": self._settings.project, **request}
 
         async def attempt() -> Any:
@@ -354,7 +357,7 @@ class Builder:
         return self._client
 
     async def aclose(self) -> None:
-        """Close the connection; all calls of `build` must have ended before."""
+        """Close the connection; call this only after all calls of `build` have ended."""
         if self._client is not None:
             await self._client.transport.close()
 

@@ -31,7 +31,7 @@ from kinetic.errors import AuthError, ClientClosed, ConfigurationError
 from kinetic.options import checked_image
 
 COMMAND = ("python3",)
-"""The command that starts Python in every image."""
+"""The command that starts Python in every image that a job runs in."""
 
 CONFIRMATION_S = 600.0
 """How long, in seconds, kinetic assumes that an image or object it has found still exists."""
@@ -50,7 +50,7 @@ class ContainerImages:
     ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
     without credentials. An emulated Cloud Build gets no Docker Hub credentials, unless a variable
     of gcloud also replaces Secret Manager. *poll_s* and *retry_s* are passed to `Builder`.
-    *wheel* makes kinetic's wheel; by default, the wheel of the running kinetic.
+    *wheel* returns the wheel of kinetic to install; default: that of the running kinetic.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ContainerImages:
                 return await self._resolve_bundled(request)
             case "prebuilt":
                 return await self._resolve_prebuilt(request)
-            case _:  # the cluster may pull what this machine can't see
+            case _:  # not checked: the cluster may pull an image that this machine can't see
                 return Image(uri=request.mode, command=COMMAND)
 
     async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
@@ -138,6 +138,7 @@ class ContainerImages:
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
     def _plan(self, request: ImageRequest, repository: str) -> Plan:
+        """Read the project's dependencies, and plan the bundled image. Reads files."""
         dependencies = dependencies_of(request, self._logged)
         return recipe.bundled_plan(
             request, dependencies, repository, wheel=self._wheel(), python_image=self._python_image
@@ -198,9 +199,9 @@ class ContainerImages:
         return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
 
     async def _check_published(self, uri: str) -> None:
-        """Check that a base image exists in Google's registry; don't ask other registries.
+        """Check that a base image exists, if it belongs to Google's registry.
 
-        Another registry may hide the image from this machine, although the cluster can pull it.
+        Another registry may hide an image from this machine, although the cluster can pull it.
         """
         if not self._can_query(uri):
             return
@@ -215,6 +216,7 @@ class ContainerImages:
             )
 
     def _can_query(self, uri: str) -> bool:
+        """Return whether the image *uri* belongs to Artifact Registry, or to its emulator."""
         host = registry_of(uri)
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
@@ -225,14 +227,14 @@ class ContainerImages:
             self._confirmed_at[name] = time.monotonic()
 
     async def aclose(self) -> None:
-        """Cancel the builds that run here, and close everything but the store of jobs."""
+        """Cancel the builds of this object, and close everything but the store of jobs."""
         self._closed = True
         for build in tuple(self._running.values()):
             await build.end()
         async with contextlib.AsyncExitStack() as closers:
-            for part in (self.builds, self._credentials, self._registry, self._builder):
-                if part is not None:
-                    closers.push_async_callback(part.aclose)
+            for resource in (self.builds, self._credentials, self._registry, self._builder):
+                if resource is not None:
+                    closers.push_async_callback(resource.aclose)
 
 
 @dataclass(slots=True)
@@ -262,9 +264,9 @@ def require_repository(repo: str | None) -> str:
     """
     if not repo:
         raise ConfigurationError(
-            "no repository of base images is configured. Pass base_image_repo=, or set "
-            "KINETIC_BASE_IMAGE_REPO, to their registry and path (kinetic build-image --repo "
-            "publishes them); or leave container_image out to build an image"
+            "no repository of base images is configured. Set base_image_repo= or "
+            "KINETIC_BASE_IMAGE_REPO to the repository, as in registry/path, to which kinetic "
+            "build-image --repo published them; or leave container_image out to build an image"
         )
     return repo
 

@@ -43,7 +43,7 @@ class CurrentInterpreter:
     """`kinetic.aio.ports.Images` without containers.
 
     *home* is the folder whose cache has the environments, `configuration.home` by default.
-    *wheel* makes kinetic's wheel; by default, the wheel of the running kinetic.
+    *wheel* returns the wheel of kinetic to install; default: that of the running kinetic.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class CurrentInterpreter:
         self._logged: set[str] = set()
 
     async def resolve(self, request: ImageRequest) -> Image:
-        """Return the running interpreter or, for "prebuilt", an environment's interpreter.
+        """Return the running interpreter or, for "prebuilt", the interpreter of an environment.
 
-        The environment has only kinetic and the project's dependencies. These must include
-        packages that a cluster's base image contains, such as JAX.
+        The environment has only kinetic and the project's dependencies. Unlike with a base image of
+        a cluster, JAX must be one of them if the job needs it.
 
         Raises:
             ConfigurationError: A container image was requested, or uv is missing.
@@ -81,7 +81,7 @@ class CurrentInterpreter:
         )
 
     async def _ensure_environment(self, request: ImageRequest) -> Path:
-        """Return the interpreter of an environment, made once for the same dependencies."""
+        """Return the interpreter of the environment for the dependencies; make it if missing."""
         from kinetic.aio.images.dependencies import dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
@@ -114,6 +114,7 @@ class CurrentInterpreter:
         (folder / COMPLETE_MARK).touch()
 
     async def _run_uv(self, command: Sequence[str | Path], installing: Step) -> None:
+        """Run *command*, a command of uv; show each line of output as the title of a step."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -154,6 +155,7 @@ def _environment_name(wheel: Wheel, requirements: str) -> str:
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write *files*, contents by name, to *folder*; return their paths in the same order."""
     for name, body in files.items():
         (folder / name).write_bytes(body)
     return [folder / name for name in files]
@@ -180,7 +182,7 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextlib.asynccontextmanager
 async def _hold_lock(file: Path) -> AsyncGenerator[None]:
-    """Hold an exclusive lock on *file*, which the kernel releases if this process dies."""
+    """Hold an exclusive lock on *file*. The kernel releases it if this process dies."""
     make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

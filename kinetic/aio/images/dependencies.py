@@ -24,7 +24,7 @@ ACCELERATOR_PACKAGES = frozenset({"jax", "jaxlib", "libtpu", "libtpu-nightly"})
 """Packages that the image contains, in the version for its accelerator."""
 
 KEEP = "kn:keep"
-"""A comment with this word keeps a line with one of `ACCELERATOR_PACKAGES`."""
+"""A line with one of `ACCELERATOR_PACKAGES` stays if its comment has this word."""
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@$]+@")
@@ -55,7 +55,7 @@ class Dependencies:
 
     @property
     def brings_jax(self) -> bool:
-        """Whether the project keeps its own version of an accelerator package."""
+        """Whether the job installs the project's version of an accelerator package."""
         return any(line.package in ACCELERATOR_PACKAGES for line in _parse_lines(self.text))
 
 
@@ -106,6 +106,7 @@ def find_dependencies(
 
 
 def _walk_up(entry_dir: Path, root: Path | None) -> Iterator[Path]:
+    """Yield *entry_dir*, then its parents up to *root*; no parents if it isn't in *root*."""
     yield entry_dir
     if root is not None and entry_dir.is_relative_to(root):
         yield from (parent for parent in entry_dir.parents if parent.is_relative_to(root))
@@ -122,7 +123,10 @@ def _read_text(file: Path) -> str:
 
 
 def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
-    """Return ``[project.dependencies]``; None if there is no ``[project]``."""
+    """Return ``[project.dependencies]``; None if there is no ``[project]``.
+
+    Add to *notices* a sentence about dependencies that are in other tables.
+    """
     try:
         content = tomllib.loads(_read_text(file))
     except tomllib.TOMLDecodeError as exc:
@@ -201,6 +205,7 @@ class _Line:
 
     ``text`` has no comments. ``package`` is the normalized name of the package that the line
     requests, if any. ``location`` is the file or URL that the line names; None if an index has it.
+    ``installs`` says whether the line makes pip install something.
     """
 
     number: int
@@ -212,14 +217,16 @@ class _Line:
 
     @property
     def keeps(self) -> bool:
+        """Whether a comment in the line has `KEEP`."""
         return any(KEEP in raw_line.partition("#")[2] for raw_line in self.raw_lines)
 
 
 def _parse_lines(text: str) -> Iterator[_Line]:
+    """Yield the lines of a requirements file, each joined with those that continue it."""
     joined: list[str] = []
     for number, raw_line in enumerate(text.splitlines(), 1):
         joined.append(raw_line.rstrip())
-        # A comment goes to the end of its line; a backslash in it joins nothing.
+        # A backslash at the end joins the next line, unless the line is a comment.
         if raw_line.rstrip().endswith("\\") and not raw_line.lstrip().startswith("#"):
             continue
         yield _parse_line(number + 1 - len(joined), joined)
@@ -239,7 +246,7 @@ def _parse_line(number: int, raw_lines: list[str]) -> _Line:
         return line
     line = replace(line, installs=not option or option in _INSTALL_OPTIONS)
     try:
-        requirement = Requirement(re.split(r"\s--", value)[0])  # without its hashes
+        requirement = Requirement(re.split(r"\s--", value)[0])  # without options such as --hash
     except InvalidRequirement:
         return replace(line, location=value)
     if option:
@@ -264,6 +271,6 @@ def _split_option(text: str) -> tuple[str, str]:
 
 
 def _is_remote(location: str) -> bool:
-    """Return whether *location* is a URL of another machine, such as ``git+https://…``."""
+    """Return whether *location* is a URL with a host, such as ``git+https://…``, and not a file."""
     url = urlsplit(location.strip("'\""))
     return bool(url.netloc) and not f"+{url.scheme}".endswith(("+", "+file"))

@@ -1,4 +1,4 @@
-"""Docker Hub credentials for builds, in Secret Manager; Docker Hub limits anonymous pulls."""
+"""Let builds use Docker Hub credentials in Secret Manager; Docker Hub limits anonymous pulls."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ _CHOWN = (
     f'find "$(python3 -c \'import sysconfig; print(sysconfig.get_path("data"))\')"'
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
-"""A job on a base image installs its own dependencies. This command lets its user write them;
-without it, only root may."""
+"""This command lets `USER` write to Python's folders, because a job on a base image installs its
+dependencies there. Without it, only root may."""
 
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
@@ -150,7 +150,7 @@ def image_context(
     context[f"install/{wheel.name}"] = wheel.content
     if dependencies.text:
         context["install/requirements.txt"] = dependencies.text.encode()
-    minor = ".".join(python.split(".")[:2])  # pickles of code agree within a minor version
+    minor = ".".join(python.split(".")[:2])  # pickled code depends on the minor version
     base_image = python_image.replace("{python}", minor)
     context["Dockerfile"] = _dockerfile(category, base_image, minor, wheel, dependencies).encode()
     return context
@@ -225,7 +225,7 @@ def installed_wheel() -> Wheel:
 
 
 def wheel(files: Mapping[str, bytes], version: str, metadata: Mapping[str, str]) -> Wheel:
-    """Make kinetic's wheel from *files* and the metadata files *metadata* it. No I/O.
+    """Make kinetic's wheel from *files* and the metadata files *metadata*. No I/O.
 
     The same input gives the same bytes on every machine: nothing is compressed, because
     libraries compress differently, and every entry has the oldest time that a zip can name.
@@ -236,21 +236,21 @@ def wheel(files: Mapping[str, bytes], version: str, metadata: Mapping[str, str])
     entries = {path: files[path] for path in sorted(files)}
     entries |= {f"{info}/{name}": text.encode() for name, text in sorted(metadata.items()) if text}
     entries[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
-    # Installers read names here; hashes are optional, and the build's digest covers the file.
+    # Installers need the names in RECORD. Its hashes are optional, and `digest` covers the wheel.
     record = f"{info}/RECORD"
     entries[record] = "".join(f"{path},,\n" for path in [*entries, record]).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path, body in entries.items():
             entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3  # Unix, whatever system makes the wheel
+            entry.create_system = 3  # Unix, also if another system makes the wheel
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, body)
     return Wheel(f"{stem}-{tag}.whl", buffer.getvalue())
 
 
 def digest(context: Mapping[str, bytes]) -> str:
-    """Return SHA-256 over the names and contents of a context."""
+    """Return the SHA-256 of the names and contents of *context*, in hexadecimal."""
     hasher = hashlib.sha256()
     for name in sorted(context):
         body = context[name]
@@ -260,7 +260,7 @@ def digest(context: Mapping[str, bytes]) -> str:
 
 
 def pack_context(context: Mapping[str, bytes]) -> bytes:
-    """Return the context as the ``tar.gz`` that a build takes."""
+    """Return *context* as a ``tar.gz``, the form in which Cloud Build takes it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name in sorted(context):

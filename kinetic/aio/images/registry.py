@@ -35,7 +35,7 @@ class BuildSettings:
 
 
 def build_settings(target: configuration.Target, registry: str = "") -> BuildSettings:
-    """Return where images for *target*'s cluster go; *registry* replaces Google's host.
+    """Return where to build and push images for *target*; *registry* replaces Google's host.
 
     Raises:
         ConfigurationError: No project is configured.
@@ -73,7 +73,7 @@ def manifest_url(uri: str, *, scheme: str = "https") -> str:
 
 
 class Registry:
-    """Ask registries whether they have an image, with an access token of Google.
+    """Asks registries whether they have an image, with an access token of Google.
 
     Requests to the host *insecure_host* use no token and no TLS. *retry_s* is how long to retry a
     request, in seconds.
@@ -108,7 +108,7 @@ class Registry:
             if token:
                 headers["Authorization"] = f"Bearer {token}"
             with self._http.translate_errors(f"cannot ask for {url}", host):
-                # A HEAD would do, but its answer can't explain a refusal.
+                # Not HEAD, because its answer has no message that explains a refusal.
                 sending = self._http.session().request("GET", url, headers=headers)
                 close_answer(await self._http.receive(sending))
 
