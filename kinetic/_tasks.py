@@ -74,10 +74,7 @@ def is_being_cancelled() -> bool:
 
 
 async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Await all of *work* concurrently, and return the results in order.
-
-    If one fails, or the caller is cancelled, cancel the others and wait for their end, then raise.
-    """
+    """Run *work* concurrently; if one fails or this is cancelled, end the others, then raise."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)

@@ -75,8 +75,7 @@ class HttpError(Exception):
 def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *problem* begins the message, and *service* names the API. Pass a 403 only if it's about the
-    rate of requests.
+    *problem* begins the message about *service*. Pass a 403 only if it's about the request rate.
     """
     match refusal.status:
         case 401:
@@ -148,14 +147,9 @@ class Sockets:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
-    def create(self, address_info: tuple[Any, ...]) -> socket.socket:
-        """Make a socket for *address_info*, an entry of `socket.getaddrinfo`.
-
-        With its TCP keepalive, a read fails if the peer is dead.
-        """
-        new_socket = socket.socket(
-            family=address_info[0], type=address_info[1], proto=address_info[2]
-        )
+    def create(self, info: tuple[Any, ...]) -> socket.socket:
+        """Make a socket for *info*, from `getaddrinfo`. Its keepalive ends reads of a dead peer."""
+        new_socket = socket.socket(family=info[0], type=info[1], proto=info[2])
         self._sockets.add(new_socket)
         for level, option, value in (
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),

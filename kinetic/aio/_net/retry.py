@@ -65,7 +65,7 @@ class RetryPolicy:
 
 
 class Outage:
-    """An outage of *subject*, such as a service: warns once that calls fail, once that they work.
+    """An outage of *subject*, such as a service: warns once when calls fail, once when they work.
 
     All calls to *subject* share this object, so an outage logs one warning, not one per call.
     """

@@ -52,10 +52,7 @@ class FreshCredentials(Generic[T]):
 
 
 def schedule_renewals(value: T, requested_at: float, expires_at: float) -> FreshCredentials[T]:
-    """Return *value*, which was requested at *requested_at*, with the times to renew it.
-
-    It expires at *expires_at*. Both times are in seconds since the epoch.
-    """
+    """Return *value* with renewal times for a life from *requested_at* to *expires_at*."""
     lifetime_s = expires_at - requested_at
     return FreshCredentials(
         value=value,

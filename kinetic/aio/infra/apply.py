@@ -65,9 +65,7 @@ def refusal_error(action: str, refusal: HttpError) -> BackendError:
 async def list_items(
     google: GoogleClient, request: GoogleRequest, items_field: str
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield each item that *request* lists, in the field *items_field* of the answer.
-
-    Yield none if the parent doesn't exist, or the API is disabled.
+    """Yield each item that *request* lists; none if the parent is absent or the API is disabled.
 
     Raises:
         AuthError: You may not list the items.
@@ -115,10 +113,7 @@ def _zones_with_capacity(error: Mapping[str, Any]) -> Iterable[str]:
 
 
 class Cloud:
-    """Reads and changes the resources of *site*; *tell* receives a line about each step.
-
-    *timeout_s* limits each read of a resource.
-    """
+    """Reads and changes resources of *site*; *tell* receives a line about each step."""
 
     def __init__(
         self, google: GoogleClient, site: Site, tell: Tell, timeout_s: float = READ_S
@@ -262,8 +257,7 @@ class Cloud:
                 await self._delete(resource)  # GKE would keep it in the state ERROR, without nodes
             if _status(exc) != 409:
                 raise
-            # 409 means that it exists: an earlier request, whose reply was lost, or another client
-            # made it.
+            # 409: it exists. An earlier request, whose reply was lost, or another client made it.
             if (await self._observe_one(resource)).status == 403:
                 raise
             if not is_ours(

@@ -159,11 +159,11 @@ class Infrastructure:
         """Plan all resources of *setup* and *pools* in a project that exists."""
         missing_pools = await self._missing_pools(pools)
         links_billing = any(resource.kind == "billing" for resource in prerequisites)
-        preflight_result = await preflight(
+        checks = await preflight(
             self._google, self.site, missing_pools, setup, links_billing=links_billing
         )
-        preflight_result.raise_problems()
-        setup = replace(setup, machine=preflight_result.machine)
+        checks.raise_problems()
+        setup = replace(setup, machine=checks.machine)
         wanted = (
             *setups.wanted_resources(setup),
             *node_pools.all_pool_resources(self.site, pools, self._environ),
@@ -182,7 +182,7 @@ class Infrastructure:
         return Planned(
             plan=Plan(site=self.site, changes=tuple(changes)),
             resources=wanted,
-            notes=(*preflight_result.notes, *notes),
+            notes=(*checks.notes, *notes),
             prerequisites=prerequisites,
             enables=bool(disabled),
             manifests=manifests,
@@ -269,33 +269,29 @@ class Infrastructure:
                         f"those of a node pool; first run `kinetic pool remove {name}`"
                     )
         wanted = node_pools.all_pool_resources(self.site, pools, self._environ)
-        preflight_result = await preflight(
-            self._google, self.site, await self._missing_pools(pools)
-        )
-        preflight_result.raise_problems()
+        checks = await preflight(self._google, self.site, await self._missing_pools(pools))
+        checks.raise_problems()
         observed = await self._cloud.observe(wanted)
         observed[f"cluster {self.site.cluster}"] = Observed(document=cluster)
         changes = additions(self.site, wanted, observed)
         return Planned(
             plan=Plan(site=self.site, changes=changes),
             resources=wanted,
-            notes=tuple(preflight_result.notes),
+            notes=tuple(checks.notes),
         )
 
     async def _plan_class(self, api: Api, pool: Pool, *, autopilot: bool) -> Planned:
         """Plan a ComputeClass from which GKE makes the nodes that *pool* would have."""
-        preflight_result = await preflight(self._google, self.site, (pool,), regional=True)
-        preflight_result.raise_problems()
-        zones = preflight_result.zones or (
-            () if self.site.zone == self.site.region else (self.site.zone,)
-        )
+        checks = await preflight(self._google, self.site, (pool,), regional=True)
+        checks.raise_problems()
+        zones = checks.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
         manifest = classes.class_manifest(self.site, pool.accelerator, zones, autopilot=autopilot)
         description = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
         change = await classes.plan_class(api, manifest, description)
         return Planned(
             plan=Plan(site=self.site, changes=(change,)),
             resources=(),
-            notes=tuple(preflight_result.notes),
+            notes=tuple(checks.notes),
             manifests=(manifest,),
         )
 

@@ -69,10 +69,7 @@ class Plan:
 def additions(
     site: Site, wanted: Iterable[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Change, ...]:
-    """Return one change per resource in *wanted*, so that all of them exist.
-
-    *observed* maps the key of each resource to its state.
-    """
+    """Return one change per resource in *wanted*, so that all of them exist."""
     adopted = _is_made_by_keras_kinetic(observed, site)
     changes = tuple(
         _addition(site, resource, observed[resource.key], adopted) for resource in wanted
@@ -89,7 +86,7 @@ def additions(
 
 
 def _is_made_by_keras_kinetic(observed: Mapping[str, Observed], site: Site) -> bool:
-    """Return whether the labels of any resource say that keras-kinetic made it."""
+    """Return whether the cluster, repository, or a bucket has the labels of keras-kinetic."""
     labeled_keys = (
         f"cluster {site.cluster}",
         f"repository {site.prefix}",
@@ -108,7 +105,7 @@ def order_marked_last(
 ) -> tuple[Resource | Policy, ...]:
     """Order *present* so that `down` removes keras-kinetic's repository after its network.
 
-    keras-kinetic labels the repository, but not the network. Only the repository's label shows that
+    keras-kinetic labels the repository, but not the network. The repository's label shows that
     keras-kinetic made both. If `down` removed the repository first and was interrupted, the next
     `down` would keep the network.
     """

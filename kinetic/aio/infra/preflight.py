@@ -330,16 +330,12 @@ async def _find_zones(
         if not is_disabled(refusal):
             result.notes.append(f"couldn't look for zones that have {machine}: {refusal.message}")
         return
-    zones_in_region = [
-        zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")
-    ]
-    result.zones = (
-        tuple(sorted(zones_in_region, key=lambda zone: zone != site.zone)) or result.zones
-    )
+    in_region = [zone for zone in zones if zone == site.zone or zone.startswith(f"{site.region}-")]
+    result.zones = tuple(sorted(in_region, key=lambda zone: zone != site.zone)) or result.zones
     location = site.region if regional else site.zone
     if not zones:
         result.notes.append(f"Google lists {machine} in no zone, so {location} may lack it")
-    elif not zones_in_region if regional else site.zone not in zones:
+    elif not in_region if regional else site.zone not in zones:
         result.problems.append(
             f"{location} has no {machine}, which {pool.accelerator} needs; these zones do: "
             f"{', '.join(zones)}"

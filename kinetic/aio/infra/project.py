@@ -24,9 +24,7 @@ class BillingAccount:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check *parent*, the organization or folder of a new project; empty if none is named.
-
-    *creates* says whether `up` creates the project.
+    """Check *parent*, the folder or organization of a project that `up` *creates*; may be empty.
 
     Raises:
         ConfigurationError: *parent* has another form, or `up` creates no project.
@@ -62,17 +60,15 @@ def project_resource(site: Site, parent: str = "") -> Resource:
 def billing_link(site: Site, account_id: str) -> Resource:
     """Return the link of the project to the billing account *account_id*."""
     path = f"projects/{site.project}/billingInfo"
-    wanted_fields = {
-        "billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"
-    }
-    set_account = call(api="cloudbilling", method="PUT", path=path, body=wanted_fields)
+    body = {"billingAccountName": f"billingAccounts/{account_id.removeprefix('billingAccounts/')}"}
+    set_account = call(api="cloudbilling", method="PUT", path=path, body=body)
     return Resource(
         kind="billing",
         name=site.project,
         read=call(api="cloudbilling", method="GET", path=path),
         create=set_account,
         update=set_account,
-        wanted_fields=wanted_fields,
+        wanted_fields=body,
         needs=(f"project {site.project}",),
     )
 
