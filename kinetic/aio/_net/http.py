@@ -294,6 +294,7 @@ class HttpClient:
         return answer
 
     async def _raise_for_status(self, answer: aiohttp.ClientResponse) -> None:
+        """Register *answer*; if its status is 300 or more, close it and raise `HttpError`."""
         self._sockets.register(answer)
         if answer.status < 300:
             return

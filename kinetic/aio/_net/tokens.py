@@ -164,6 +164,7 @@ class TokenCache(Generic[T]):
         return self._renewing
 
     async def _renew_once(self) -> T:
+        """Renew and cache the credentials; a failure after a success may be temporary."""
         try:
             fresh = self._current = await self._renew()
         except (AuthError, ConfigurationError) as exc:

@@ -154,9 +154,7 @@ class GcsStore:
         return absent
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Implement `Store.collect`.
-
-        Sends a request for the first object's metadata, then one request to delete each object.
+        """Implement `Store.collect`. Reads metadata of the first object, then deletes each of them.
 
         Cancelled: some of the objects may be deleted, the first before the others.
         """
@@ -189,10 +187,7 @@ class GcsStore:
         await self._for_each(self._delete, names)
 
     async def _delete(self, name: str, condition: Mapping[str, str] | None = None) -> int:
-        """Delete an object that meets *condition*; return 0, or the status of a refusal.
-
-        The status is `NOT_FOUND`, or `PRECONDITION_FAILED` if it doesn't meet *condition*.
-        """
+        """Delete an object that meets *condition*; return 0, or the status of a refusal."""
         return await self._request(
             Verb.DELETE,
             name,

@@ -155,7 +155,7 @@ async def write(
                 max_position = max(max_position, stream.tell())
             close()
 
-        stream.close = record_and_close  # type: ignore[method-assign] # the library closes it
+        stream.close = record_and_close  # type: ignore[method-assign] # the library calls it
         try:
             answer = await client.storage.upload(
                 client.location.bucket,

@@ -80,9 +80,9 @@ class ContainerImages:
             self._credentials, insecure_host=self._registry_host, retry_s=retry_s
         )
         self._builder: Builder | None = None
-        self._logged: set[str] = set()
+        self._logged_notices: set[str] = set()
         self._confirmed_at: dict[str, float] = {}
-        self._running: dict[str, _Build] = {}
+        self._running_builds: dict[str, _Build] = {}
         self._closed = False
 
     async def resolve(self, request: ImageRequest) -> Image:
@@ -139,7 +139,7 @@ class ContainerImages:
 
     def _plan(self, request: ImageRequest, repository: str) -> Plan:
         """Read the project's dependencies, and plan the bundled image. Reads files."""
-        dependencies = dependencies_of(request, self._logged)
+        dependencies = dependencies_of(request, self._logged_notices)
         return recipe.bundled_plan(
             request, dependencies, repository, wheel=self._wheel(), python_image=self._python_image
         )
@@ -151,18 +151,18 @@ class ContainerImages:
         """
         if self._closed:
             raise ClientClosed("the client that builds images is closed; open another")
-        if (build := self._running.get(plan.image)) is None:
+        if (build := self._running_builds.get(plan.image)) is None:
             task = asyncio.create_task(
                 self._build_if_missing(plan), name=f"kinetic build {plan.image}"
             )
-            build = self._running[plan.image] = _Build(task)
+            build = self._running_builds[plan.image] = _Build(task)
         build.waiting += 1
         try:
             await await_shared(build.task, "the client that builds images")
         finally:
             build.waiting -= 1
             if not build.waiting:  # the build is over, or all callers were cancelled
-                del self._running[plan.image]
+                del self._running_builds[plan.image]
                 await release(build.end(), operation=f"cancelling {plan.image}", grace=60.0)
 
     async def _build_if_missing(self, plan: Plan) -> None:
@@ -170,6 +170,7 @@ class ContainerImages:
             await self._build(plan.image, plan.context)
 
     async def _build(self, uri: str, context: Mapping[str, bytes]) -> None:
+        """Build and push the image *uri*, and show the progress."""
         if self._builder is None:
             self._builder = Builder(
                 build_settings(self._target, self._registry_host),
@@ -187,7 +188,7 @@ class ContainerImages:
 
     async def _resolve_prebuilt(self, request: ImageRequest) -> Image:
         uri = base_uri(require_repository(request.base_image_repo), request.category)
-        dependencies = await in_thread(dependencies_of, request, self._logged)
+        dependencies = await in_thread(dependencies_of, request, self._logged_notices)
         await self._ensure(uri, lambda: self._check_published(uri))
         requirements = None
         if dependencies.has_packages:
@@ -220,16 +221,16 @@ class ContainerImages:
         host = registry_of(uri)
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
-    async def _ensure(self, name: str, check: Callable[[], Awaitable[object]]) -> None:
-        """Await *check*, unless it confirmed *name* in the last `CONFIRMATION_S` seconds."""
+    async def _ensure(self, name: str, confirm: Callable[[], Awaitable[object]]) -> None:
+        """Await *confirm*, unless it found or made *name* in the last `CONFIRMATION_S` seconds."""
         if time.monotonic() - self._confirmed_at.get(name, -CONFIRMATION_S) >= CONFIRMATION_S:
-            await check()
+            await confirm()
             self._confirmed_at[name] = time.monotonic()
 
     async def aclose(self) -> None:
         """Cancel the builds of this object, and close everything but the store of jobs."""
         self._closed = True
-        for build in tuple(self._running.values()):
+        for build in tuple(self._running_builds.values()):
             await build.end()
         async with contextlib.AsyncExitStack() as closers:
             for resource in (self.builds, self._credentials, self._registry, self._builder):

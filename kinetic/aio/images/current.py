@@ -56,7 +56,7 @@ class CurrentInterpreter:
         self._home = home
         self._environ = environ
         self._wheel = wheel
-        self._logged: set[str] = set()
+        self._logged_notices: set[str] = set()
 
     async def resolve(self, request: ImageRequest) -> Image:
         """Return the running interpreter or, for "prebuilt", the interpreter of an environment.
@@ -85,7 +85,9 @@ class CurrentInterpreter:
         from kinetic.aio.images.dependencies import dependencies_of
         from kinetic.aio.images.recipe import installed_wheel
 
-        dependencies = await in_thread(dependencies_of, request, self._logged, own_accelerator=True)
+        dependencies = await in_thread(
+            dependencies_of, request, self._logged_notices, own_accelerator=True
+        )
         wheel = await in_thread(self._wheel or installed_wheel)
         home = self._home or configuration.home(self._environ)
         folder = home / "cache" / "environments" / _environment_name(wheel, dependencies.text)

@@ -123,10 +123,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
-    """Return ``[project.dependencies]``; None if there is no ``[project]``.
-
-    Add to *notices* a sentence about dependencies that are in other tables.
-    """
+    """Return ``[project.dependencies]``; None without ``[project]``. Add *notices* about others."""
     try:
         content = tomllib.loads(_read_text(file))
     except tomllib.TOMLDecodeError as exc:

@@ -145,7 +145,7 @@ async def plan_install(api: Api, controller: Controller) -> Change:
     kinds = Kinds(api, controller)
     unchanged = 0
 
-    async def check(document: Document) -> None:
+    async def count_if_unchanged(document: Document) -> None:
         nonlocal unchanged
         try:
             existing = await api.call("GET", (await kinds.manifest(document)).path)
@@ -154,7 +154,7 @@ async def plan_install(api: Api, controller: Controller) -> Change:
         annotations: Document = existing["metadata"].get("annotations") or {}
         unchanged += annotations.get(DIGEST) == controller.digest
 
-    await for_each(check, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
+    await for_each(count_if_unchanged, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
     if unchanged == len(controller.documents):
         return replace(controller.change, action=Action.KEEP, reason="")
     if not unchanged:

@@ -12,7 +12,8 @@ from typing import Any, Self
 from kinetic.aio._net.google import GoogleClient, GoogleRequest
 from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.infra import classes, lookup, secrets
+from kinetic.aio.infra import classes as compute_classes
+from kinetic.aio.infra import lookup, secrets
 from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import project as projects
@@ -246,7 +247,7 @@ class Infrastructure:
         cluster = await lookup.cluster(self._google, self.site)
         autopilot = node_pools.is_autopilot(cluster)
         pools = pool.slices(slices)
-        can_use_class = classes.can_replace(pool) and not fixed
+        can_use_class = compute_classes.can_replace(pool) and not fixed
         if autopilot and not can_use_class:
             raise ConfigurationError(
                 f"{self.site.cluster} is an Autopilot cluster, which has ComputeClasses instead of "
@@ -255,7 +256,7 @@ class Infrastructure:
             )
         if not pool.accelerator.multi_host and pool.name not in node_pools.existing(cluster):
             async with self._open_api() as api:
-                if can_use_class and await classes.is_served(api):
+                if can_use_class and await compute_classes.is_served(api):
                     return await self._plan_class(api, pool, autopilot=autopilot)
                 if autopilot:
                     raise ConfigurationError(
@@ -263,7 +264,7 @@ class Infrastructure:
                         "later"
                     )
                 name = class_name(pool.accelerator)
-                if name in await classes.list_own_classes(api):
+                if name in await compute_classes.list_own_classes(api):
                     raise ConfigurationError(
                         f"jobs of {pool.accelerator} use the nodes of the ComputeClass {name}, not "
                         f"those of a node pool; first run `kinetic pool remove {name}`"
@@ -285,9 +286,13 @@ class Infrastructure:
         checks = await preflight(self._google, self.site, (pool,), regional=True)
         checks.raise_problems()
         zones = checks.zones or (() if self.site.zone == self.site.region else (self.site.zone,))
-        manifest = classes.class_manifest(self.site, pool.accelerator, zones, autopilot=autopilot)
-        description = classes.describe_new(self.site, pool.accelerator, zones, self._environ)
-        change = await classes.plan_class(api, manifest, description)
+        manifest = compute_classes.class_manifest(
+            self.site, pool.accelerator, zones, autopilot=autopilot
+        )
+        description = compute_classes.describe_new(
+            self.site, pool.accelerator, zones, self._environ
+        )
+        change = await compute_classes.plan_class(api, manifest, description)
         return Planned(
             plan=Plan(site=self.site, changes=(change,)),
             resources=(),
@@ -317,16 +322,16 @@ class Infrastructure:
     async def _plan_class_removal(self, name: str, pool_names: Sequence[str]) -> Planned:
         """Plan to remove the ComputeClass *name*; an error lists classes and *pool_names*."""
         async with self._open_api() as api:
-            known_classes = await classes.list_classes(api)
+            known_classes = await compute_classes.list_classes(api)
         if name not in known_classes:
             names = ", ".join(sorted({*pool_names, *known_classes})) or "none"
             raise NotFound(f"{self.site.cluster} has no node pool {name!r}; it has {names}")
-        if not classes.is_ours(known_classes[name]):
+        if not compute_classes.is_ours(known_classes[name]):
             raise Refused(
                 f"kinetic didn't make the ComputeClass {name}: it lacks the label kinetic=true; "
                 "remove it with the tool that made it"
             )
-        manifest = classes.reference(name)
+        manifest = compute_classes.reference(name)
         reason = "GKE removes its nodes when they are idle"
         change = replace(manifest.change, action=Action.REMOVE, reason=reason)
         plan = Plan(site=self.site, changes=(change,))
@@ -412,8 +417,8 @@ class Infrastructure:
         try:
             async with self._open_api() as api:
                 pools += [
-                    classes.summarize(document)
-                    for document in (await classes.list_own_classes(api)).values()
+                    compute_classes.summarize(document)
+                    for document in (await compute_classes.list_own_classes(api)).values()
                 ]
         except KineticError as exc:
             self._tell(f"can't list ComputeClasses: {str(exc).splitlines()[0]}")

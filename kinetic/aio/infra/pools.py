@@ -116,8 +116,8 @@ class Pool:
     def policy(self) -> str:
         """Return the end of the name of a tpu7x slice's placement policy; empty for other pools."""
         accelerator = self.accelerator
-        needs = accelerator.name == "tpu7x" and accelerator.multi_host
-        return f"-tpu7x-{accelerator.topology}" if needs else ""
+        needs_policy = accelerator.name == "tpu7x" and accelerator.multi_host
+        return f"-tpu7x-{accelerator.topology}" if needs_policy else ""
 
 
 def reference(site: Site, name: str) -> Resource:

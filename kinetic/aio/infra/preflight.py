@@ -193,7 +193,7 @@ async def _check_billing(google: GoogleClient, setup: Setup, result: Preflight) 
 
 
 async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Choose a machine type for the system pods that the zone has."""
+    """Choose a machine type of the zone for the system pods."""
     site = setup.site
     if setup.shape == "autopilot":
         return
@@ -217,7 +217,7 @@ async def _choose_machine(google: GoogleClient, setup: Setup, result: Preflight)
 
 
 async def _find_namesakes(google: GoogleClient, setup: Setup, result: Preflight) -> None:
-    """Look for a cluster of that name in another place."""
+    """Look for a cluster of the same name in another location."""
     site = setup.site
     path = f"projects/{site.project}/locations/-/clusters"
     answer = await google.call(call(api="container", method="GET", path=path))

@@ -61,11 +61,7 @@ Shape = Literal["standard", "autopilot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The wanted state of a site (a cluster and all it needs).
-
-    ``machine`` is the machine type for the cluster's own pods. ``public_endpoint`` also opens the
-    IP address of the control plane.
-    """
+    """The wanted state of a site. ``machine`` is the machine type for the cluster's own pods."""
 
     site: Site
     shape: Shape = "standard"
@@ -90,14 +86,14 @@ def wanted_resources(setup: Setup) -> tuple[Resource | Policy, ...]:
     site = setup.site
     accounts = [service_account(site, purpose) for purpose in ("nodes", "workers", "builds")]
     return (
-        _repository(site),
-        _bucket(site, "jobs", site.region.upper()),
-        _bucket(site, "builds", site.registry.upper()),
+        _repository_resource(site),
+        _bucket_resource(site, "jobs", site.region.upper()),
+        _bucket_resource(site, "builds", site.registry.upper()),
         *accounts,
-        *_network(site),
+        *_network_resources(site),
         *_policies(site),
         cluster(setup),
-        _workload_identity(site),
+        _workload_identity_policy(site),
     )
 
 
@@ -140,7 +136,7 @@ def services(site: Site, names: Sequence[str] = SERVICES) -> tuple[GoogleRequest
     )
 
 
-def _repository(site: Site) -> Resource:
+def _repository_resource(site: Site) -> Resource:
     parent = f"projects/{site.project}/locations/{site.registry}/repositories"
     wanted_fields = {
         "cleanupPolicies": {
@@ -174,7 +170,7 @@ def _repository(site: Site) -> Resource:
     )
 
 
-def _bucket(site: Site, purpose: str, location: str) -> Resource:
+def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
     name = site.bucket(purpose)
     rules = [
         {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": KEEP_DAYS}},
@@ -224,7 +220,7 @@ def service_account(site: Site, purpose: str, email: str = "") -> Resource:
     )
 
 
-def _network(site: Site) -> tuple[Resource, ...]:
+def _network_resources(site: Site) -> tuple[Resource, ...]:
     path = f"projects/{site.project}"
     network = f"{path}/global/networks/{site.prefix}"
     regional = f"{path}/regions/{site.region}"
@@ -283,7 +279,7 @@ def _network(site: Site) -> tuple[Resource, ...]:
 def cluster(setup: Setup) -> Resource:
     """Return the GKE cluster."""
     site = setup.site
-    body = _autopilot(setup) if setup.shape == "autopilot" else _standard(setup)
+    body = _autopilot_body(setup) if setup.shape == "autopilot" else _standard_body(setup)
     machine_usd = 0.0 if setup.shape == "autopilot" else MACHINE_USD.get(setup.machine, 0.0)
     parent = f"projects/{site.project}/locations/{setup.location}/clusters"
     reported_fields = {
@@ -326,14 +322,14 @@ def _describe_cluster(setup: Setup) -> str:
     )
 
 
-def _endpoints(setup: Setup) -> dict[str, Any]:
+def _endpoint_fields(setup: Setup) -> dict[str, Any]:
     return {
         "dnsEndpointConfig": {"allowExternalTraffic": True},
         "ipEndpointsConfig": {"enabled": setup.public_endpoint},
     }
 
 
-def _common(setup: Setup) -> dict[str, Any]:
+def _common_fields(setup: Setup) -> dict[str, Any]:
     site = setup.site
     return {
         "name": site.cluster,
@@ -341,14 +337,14 @@ def _common(setup: Setup) -> dict[str, Any]:
         "subnetwork": f"projects/{site.project}/regions/{site.region}/subnetworks/{site.prefix}",
         "ipAllocationPolicy": {"useIpAliases": True},
         "releaseChannel": {"channel": "REGULAR"},
-        "controlPlaneEndpointsConfig": _endpoints(setup),
+        "controlPlaneEndpointsConfig": _endpoint_fields(setup),
         "resourceLabels": site.labels,
     }
 
 
-def _autopilot(setup: Setup) -> dict[str, Any]:
+def _autopilot_body(setup: Setup) -> dict[str, Any]:
     return {
-        **_common(setup),
+        **_common_fields(setup),
         "autopilot": {"enabled": True},
         "networkConfig": {"defaultEnablePrivateNodes": True},
         "autoscaling": {
@@ -360,7 +356,7 @@ def _autopilot(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _standard(setup: Setup) -> dict[str, Any]:
+def _standard_body(setup: Setup) -> dict[str, Any]:
     site = setup.site
     shielded = {"enableIntegrityMonitoring": True, "enableSecureBoot": True}
     labels = sorted(
@@ -368,7 +364,7 @@ def _standard(setup: Setup) -> dict[str, Any]:
         | {tpu_slice.label for tpu in TPUS.values() for tpu_slice in tpu.slices}
     )
     return {
-        **_common(setup),
+        **_common_fields(setup),
         "locations": [site.zone],
         "nodePools": [
             pool_body(
@@ -530,7 +526,7 @@ def _bucket_policy(site: Site, purpose: str, *bindings: Binding, needs: str) -> 
     )
 
 
-def _workload_identity(site: Site) -> Policy:
+def _workload_identity_policy(site: Site) -> Policy:
     """Return the binding that lets pods act as the workers' service account.
 
     It needs the cluster: the identity pool exists only once the project has had a cluster.

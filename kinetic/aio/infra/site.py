@@ -45,7 +45,7 @@ class Site:
     namespace: str = "default"
 
     def __post_init__(self) -> None:
-        for setting, value, form, example in (
+        for setting, value, pattern, example in (
             ("project", self.project, PROJECT_ID, "my-project-1"),
             ("zone", self.zone, ZONE_NAME, "us-central1-a"),
             ("cluster", self.cluster, CLUSTER_NAME, "kinetic-cluster"),
@@ -56,7 +56,7 @@ class Site:
                     f"a cluster on Google Cloud needs a {setting}: pass --{setting}, or set "
                     f"KINETIC_{setting.upper()}; for any other cluster, run `kinetic doctor`"
                 )
-            if not form.fullmatch(value):
+            if not pattern.fullmatch(value):
                 raise ConfigurationError(
                     f"{value!r} can't be a {setting}'s name; name one like {example!r}"
                     + (", with at most 19 characters" if setting == "cluster" else "")
