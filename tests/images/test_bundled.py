@@ -48,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def waiting_in(images: ContainerImages) -> int:
     """Return how many callers wait for the builds of this client."""
-    return sum(build.waiting for build in images._running.values())
+    return sum(build.waiting for build in images._running_builds.values())
 
 
 def left(cloud: Cloud) -> list[str]:

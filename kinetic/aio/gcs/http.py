@@ -38,7 +38,7 @@ T = TypeVar("T")
 ENDPOINT = "https://storage.googleapis.com"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 
-RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
+RATE_LIMIT_REASONS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 DAMAGED_TRIES = 3
 """Maximum tries of a transfer whose content arrives damaged, whose upload session is lost, or whose
@@ -251,7 +251,7 @@ def _is_rate_limited(failure: Exception) -> bool:
     if not isinstance(failure, HttpError) or failure.status != 403:
         return False
     try:
-        return failure.body["error"]["errors"][0]["reason"] in RATE_LIMITS
+        return failure.body["error"]["errors"][0]["reason"] in RATE_LIMIT_REASONS
     except (KeyError, IndexError, TypeError):
         return False
 

@@ -17,7 +17,7 @@ from kinetic.errors import Conflict, NotFound
 
 T = TypeVar("T")
 
-FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
+LIST_FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
 
 EARLIER_TIME_STATUS = 400
 """The status with which the service refuses a custom time that is earlier than the stored one."""
@@ -103,7 +103,7 @@ class GcsStore:
     async def list(self, prefix: str) -> list[ObjectInfo]:
         """Implement `Store.list`. Sends one request for every thousand objects."""
         found: list[ObjectInfo] = []
-        params = {"prefix": self._client.location.object_name(prefix), "fields": FIELDS}
+        params = {"prefix": self._client.location.object_name(prefix), "fields": LIST_FIELDS}
 
         async def read_page() -> Mapping[str, Any]:
             return await self._client.storage.list_objects(

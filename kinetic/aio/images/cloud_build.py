@@ -41,10 +41,10 @@ DOCKER = "gcr.io/cloud-builders/docker"
 TIMEOUT_S = 3600
 """How long Cloud Build lets a build run, in seconds."""
 
-CALL_S = 30.0
+CALL_LIMIT_S = 30.0
 """The timeout of one call to Cloud Build, in seconds."""
 
-LOG_S = 5.0
+LOG_LIMIT_S = 5.0
 """The timeout of one read of the log, in seconds; a failed read doesn't fail the build."""
 
 SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
@@ -273,7 +273,7 @@ class Builder:
             raise  # nothing to cancel: Cloud Build refused the build, or the build has ended
         except BaseException:
             # `_cancel` first waits for `creating`, then makes calls, all with retries.
-            grace = 2 * (CALL_S + self._policy.total_s)
+            grace = 2 * (CALL_LIMIT_S + self._policy.total_s)
             cancelling = self._cancel(creating, name)
             await release(cancelling, operation=f"cancelling the build of {uri}", grace=grace)
             raise
@@ -316,7 +316,7 @@ class Builder:
         self, log: BuildLog, show: Callable[[str], None], *, last: bool
     ) -> None:
         try:
-            async with asyncio.timeout(LOG_S):
+            async with asyncio.timeout(LOG_LIMIT_S):
                 lines = await log.read_new_lines(last=last)
         except (KineticError, TimeoutError) as exc:
             logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
@@ -344,7 +344,7 @@ class Builder:
         async def send(token: str = "") -> Any:
             metadata = [("authorization", f"Bearer {token}")] if token else []
             # `_call` retries, so the library must not.
-            return await call(request=request, retry=None, timeout=CALL_S, metadata=metadata)
+            return await call(request=request, retry=None, timeout=CALL_LIMIT_S, metadata=metadata)
 
         if self._credentials is None:
             return await send()

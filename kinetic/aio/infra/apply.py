@@ -41,8 +41,8 @@ from kinetic.errors import AuthError, BackendError, KineticError, Refused, Unava
 MAX_CONCURRENT_REQUESTS = 16
 """How many resources to read at a time."""
 
-READ_S = 30.0
-"""Timeout of reading one resource."""
+READ_TIMEOUT_S = 30.0
+"""Timeout of reading one resource, in seconds."""
 
 STOCKOUT_PHRASES = ("STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED")
 """Phrases in Google's reasons when a zone lacks capacity."""
@@ -116,7 +116,7 @@ class Cloud:
     """Reads and changes resources of *site*; *tell* receives a line about each step."""
 
     def __init__(
-        self, google: GoogleClient, site: Site, tell: Tell, timeout_s: float = READ_S
+        self, google: GoogleClient, site: Site, tell: Tell, timeout_s: float = READ_TIMEOUT_S
     ) -> None:
         self.timeout_s = timeout_s
         self._google = google
@@ -155,25 +155,25 @@ class Cloud:
             return Observed(problem=str(exc) or f"no answer within {self.timeout_s:g} s")
 
     async def enable_apis(
-        self, read: GoogleRequest, write: GoogleRequest, names: Sequence[str]
+        self, read_request: GoogleRequest, enable_request: GoogleRequest, names: Sequence[str]
     ) -> None:
-        """Enable the APIs *names* by the request *write*, unless *read* shows that all are enabled.
+        """Send *enable_request*, unless *read_request* shows that all APIs *names* are enabled.
 
         Raises:
             AuthError: You may not read or enable APIs.
             Refused: Google refuses a request.
         """
         try:
-            if not await self.disabled_apis(read, names):
+            if not await self.disabled_apis(read_request, names):
                 return
         except HttpError as refusal:
             raise refusal_error("read the project's APIs", refusal) from refusal
         self._tell("enabling the project's APIs")
-        await self._send_with_retries("enable the project's APIs", write)
+        await self._send_with_retries("enable the project's APIs", enable_request)
 
-    async def disabled_apis(self, read: GoogleRequest, names: Sequence[str]) -> list[str]:
-        """Return which of the APIs *names* are disabled, according to the answer to *read*."""
-        answer = await self._google.call(read)
+    async def disabled_apis(self, read_request: GoogleRequest, names: Sequence[str]) -> list[str]:
+        """Return which of the APIs *names* are disabled, according to the answer to the request."""
+        answer = await self._google.call(read_request)
         enabled = {
             str(service["name"]).rpartition("/")[2]
             for service in answer.get("services") or ()

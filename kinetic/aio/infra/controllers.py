@@ -16,7 +16,7 @@ from kinetic.aio.infra.resources import Action, Change, Document
 from kinetic.aio.kubernetes.api import Api
 from kinetic.errors import ConfigurationError, NotFound, Unavailable
 
-DIGEST = "kinetic.dev/sha256"
+DIGEST_KEY = "kinetic.dev/sha256"
 """The annotation with the SHA-256 of the file that an object is from."""
 
 DIGEST_MARK = "@sha256:"
@@ -27,8 +27,8 @@ SERVED_S = 60.0
 """How long the API server may take to serve a new kind."""
 
 POLL_S = 0.2
-DEFINITION = "CustomResourceDefinition"
-FIRST_KINDS = (DEFINITION, "Namespace")
+DEFINITION_KIND = "CustomResourceDefinition"
+FIRST_KINDS = (DEFINITION_KIND, "Namespace")
 LAST_KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 """Kinds to apply last. They name a server of the controller that the API server asks about other
 objects, so that server's objects must exist first."""
@@ -63,7 +63,7 @@ class Controller:
     @property
     def definitions(self) -> tuple[Document, ...]:
         """Return the CustomResourceDefinitions of the controller."""
-        return tuple(document for document in self.documents if document["kind"] == DEFINITION)
+        return tuple(document for document in self.documents if document["kind"] == DEFINITION_KIND)
 
 
 def read_controller(argument: str) -> Controller:
@@ -152,7 +152,7 @@ async def plan_install(api: Api, controller: Controller) -> Change:
         except NotFound:
             return
         annotations: Document = existing["metadata"].get("annotations") or {}
-        unchanged += annotations.get(DIGEST) == controller.digest
+        unchanged += annotations.get(DIGEST_KEY) == controller.digest
 
     await for_each(count_if_unchanged, controller.documents, limit=MAX_CONCURRENT_REQUESTS)
     if unchanged == len(controller.documents):
@@ -228,7 +228,7 @@ class Kinds:
             )
         plural, namespaced = location
         metadata = dict(document["metadata"])
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), DIGEST: self._digest}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), DIGEST_KEY: self._digest}
         namespace_path = ""
         if namespaced:
             metadata.setdefault("namespace", "default")

@@ -18,7 +18,7 @@ from kinetic.aio.infra import namespace as in_cluster
 from kinetic.aio.infra import pools as node_pools
 from kinetic.aio.infra import project as projects
 from kinetic.aio.infra import setup as setups
-from kinetic.aio.infra.apply import READ_S, Cloud, refusal_error
+from kinetic.aio.infra.apply import READ_TIMEOUT_S, Cloud, refusal_error
 from kinetic.aio.infra.controllers import Controller, install
 from kinetic.aio.infra.controllers import plan_install as plan_controller
 from kinetic.aio.infra.plan import Plan, additions, order_marked_last, removals
@@ -100,7 +100,7 @@ class Infrastructure:
         environ: Mapping[str, str] | None = None,
         google: GoogleClient | None = None,
         connect: Callable[[], Awaitable[Access]] | None = None,
-        look_s: float = READ_S,
+        look_s: float = READ_TIMEOUT_S,
     ) -> None:
         self.site = site
         self._connect = connect or self._open_access
@@ -169,8 +169,8 @@ class Infrastructure:
             *setups.wanted_resources(setup),
             *node_pools.all_pool_resources(self.site, pools, self._environ),
         )
-        read, _ = setups.services(self.site)
-        disabled = await self._disabled_apis(read)
+        read_request, _ = setups.services(self.site)
+        disabled = await self._disabled_apis(read_request)
         observed = await self._cloud.observe((*prerequisites, *wanted))
         changes = [
             *additions(self.site, prerequisites, observed),
@@ -394,8 +394,8 @@ class Infrastructure:
             await self.apply(await planned.plan_rest())
             return
         if planned.enables:
-            read, write = setups.services(self.site)
-            await self._cloud.enable_apis(read, write, setups.SERVICES)
+            read_request, enable_request = setups.services(self.site)
+            await self._cloud.enable_apis(read_request, enable_request, setups.SERVICES)
         if planned.removes:
             await self._cloud.remove(plan.changes, planned.resources)
             await self._delete_in_cluster(planned.manifests)
@@ -436,9 +436,9 @@ class Infrastructure:
             pool for pool, resource in resources.items() if observed[resource.key].document is None
         )
 
-    async def _disabled_apis(self, read: GoogleRequest) -> list[str]:
+    async def _disabled_apis(self, read_request: GoogleRequest) -> list[str]:
         try:
-            return await self._cloud.disabled_apis(read, setups.SERVICES)
+            return await self._cloud.disabled_apis(read_request, setups.SERVICES)
         except HttpError as refusal:
             raise refusal_error("read which APIs the project has enabled", refusal) from refusal
 
@@ -508,8 +508,8 @@ class Infrastructure:
         wanted = secrets.secret_resources(self.site)
         if (await self._cloud.observe((account,)))[account.key].document is None:
             raise NotFound(f"there is no {account.key}; make it with `kinetic up`")
-        read, write = setups.services(self.site, (secrets.SERVICE,))
-        await self._cloud.enable_apis(read, write, (secrets.SERVICE,))
+        read_request, enable_request = setups.services(self.site, (secrets.SERVICE,))
+        await self._cloud.enable_apis(read_request, enable_request, (secrets.SERVICE,))
         changes = additions(self.site, wanted, await self._cloud.observe(wanted))
         await self.apply(Planned(plan=Plan(site=self.site, changes=changes), resources=wanted))
         for request in secrets.versions(self.site, username, token):

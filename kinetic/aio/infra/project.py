@@ -12,7 +12,7 @@ from kinetic.aio.infra.resources import Document, Resource, call
 from kinetic.aio.infra.site import Site
 from kinetic.errors import ConfigurationError
 
-PARENT = re.compile("(organizations|folders)/[0-9]+", re.ASCII)
+PARENT_NAME = re.compile("(organizations|folders)/[0-9]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def check_parent(parent: str, *, creates: bool) -> None:
         raise ConfigurationError(
             f"the parent {parent} is for a new project; pass --create-project as well"
         )
-    if parent and not PARENT.fullmatch(parent):
+    if parent and not PARENT_NAME.fullmatch(parent):
         raise ConfigurationError(
             f"{parent!r} can't be a project's parent; name one like 'organizations/123' or "
             "'folders/456'"
