@@ -176,7 +176,7 @@ class TokenCache(Generic[T]):
         return fresh.value
 
     def _handle_renewal_end(self, task: asyncio.Task[T]) -> None:
-        """If a renewal failed and the credentials are still valid, pause the early renewals."""
+        """If a renewal failed while credentials are cached, pause the early renewals."""
         if not task.cancelled() and (failure := task.exception()) is not None and self._current:
             self._pause_until = self._clock() + RENEWAL_PAUSE_S
             logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)

@@ -175,8 +175,8 @@ class BucketClient:
     ) -> T:
         """Await ``work()``, the operation *verb* on object *name*, and retry temporary failures.
 
-        A *large* transfer waits while ``limits.transfers`` others run. When the
-        number that *progress* returns has grown, the time limit of the retries restarts.
+        A *large* transfer waits while ``limits.transfers`` others run. When the number that
+        *progress* returns has grown, the time limit of the retries restarts.
 
         Raises:
             HttpError: The server answered with a status in *expected*.

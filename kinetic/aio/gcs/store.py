@@ -154,7 +154,7 @@ class GcsStore:
         return absent
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Implement `Store.collect`. Reads metadata of the first object, then deletes each of them.
+        """Implement `Store.collect`. Reads metadata of the first object, then deletes each object.
 
         Cancelled: some of the objects may be deleted, the first before the others.
         """

@@ -75,7 +75,7 @@ class Content:
 
     @classmethod
     async def of(cls, body: bytes | Path, memory_limit: int) -> Content:
-        """Compute size and checksum of *body*; keep up to *memory_limit* bytes of a file in memory.
+        """Compute size and checksum of *body*; keep a file of up to *memory_limit* bytes in memory.
 
         Raises:
             BackendError: The file can't be read.

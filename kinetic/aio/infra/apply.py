@@ -383,7 +383,7 @@ class Cloud:
                 return
 
     async def _delete(self, resource: Resource) -> None:
-        """Remove *resource*, with a bucket's objects or a network's firewall rules, and wait."""
+        """Remove *resource* after a bucket's objects or a network's firewalls; wait for its end."""
         self._tell(f"removing {resource.key}")
         assert resource.remove is not None
         if resource.kind == "bucket":

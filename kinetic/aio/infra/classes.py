@@ -63,7 +63,7 @@ def class_manifest(
 
 
 async def is_served(api: Api) -> bool:
-    """Return whether the cluster has ComputeClasses, whose API group may have other kinds only."""
+    """Return whether the cluster has ComputeClasses; their API group alone doesn't show it."""
     try:
         answer = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:

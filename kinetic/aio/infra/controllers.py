@@ -185,7 +185,7 @@ async def install(api: Api, controller: Controller) -> None:
 
 
 def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
-    """Return the documents in groups to apply one after the other: first, other, last kinds."""
+    """Return the documents in stages: those of `FIRST_KINDS`, other kinds, and `LAST_KINDS`."""
     stages: list[list[Document]] = [[], [], []]
     for document in documents:
         stages[

@@ -347,7 +347,7 @@ class Join:
             return None
 
     async def _is_permitted(self, manifest: Manifest, comparison: Change | None) -> bool:
-        """Return whether you may apply *manifest*, and create the object if it may not exist."""
+        """Return whether you may patch the object and, unless it surely exists, create it."""
         patch = Request(method="PATCH", path=manifest.path).right
         create = replace(patch, verb="create", name="")
         needed = (

@@ -86,7 +86,7 @@ async def preflight(
     regional: bool = False,
     links_billing: bool = False,
 ) -> Preflight:
-    """Check all that *setup*, unless it is None, and *pools* need, concurrently and only reading.
+    """Check what *setup*, unless it is None, and *pools* need, concurrently and by reads only.
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
