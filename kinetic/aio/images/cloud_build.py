@@ -143,7 +143,7 @@ def build_error(build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]) -> B
     return BuildError("".join(parts), build_id=build.id, log_url=build.log_url)
 
 
-_TEMPORARY = frozenset(
+_TEMPORARY_STATUSES = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED", "UNKNOWN"}
 )
 
@@ -156,7 +156,7 @@ def _status(failure: BaseException) -> str:
 
 def is_temporary(failure: BaseException) -> bool:
     """Return whether a retry of the call may succeed."""
-    return _status(failure) in _TEMPORARY
+    return _status(failure) in _TEMPORARY_STATUSES
 
 
 def is_token_refused(failure: BaseException) -> bool:
@@ -190,7 +190,7 @@ def call_error(failure: Exception, project: str) -> BackendError | BuildError:
                 f"Cloud Build of project {project} refused the build ({message}); the cluster's "
                 "set-up makes the bucket, the repository, and the service account that it names"
             )
-        case _ if status in _TEMPORARY:
+        case _ if status in _TEMPORARY_STATUSES:
             return Unavailable(
                 f"Cloud Build did not answer ({status}: {message}); check the network, or try "
                 "again later",

@@ -244,7 +244,7 @@ class Infrastructure:
             ConfigurationError: A quota or reservation is too small, the pool's jobs would use a
                 ComputeClass instead, or an Autopilot cluster can't have the pool.
         """
-        cluster = await lookup.cluster(self._google, self.site)
+        cluster = await lookup.read_cluster(self._google, self.site)
         autopilot = node_pools.is_autopilot(cluster)
         pools = pool.slices(slices)
         can_use_class = compute_classes.can_replace(pool) and not fixed
@@ -307,7 +307,7 @@ class Infrastructure:
             NotFound: The cluster has no such pool; the message lists those that it has.
             Refused: kinetic didn't create it, or the cluster needs it.
         """
-        cluster = await lookup.cluster(self._google, self.site)
+        cluster = await lookup.read_cluster(self._google, self.site)
         existing = node_pools.existing(cluster)
         if name not in existing:
             return await self._plan_class_removal(name, [*existing])
@@ -346,8 +346,8 @@ class Infrastructure:
         """
         setup = await lookup.setup_of(self._google, self.site)
         present = (
-            *setups.existing(setup, await lookup.worker_accounts(self._google, self.site)),
-            *await lookup.placement_policies(self._google, self.site),
+            *setups.existing(setup, await lookup.list_worker_accounts(self._google, self.site)),
+            *await lookup.list_placement_policies(self._google, self.site),
         )
         observed = await self._cloud.observe(present)
         keep: dict[str, str] = {}
@@ -410,7 +410,7 @@ class Infrastructure:
         Raises:
             NotFound: The cluster doesn't exist.
         """
-        cluster = await lookup.cluster(self._google, self.site)
+        cluster = await lookup.read_cluster(self._google, self.site)
         pools = [
             node_pools.summarize(document) for document in node_pools.existing(cluster).values()
         ]

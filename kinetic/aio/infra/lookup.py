@@ -14,7 +14,7 @@ from kinetic.aio.infra.site import Site
 from kinetic.errors import NotFound, Unavailable
 
 
-async def location(google: GoogleClient, site: Site) -> str | None:
+async def find_location(google: GoogleClient, site: Site) -> str | None:
     """Return the zone or region of the site's cluster; None if there is no cluster."""
     path = f"projects/{site.project}/locations/-/clusters"
     try:
@@ -40,17 +40,17 @@ async def location(google: GoogleClient, site: Site) -> str | None:
 
 async def setup_of(google: GoogleClient, site: Site) -> Setup:
     """Return the setup of *site*: the shape is Autopilot if its cluster is regional."""
-    regional = await location(google, site) == site.region or site.zone == site.region
+    regional = await find_location(google, site) == site.region or site.zone == site.region
     return Setup(site=site, shape="autopilot" if regional else "standard")
 
 
-async def cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
+async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
     """Return Google's document of the site's cluster.
 
     Raises:
         NotFound: The cluster doesn't exist.
     """
-    zone_or_region = await location(google, site) or site.zone
+    zone_or_region = await find_location(google, site) or site.zone
     path = f"projects/{site.project}/locations/{zone_or_region}/clusters/{site.cluster}"
     try:
         return await google.call(call(api="container", method="GET", path=path))
@@ -100,7 +100,7 @@ async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     return found
 
 
-async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
+async def list_worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the service accounts of jobs in namespaces other than the site's."""
     listing = call(api="iam", method="GET", path=f"projects/{site.project}/serviceAccounts")
     found: list[Resource] = []
@@ -115,7 +115,7 @@ async def worker_accounts(google: GoogleClient, site: Site) -> list[Resource]:
     return found
 
 
-async def placement_policies(google: GoogleClient, site: Site) -> list[Resource]:
+async def list_placement_policies(google: GoogleClient, site: Site) -> list[Resource]:
     """Return the placement policies that kinetic made for pools of this site."""
     parent = f"projects/{site.project}/regions/{site.region}/resourcePolicies"
     listing = call(api="compute", method="GET", path=parent)

@@ -22,7 +22,7 @@ BUSY_S = 3600.0
 RELEASED_S = 600.0
 """How long GKE may take to remove what it created in a network."""
 
-UNKNOWN_ACCOUNT = ("does not exist", "may not exist", "unknown service account")
+UNKNOWN_ACCOUNT_PHRASES = ("does not exist", "may not exist", "unknown service account")
 """Phrases in Google's errors about a new service account; the status is 400, 403, or 404."""
 
 STILL_IN_USE = "something in it is still in use"
@@ -51,7 +51,7 @@ def wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | None
         return STILL_IN_USE, RELEASED_S
     if "IamPolicy" in request.path or request.path.endswith("/iam"):
         is_unknown_account = refusal.status in (400, 403, 404) and any(
-            phrase in message for phrase in UNKNOWN_ACCOUNT
+            phrase in message for phrase in UNKNOWN_ACCOUNT_PHRASES
         )
         if is_unknown_account:
             return "a new account hasn't propagated yet", SETTLED_S
