@@ -122,7 +122,7 @@ class BatchCoordinator:
         self.pump: InputPump | None = None
         if source is not None:
             self.pump = InputPump(
-                context, source, self.window, self.state, self.post, self.launcher.refuse
+                context, source, self.window, self.state, self.post, self.launcher.report_refusal
             )
         self._pump_done = asyncio.Event()
         self._stop_listening = self._submission.listen(self._on_item)

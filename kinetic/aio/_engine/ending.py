@@ -4,8 +4,8 @@ All other code (the watch, the repeated reading, a stop, a refused launch) only 
 to this module. `_take_steps` reads what the store says, has `decide` name one step, takes it, and
 reads again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
 
-To *claim* an attempt is to create the object that lets one process run it; after a claim as *void*,
-no process can. To *close* an attempt is to write its outcome when its process can't.
+To *claim* an attempt is to create the object that lets one process run it; after a *void* claim,
+no process can run it. To *close* an attempt is to write its outcome when its process can't.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def decide(facts: Facts) -> Step | None:
 
 
 def _step_from_evidence(facts: Facts) -> Step | None:
-    """Return how to close the open attempt, as far as the evidence proves its end."""
+    """Return `Close` if the evidence proves the open attempt's end, or `Ask` if it may be old."""
     evidence, observation, executor = (
         facts.evidence,
         facts.evidence.observation,
@@ -152,22 +152,23 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
         submission.doubt_unseen(index)
 
 
-async def refuse(submission: Submission, index: int, number: int, error: Exception) -> bool:
-    """Close an attempt that can't be submitted; return False if it has begun despite *error*.
+async def close_refused(submission: Submission, index: int, number: int, error: Exception) -> bool:
+    """Close an attempt that can't be submitted because of *error*.
 
-    Any process that looks later finds that the item failed, and why.
+    Return False if a process has begun the attempt all the same. The stored outcome has the error,
+    for every process that reads the item later.
 
     Raises:
         BackendError: The store doesn't answer.
     """
     item = await _take_steps(submission, Evidence(index, number, None, refusal=error))
     if item.state is wire.ItemState.FAILED and submission.refusal(index) is error:
-        submission.refuse(index, error)
+        submission.fail_refused(index, error)
     return submission.attempt(index, number).executor in (None, wire.VOID)
 
 
 async def give_up(submission: Submission, index: int, why: str) -> None:
-    """End a single job with its last attempt's outcome; *why* tells why no other can start."""
+    """End a single job as its last attempt ended; *why* says why no further attempt can start."""
     request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
     await submission.requests.append(request)
 
@@ -287,7 +288,7 @@ async def _store_outcome(
 
 
 async def _refuse_displaced(submission: Submission, index: int, number: int, kind: str) -> None:
-    """Check that the object exists that could not be created because its name is taken.
+    """Check that an object has the name that `create` has found taken.
 
     Raises:
         WireError: Something other than an object has the name: the attempt can never be closed.
@@ -355,9 +356,9 @@ def error_for_waiters(
 ) -> Exception | None:
     """Log that *subject* can't be read; return the error for waiters, or None if they keep waiting.
 
-    Waiters get it at once if the object is removed or damaged, or a right is missing, and
-    otherwise after a minute. The submitter of a job that runs, maybe for days, is *patient*: it
-    waits through any outage, and hears only that the object is removed or damaged.
+    Waiters get it at once if the object is removed or damaged, or a permission is missing, and
+    otherwise after a minute. The submitter is *patient*, because its job may run for days: it waits
+    through any outage, and gets an error only if the object is removed or damaged.
     """
     is_known = isinstance(error, KineticError)
     logging.warning(
@@ -483,7 +484,7 @@ def _find_evidence(
     index, number = question.index, question.number
     executor = submission.attempt(index, number).executor
     observation = found.get((index, number))
-    # This answer decides, or leaves the attempt in doubt.
+    # The platform's answer settles the earlier doubt; if not, a caller notes a new one.
     doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
     if observation is None and doubted is not None and doubted.is_about(executor):
@@ -561,7 +562,10 @@ async def find(
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
-    """Return the observation of the host that ended an attempt; ask the platform if needed."""
+    """Return the observation of a host that ended an attempt; ask the platform if needed.
+
+    None: the first host ended it, or the platform doesn't know.
+    """
     host_ends = submission.host_ends
     if (index, number) not in host_ends:
         observation = (await find(submission, [(index, number)])).get((index, number))

@@ -1,7 +1,8 @@
 """Pull, pickle, and store the inputs of a batch before their attempts start.
 
-To store inputs, a submitter creates the object with the next free number, a *slot*. Only one
-submitter can create this object, so two submitters never give one index to different inputs.
+The inputs lie in objects with consecutive numbers, the *slots*. The store creates an object only
+once. So if two processes want to fill the same slot, only one succeeds, and no two inputs get the
+same index.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ class Backpressure:
         self._on_change()
 
     def lift(self) -> None:
-        """Remove the bound."""
+        """Remove the limit."""
         self.limit = None
         self._on_change()
 
 
 FIRST_CHUNK = 8
-"""The first chunks of lazy inputs are small, so that something starts at once."""
+"""Inputs in the first chunk of an iterator; it's small, so that the first jobs start at once."""
 
 
 AT_ONCE = 10 * CHUNK_ITEMS
-"""Inputs of a list that one call of a worker thread pickles."""
+"""Maximum number of inputs of a known length that are taken and stored in one step."""
 
 
 DRAIN_S = 0.25
@@ -86,7 +87,7 @@ class InputPump:
         window: Backpressure,
         state: scheduler.State,
         post: Callable[[scheduler.Event], None],
-        refuse: Callable[[int, Exception], Awaitable[None]],
+        report_refusal: Callable[[int, Exception], Awaitable[None]],
     ) -> None:
         identity = context.submission.identity
         self._store = context.session.platform.store
@@ -97,7 +98,7 @@ class InputPump:
         self._state = state
         self._lease = context.lease
         self._post = post
-        self._refuse = refuse
+        self._report_refusal = report_refusal
         self._batch = identity.id
         self._scope = identity.scope
         self._key = identity.key
@@ -119,7 +120,7 @@ class InputPump:
         self._room.set()
 
     def close(self) -> None:
-        """Pull no more from an iterator, but store what was pulled; store a list whole."""
+        """Pull no more inputs from an iterator, but store those pulled; a list is stored whole."""
         if self._source.known_inputs is not None:
             return
         self.closing = True
@@ -160,7 +161,9 @@ class InputPump:
             logging.warning("closing the inputs of %s raised %r; it goes on", self._batch, exc)
 
     async def end(self) -> None:
-        """Record in the store that there are no more inputs; a stop doesn't shorten a list.
+        """Record in the store that there are no more inputs.
+
+        If the batch was stopped, inputs of a list that were not stored also count.
 
         Raises:
             SubmitterLost: As `run`.
@@ -193,6 +196,7 @@ class InputPump:
             self._post(scheduler.Stored(first, count))
 
     async def _pull_as_needed(self) -> None:
+        """Pull and store inputs whenever `_wait_for_room` allows more; their jobs start at once."""
         size = FIRST_CHUNK
         while wanted := await self._wait_for_room(size):
             values = await self._take(wanted)
@@ -202,9 +206,14 @@ class InputPump:
             size = min(2 * size, CHUNK_ITEMS)
 
     def _is_over(self) -> bool:
+        """Return whether to pull no more, after `close` or a stop; a list is always pulled."""
         return self._source.known_inputs is None and (self.closing or self._state.stopping)
 
     async def _take(self, wanted: int) -> list[Any]:
+        """Return up to *wanted* inputs, or none at the end.
+
+        If `close` ends the wait, return the inputs that the iterator has produced by then.
+        """
         taking = self._source.take(wanted, self._has_idle_slots)
         self._take_task = asyncio.ensure_future(taking)
         try:
@@ -235,7 +244,7 @@ class InputPump:
         return self._state.free > 0 and not self._state.waiting
 
     async def _wait_for_room(self, size: int) -> int:
-        """Wait until some inputs may be pulled, and return how many; 0 at the end."""
+        """Wait until inputs may be pulled; return how many, or 0 if `_is_over`."""
         while not self._is_over():
             room = self._pull_limit() - self._pulled
             minimum = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
@@ -248,7 +257,11 @@ class InputPump:
         return 0
 
     def _pull_limit(self) -> float:
-        """Return how many inputs ``max_concurrent`` and the window allow to be pulled in all."""
+        """Return how many inputs, counted from the first, may have been pulled by now.
+
+        These are the delivered items (without consumers, the ended ones), ``max_concurrent``, and
+        the window.
+        """
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
@@ -256,14 +269,14 @@ class InputPump:
         return (slots or 0) + self._window.limit + finished
 
     async def _store_inputs(self, values: list[Any], *, ready: bool) -> None:
-        """Store *values*, in as many objects as their size requires."""
+        """Store *values* in as many slots as needed; *ready* lets their items start at once."""
         while values:
             for chunk in await encode(self._uploaded, values, self._source.mode):
                 await self._store_chunk(chunk, values, ready=ready)
                 values = values[len(chunk.parts) :]
 
     async def _store_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
-        """Store *chunk*, which has the first of *values* in pickled form."""
+        """Store *chunk*, the pickled form of the first ``len(chunk.parts)`` of *values*."""
         try:
             first, failed = await self._claim_slot(chunk, values)
         except SubmitterLost as exc:
@@ -274,13 +287,13 @@ class InputPump:
             self._remember(first, values[:count])
         for position, error in failed.items():
             self._post(scheduler.ItemsKnown(self._inputs.count))
-            await self._refuse(first + position, error)
+            await self._report_refusal(first + position, error)
         self._post(scheduler.Stored(first, count) if ready else scheduler.ItemsKnown(first + count))
 
     def _remember(self, first: int, values: Sequence[Any]) -> None:
+        """Keep the newest inputs for `input_of`; with a window, all undelivered ones are kept."""
         for index, value in enumerate(values, start=first):
             self._recent[index] = value
-        # More inputs aren't pulled before these are delivered.
         limit = self._window.limit or CHUNK_ITEMS
         while len(self._recent) > limit + (self._state.settings.max_concurrent or 0):
             self._recent.popitem(last=False)
@@ -288,7 +301,10 @@ class InputPump:
     async def _claim_slot(
         self, chunk: Chunk, values: list[Any]
     ) -> tuple[int, Mapping[int, Exception]]:
-        """Store a chunk in the next free slot; return its first index and its failed inputs."""
+        """Store a chunk in the next free slot.
+
+        Return the index of its first input, and the errors of its failed inputs by position.
+        """
         refs: dict[int, tuple[wire.DataRef, ...]] = {}
         failed = {**chunk.failed}
         for position, data in chunk.data.items():
@@ -311,7 +327,12 @@ class InputPump:
         return first, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Add the inputs that another process stored in the slot, if this process has the lease."""
+        """Read the slot that an earlier submitter has filled before this process could.
+
+        Raises:
+            SubmitterLost: Another process submits the batch now.
+            InputsUnfinished: The slot marks the end of the inputs, so *values* can't be stored.
+        """
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

@@ -54,7 +54,10 @@ class BatchContext:
 
 
 class Launcher:
-    """Launch attempts; ``post`` gets an event for each that can't be launched."""
+    """Launch attempts; close an item as failed if its attempt can't be launched.
+
+    *post* passes an event to the scheduler. *on_change* is called when no launch is pending.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Launcher:
         self._post = post
         self._on_change = on_change
         self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
-        self._slots: dict[int, int] = {}  # slots of the client's limit: item → its attempt
+        self._slots: dict[int, int] = {}  # item with a slot of the client's limit → its attempt
         self._launched = 0
         self._uncertain: set[tuple[int, int]] = set()  # their requests had no clear answer
         batch = f"batch {context.submission.identity.id}"
@@ -111,14 +114,15 @@ class Launcher:
     async def until_idle(self) -> None:
         """Wait until no launch request is under way.
 
-        If a stop came meanwhile, the task that sent a request also deletes its new job.
+        If a stop came meanwhile, `_launch` also deletes its new job before its request counts as
+        done.
         """
         while self._requests_under_way:
             self._idle.clear()
             await self._idle.wait()
 
     async def withdraw_uncertain(self) -> None:
-        """Delete jobs that unanswered requests may have made for items that ended without them."""
+        """Delete jobs that launches without a clear answer may have made for ended items."""
         uncertain, self._uncertain = self._uncertain, set()
         await withdraw_idle(self._context.submission, uncertain)
 
@@ -148,7 +152,7 @@ class Launcher:
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
     async def _start(self, start: scheduler.Start) -> None:
-        """Launch the attempt; this worker waits while the platform's refusal may pass."""
+        """Launch the attempt; retry while the platform refuses jobs for a cause that can pass."""
         index = start.index
         try:
             await retry_while_refused(
@@ -162,7 +166,7 @@ class Launcher:
         except KineticError as exc:
             if exc.passing and self._has_started():
                 raise self._patience_error(exc) from exc
-            await self.refuse(index, exc, start.attempt)
+            await self.report_refusal(index, exc, start.attempt)
         if not self.halted:
             self.unrequested.discard(index)
 
@@ -170,7 +174,7 @@ class Launcher:
         return self._launched > 0 or self._context.submission.has_started
 
     def _patience_error(self, refusal: KineticError) -> SubmitterLost:
-        """Return the error that ends submitting. Items that did not run stay open for `resume`."""
+        """Return the error that ends submitting; items that didn't run stay open for `resume`."""
         batch = self._context.submission.identity.id
         return SubmitterLost(
             f"batch {batch} stopped submitting: the platform took no job for "
@@ -212,13 +216,13 @@ class Launcher:
             await self._launch(start.index, start.attempt, *stored_input)
 
     def _is_unchanged(self, start: scheduler.Start) -> bool:
-        """Return whether nothing has changed since the decision, so `_is_wanted` needn't look."""
+        """Return whether the attempt is certainly still wanted; otherwise `_is_wanted` decides."""
         index, requests = start.index, self._context.submission.requests.entries
         is_busy = self._state.busy.get(index) == start.attempt
         return is_busy and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """Return whether the attempt is still wanted, right before its launch."""
+        """Return whether the attempt is still wanted; read a stopped item, to report its end."""
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
@@ -232,6 +236,7 @@ class Launcher:
     async def _launch(
         self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> None:
+        """Ask the platform for the attempt's job; delete the job if a stop came meanwhile."""
         submission, fence = self._context.submission, self._context.lease.fence
         self._requests_under_way += 1
         self.unrequested.discard(index)
@@ -260,18 +265,19 @@ class Launcher:
             if not self._requests_under_way:
                 self._idle.set()
 
-    async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
-        """Record that the item can't start, unless an attempt of it runs despite *error*."""
+    async def report_refusal(self, index: int, error: Exception, attempt: int = 1) -> None:
+        """Close an item that can't start because of *error*, unless a process has begun it."""
         submission = self._context.submission
         try:
-            refused = await retry_forever(
-                lambda: ending.refuse(submission, index, attempt, error), f"closing item {index}"
+            closed = await retry_forever(
+                lambda: ending.close_refused(submission, index, attempt, error),
+                f"closing item {index}",
             )
         except KineticError as exc:
-            logging.warning("item %d failed, and the failure cannot be stored: %s", index, exc)
-            submission.refuse(index, error)
-            refused = True
-        if refused and (item := submission.item(index)) is not None and item.state.final:
-            return  # reading the item has notified the scheduler
-        if refused:
+            logging.warning("item %d can't start, and its outcome can't be stored: %s", index, exc)
+            submission.fail_refused(index, error)
+            closed = True
+        if closed and (item := submission.item(index)) is not None and item.state.final:
+            return  # `close_refused` has read the item, which posts an `ItemRead`
+        if closed:
             self._post(scheduler.Refused(index))

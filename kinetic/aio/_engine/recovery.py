@@ -1,8 +1,6 @@
 """Read how far a batch was submitted, from the store and the platform.
 
-A process does this before it takes over the submission of the batch.
-
-A coordinator is the part of a process that submits a batch.
+A process does this before it starts a coordinator, which then submits the rest of the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ async def recover_state(
 
     An attempt with a job or a claim, but no outcome, counts as running. If it has died, a task of
     the session closes it. An item whose attempt has neither job, claim, nor outcome may start. If
-    a request to stop or retry came meanwhile, read everything again: no coordinator has read that.
+    a request to stop or retry came meanwhile, read everything again: the events lack its effect.
 
     Raises:
         NotFound: The batch was cleaned up.
@@ -64,7 +62,7 @@ async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
 
 
 def changes_since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.ItemRead]:
-    """Yield changes of *event*'s items that came while the state was read.
+    """Yield an event for each item of *event* that has changed since *event* was made.
 
     Even an item without a job may have changed: a launch that the former coordinator sent
     before it died may reach the platform late.
@@ -85,6 +83,7 @@ def changes_since(submission: Submission, event: scheduler.Event) -> Iterator[sc
 async def _survey(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
+    """Read the batch's state once, as events; return none if a request came meanwhile."""
     batch = submission.identity.id
     reading = f"reading the inputs of {batch}"
     await retry_forever(lambda: read_inputs(submission, inputs), reading)
@@ -151,7 +150,7 @@ def count_of(inputs: InputIndex) -> int:
 
 
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
-    """Return the known claimants of the open attempts."""
+    """Return (item, number) of each claimed open attempt → the process that claimed it."""
     found: dict[tuple[int, int], str] = {}
     for count, index in enumerate(indices, start=1):
         item = submission.item(index)
@@ -167,9 +166,11 @@ async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[i
 def _reopened_events(
     submission: Submission, events: list[scheduler.Event], unstarted: list[tuple[int, int]]
 ) -> list[scheduler.Event]:
-    """Return events for the items that a retry request reopened after a stop of the whole batch.
+    """Return `Reopened` events for the open items to which the stop of the batch doesn't apply.
 
-    *events* has the events found so far, *unstarted* the ranges (first, stop) of other indices.
+    The caller has checked that the whole batch was stopped, so a later retry has reopened these
+    items. *events* has the events of items that have started, or ended. *unstarted* has the ranges
+    (first, stop) of items that have not.
     """
     requests = submission.requests
     attempts = {

@@ -1,6 +1,7 @@
 """A client's connection to one platform, and its tasks that watch the submissions there.
 
-A submission is a batch or a single job. Each attempt of one of its items is a job on the platform.
+A submission has items: a batch has many, a *single job* has one. Apart from that term, a job is
+what the platform runs for one attempt at an item.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ENDS_PER_TURN = 64
 """Maximum number of ended attempts handled in one turn of the loop, if no read has to wait."""
 
 LIST_ABOVE = 8
-"""Above this count, list stopped jobs in one request; one by one they take four requests each."""
+"""Above this number of stopped items, read them by one listing; each alone takes four requests."""
 
 OWN_JOBS = ""
 """Name of the watch over the jobs that this client starts."""
@@ -59,10 +60,10 @@ PAUSES_S = 0.2, 10.0
 
 
 class Submitter(Protocol):
-    """A batch that may have to stop submitting before the session ends; see `Session.batches`."""
+    """A batch in `Session.batches`, as `Session.aclose` uses it."""
 
     async def leave(self, reason: str) -> None:
-        """Stop submitting at once."""
+        """Stop submitting at once; *reason* is for the log."""
         ...
 
 
@@ -243,6 +244,7 @@ class Session:
             self._watches[name] = self.spawn(work, name=f"watch {name or 'own jobs'}")
 
     async def _watch(self, labels: Mapping[str, str]) -> None:
+        """Pass what the platform reports of jobs with *labels* to `_route`, until cancelled."""
         pauses = growing_pauses(*PAUSES_S)
         while True:
             try:
@@ -250,15 +252,16 @@ class Session:
                     async for observation in observations:
                         pauses = growing_pauses(*PAUSES_S)
                         self._route(observation)
-            except NotFound as exc:  # the kind of job isn't installed; a launch says so
+            except NotFound as exc:  # the cluster lacks this kind of job; launches report it
                 logging.info("no jobs are watched: %s", exc)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
-            except Exception:  # if the watch ended here, every wait would take a minute longer
+            except Exception:  # without a watch, a wait may end a minute late
                 logging.exception("watching jobs was interrupted; trying again")
             await asyncio.sleep(next(pauses))
 
     def _route(self, observation: Observation) -> None:
+        """Note a followed attempt that waits or runs; queue the evidence of one that has ended."""
         submission = self._submissions.get(observation.labels.get(LABEL_SUBMISSION, ""))
         if submission is None:
             return

@@ -90,7 +90,7 @@ class Submission(ItemStates):
         self.last_relaunched = 0
         """The last attempt that this process relaunched; if the platform lacks it, it's gone."""
         self.missed_since: dict[int, float] = {}
-        """By number, when an attempt that no process has launched yet was first looked for."""
+        """Attempt that no process has launched yet → the loop's time when it was first missed."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
         """By item and number, the observation of the host that ended an attempt.
 
@@ -232,7 +232,7 @@ class Submission(ItemStates):
             raise self.identity.gone_error
 
     def waiting_message(self) -> str:
-        """Return the platform's message about a waiting item; empty if there is none."""
+        """Return the platform's message about a waiting item; empty if any item runs."""
         message = ""
         for observation in self._observations.values():
             if observation.phase is Phase.RUNNING:
@@ -262,6 +262,7 @@ class Submission(ItemStates):
     # --- updating ---
 
     def _set(self, index: int, item: wire.Item) -> None:
+        """Keep the item's new state; drop errors, doubts, and observations that are now old."""
         abandoned = self._abandonment
         if abandoned is not None and abandoned.items and item != self.item(index):
             abandoned.items.discard(index)  # another process runs the item again
@@ -276,6 +277,7 @@ class Submission(ItemStates):
             self._refused.pop(index, None)
 
     def _notify(self, index: int, item: wire.Item | None) -> None:
+        """Call the listeners, and wake the item's waiters if it is final or has an error."""
         super()._notify(index, item)
         if index not in self._waiters:
             return
@@ -309,7 +311,7 @@ class Submission(ItemStates):
         """Keep why the item could not be submitted: *error* says more than its outcome does."""
         self._refused[index] = error
 
-    def refuse(self, index: int, error: Exception) -> None:
+    def fail_refused(self, index: int, error: Exception) -> None:
         """Raise *error* for the waiters of an item that could not be submitted."""
         self.note_refusal(index, error)
         self._notify(index, None)
