@@ -78,7 +78,9 @@ def cluster(home: Path) -> Watched:
 
 @pytest.fixture
 async def client(store: Written, cluster: Watched):
-    platform = Platform(store=store, images=CurrentInterpreter(), cluster=cluster, marker="local-")
+    platform = Platform(
+        store=store, images=CurrentInterpreter(), cluster=cluster, id_marker="local-"
+    )
     async with aio.Client(backend="local", platform=platform) as client:
         yield client
 

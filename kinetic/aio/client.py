@@ -442,9 +442,9 @@ class Client:
         overrides = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         settings = {**self._target_settings, **_drop_none(overrides)}
         session = await self._open(settings)
-        names = BACKENDS[session.target.backend].beside
-        beside_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
-        found = await engine.listing.records(session, beside_sessions, limit)
+        names = BACKENDS[session.target.backend].same_cluster
+        other_sessions = [await self._open({**settings, "backend": backend}) for backend in names]
+        found = await engine.listing.records(session, other_sessions, limit)
         return [_job(record, self.follow_record) for record in found]
 
     async def collect(self) -> Collection:
@@ -501,6 +501,7 @@ class Client:
         return await self._job_ref(session, record.job_id, manifest)
 
     async def _job_ref(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
+        """Follow a single job, and return a reference to it."""
         submission = session.followed(job_id)
         if submission is None:
             platform = session.platform
@@ -531,15 +532,16 @@ class Client:
     async def _session_for_id(
         self, given_id: str, project: str | None, cluster: str | None
     ) -> Session:
+        """Open the platform of a job or batch; its ID may name another backend than the client."""
         settings = {**self._target_settings, **_drop_none({"project": project, "cluster": cluster})}
         for backend, candidate in BACKENDS.items():
-            if candidate.marker and f"-{candidate.marker}" in given_id:
+            if candidate.id_marker and f"-{candidate.id_marker}" in given_id:
                 settings["backend"] = backend
         session = await self._open(settings)
         opened_backend = BACKENDS[session.target.backend]
-        if opened_backend.beside and f"-{opened_backend.marker}" not in given_id:
-            # Another backend of the same cluster runs this job.
-            session = await self._open({**settings, "backend": opened_backend.beside[0]})
+        if opened_backend.same_cluster and f"-{opened_backend.id_marker}" not in given_id:
+            # The ID lacks this backend's marker, so the other backend of its cluster has the job.
+            session = await self._open({**settings, "backend": opened_backend.same_cluster[0]})
         return session
 
     async def _open(
@@ -547,6 +549,7 @@ class Client:
         settings: Mapping[str, str | None],
         accelerator: Accelerator | None = None,
     ) -> Session:
+        """Return the session for these settings; the first call opens its platform."""
         if os.getpid() != self._process:
             raise ClientClosed("this client belongs to the process that was forked; open another")
         if self.closed:

@@ -181,7 +181,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self._followed_ref or self._item_ref
 
     async def _look(self) -> JobRef:
-        """Find the job for a single look; unlike `_follow`, don't read the whole batch of an item.
+        """Find the job, to read it once: unlike `_follow`, don't read the rest of an item's batch.
 
         Raises:
             NotFound: There is no such job.
@@ -215,7 +215,7 @@ class JobHandle(JobRecord, Generic[T]):
         return ref.submission.status(ref.index)
 
     async def _exists(self, ref: JobRef) -> bool:
-        return bool(await ref.session.platform.store.list(ref.submission.identity.entry))
+        return bool(await ref.session.platform.store.list(ref.submission.identity.manifest_name))
 
     async def reason(self) -> str:
         """Explain why the job is in its state; empty if there is no explanation.
@@ -499,6 +499,7 @@ class JobHandle(JobRecord, Generic[T]):
         return value
 
     async def _wait_closed(self, ref: JobRef, timeout: float | None) -> wire.Item:
+        """Wait until the job has ended; raise the error if it was never submitted."""
         if (refusal := ref.submission.refusal(ref.index)) is not None:
             raise refusal
         item = ref.submission.item(ref.index)
@@ -520,6 +521,7 @@ class JobHandle(JobRecord, Generic[T]):
     def _notify(
         self, ref: JobRef, on_status_change: Callable[[JobStatus], None] | None
     ) -> Callable[[], None]:
+        """Call *on_status_change* with each new status; return a function that ends this."""
         if on_status_change is None:
             return lambda: None
         last_status: JobStatus | None = None
@@ -570,13 +572,13 @@ class JobHandle(JobRecord, Generic[T]):
         await release(removal, operation=f"cleaning {self.job_id} up", grace=timeout)
 
     def _attempt_names(self, ref: JobRef) -> list[str]:
-        """Return the names of all attempts that the platform may have.
+        """Return the names of all attempts that the platform may have, from the first one on.
 
-        The names begin at the first attempt: a cancelled item's last one was never launched.
+        The last one isn't enough: a cancelled item's last attempt was never launched.
         """
         submission, item = ref.submission, ref.submission.item(ref.index)
         last = item.attempt if item is not None else 1
-        if submission.submitter_relaunches:  # each is a separate job that this process may not know
+        if submission.submitter_relaunches:  # this process may not know the newest attempt
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         return [
             submission.identity.attempt_name(ref.index, attempt) for attempt in range(1, last + 1)

@@ -50,7 +50,8 @@ class Platform:
     Attributes:
         restarts: Whether the platform itself replaces a disrupted attempt.
         relaunches: Whether the submitter of a single job replaces its disrupted attempts.
-        marker: The part of a job ID that identifies this platform's jobs.
+        id_marker: The part of the IDs of jobs and batches that names the platform: ``local-`` in
+            ``job-local-0123…``; empty for most.
         app: The value of the label ``app`` on its jobs.
         clock: Measures leases, in seconds; it also runs while the machine sleeps.
         capacity: The machine's resources; None for a cluster, whose machines come and go.
@@ -63,7 +64,7 @@ class Platform:
     cluster: Cluster
     restarts: bool = False
     relaunches: bool = False
-    marker: str = ""
+    id_marker: str = ""
     app: str = "kinetic"
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None
@@ -82,21 +83,22 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A backend: the module whose ``open_backend`` opens it, and the mark in its job IDs.
+    """A backend: the module whose ``open_backend`` opens it, and its `Platform.id_marker`.
 
-    ``beside`` names the backends that run jobs in the same cluster; lists of jobs include these.
+    ``same_cluster`` names the other backends that run jobs in the same cluster; `Client.list_jobs`
+    lists their jobs too.
     """
 
     module: str
-    marker: str = ""
-    beside: tuple[str, ...] = ()
+    id_marker: str = ""
+    same_cluster: tuple[str, ...] = ()
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "gke": Backend(module="kinetic.aio.backends.gke", beside=("pathways",)),
-    "local": Backend(module="kinetic.aio.backends.local", marker="local-"),
+    "gke": Backend(module="kinetic.aio.backends.gke", same_cluster=("pathways",)),
+    "local": Backend(module="kinetic.aio.backends.local", id_marker="local-"),
     "pathways": Backend(
-        module="kinetic.aio.backends.pathways", marker="pathways-", beside=("gke",)
+        module="kinetic.aio.backends.pathways", id_marker="pathways-", same_cluster=("gke",)
     ),
 }
 """The backends by name."""

@@ -170,7 +170,7 @@ async def test_another_client_attaches(harness: Harness) -> None:
 
 @behaviour
 async def test_an_unknown_job_is_not_found(harness: Harness) -> None:
-    marker = harness.ports.marker
+    marker = harness.ports.id_marker
     with pytest.raises(errors.NotFound, match=f"job-{marker}000000000000"):
         await harness.client.attach(f"job-{marker}000000000000")
     with pytest.raises(errors.NotFound, match=f"grp-{marker}000000000000"):

@@ -241,7 +241,7 @@ class Side:
             store=StoreOf(self.gate),
             images=ImagesOf(),
             cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
-            marker="local-",
+            id_marker="local-",
         )
         self.client = aio.Client(backend="local", platform=platform)
         self.handle: Any = None

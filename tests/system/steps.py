@@ -78,7 +78,7 @@ def platform() -> Platform:
         store=Store(home / "store"),
         images=CurrentInterpreter(),
         cluster=Cluster(home),
-        marker="local-",
+        id_marker="local-",
     )
 
 

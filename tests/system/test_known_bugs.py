@@ -56,7 +56,7 @@ async def moody(home: Path) -> AsyncIterator[tuple[aio.Client, Moody]]:
     """A client, and its store."""
     store = Moody(home / "store")
     platform = Platform(
-        store=store, images=CurrentInterpreter(), cluster=LocalCluster(home), marker="local-"
+        store=store, images=CurrentInterpreter(), cluster=LocalCluster(home), id_marker="local-"
     )
     async with aio.Client(backend="local", platform=platform) as client:
         async with asyncio.timeout(2 * DEADLINE_S):

@@ -515,7 +515,7 @@ class Batch:
         Callers check this before they write: nothing would remove an object that is written after
         a cleanup.
         """
-        entry = self.submission.identity.entry
+        entry = self.submission.identity.manifest_name
         if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
         self.session.forget(self.submission)

@@ -68,7 +68,7 @@ async def start_job(
 async def _store_arguments(
     session: Session, identity: Identity, packed: prepare.PackedCall
 ) -> wire.Input:
-    content = packed.arguments
+    content = packed.pickled_arguments
     assert content is not None
     name = wire.input_key(identity.scope, 0)
     await session.platform.store.create(name, content.content)
@@ -136,7 +136,7 @@ async def _launch_again(
         item = await submission.look(0)
         if item.attempt < number or item.stopped:
             return False
-        return await session.platform.store.look(identity.entry) is not None
+        return await session.platform.store.look(identity.manifest_name) is not None
 
     async def give_up(why: str) -> None:
         await ending.give_up(submission, 0, f"not launched again: {why}")
@@ -160,7 +160,7 @@ async def _launch_again(
     except KineticError as exc:
         logging.warning("%s cannot be launched again: %s", name, exc)
         why = str(exc)
-    # The platform refused it, or the job was stopped or removed meanwhile.
+    # The platform refused the launch, or the job was stopped or removed meanwhile.
     await release(cluster.delete(names=[name]), operation=f"removing {name}")
     if why:
         try:
@@ -201,7 +201,7 @@ async def store_manifest(session: Session, identity: Identity, fields: Mapping[s
     Raises:
         Conflict: A submission with this ID exists.
     """
-    store, name = session.platform.store, identity.entry
+    store, name = session.platform.store, identity.manifest_name
     body = json.dumps(fields, sort_keys=True).encode()
     if not await store.create(name, signing.signed_json(identity.key, identity.scope, name, body)):
         raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
@@ -210,8 +210,8 @@ async def store_manifest(session: Session, identity: Identity, fields: Mapping[s
 async def new_identity(
     session: Session, uploaded: prepare.UploadedCall, kind: str, budgets: RetryBudgets
 ) -> Identity:
-    """Make the identity of a new ``job`` or batch (``grp``)."""
-    submission_id = job_spec.new_id(kind, session.platform.marker)
+    """Make the identity of a new submission; *kind* is ``job``, or ``grp`` for a batch."""
+    submission_id = job_spec.new_id(kind, session.platform.id_marker)
     return _identity_class(submission_id)(
         id=submission_id,
         key=await session.key(scope_of(submission_id)),

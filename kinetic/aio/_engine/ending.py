@@ -295,7 +295,7 @@ async def _refuse_displaced(submission: Submission, index: int, number: int, kin
     """
     store, identity = submission.store, submission.identity
     name = wire.attempt_key(identity.scope, index, number, kind)
-    if await store.look(name) is None and await store.look(identity.entry):
+    if await store.look(name) is None and await store.look(identity.manifest_name):
         raise displaced(name, store)
 
 
@@ -306,7 +306,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
         NotFound: The job was cleaned up, as `result()` does once it has the value.
     """
     identity = submission.identity
-    if not (identity.leased or await submission.store.look(identity.entry)):
+    if not (identity.leased or await submission.store.look(identity.manifest_name)):
         raise identity.gone_error
 
 

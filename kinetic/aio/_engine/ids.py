@@ -93,8 +93,8 @@ def scope_of(submission: str) -> str:
     return f"{'batches' if submission.startswith('grp-') else 'jobs'}/{submission}/"
 
 
-def entry_of(submission: str) -> str:
-    """Return the name of the object that describes a submission, and exists until the cleanup."""
+def manifest_name_of(submission: str) -> str:
+    """Return the name of a submission's manifest, an object that exists until the cleanup."""
     name = "manifest" if submission.startswith("grp-") else "handle.json"
     return f"{scope_of(submission)}{name}"
 
@@ -135,12 +135,12 @@ class Identity:
     """The base of its jobs' output directories: a path where they run, or a ``gs://`` prefix."""
     scope: str = field(init=False)
     """The prefix of the names of the submission's objects."""
-    entry: str = field(init=False)
-    """The name of the object that describes the submission, and exists until the cleanup."""
+    manifest_name: str = field(init=False)
+    """The name of the submission's manifest, an object that exists until the cleanup."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scope", scope_of(self.id))
-        object.__setattr__(self, "entry", entry_of(self.id))
+        object.__setattr__(self, "manifest_name", manifest_name_of(self.id))
 
     @property
     def is_launch_over(self) -> bool:

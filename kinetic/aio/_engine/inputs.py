@@ -488,7 +488,7 @@ def _pickle_input(
     uploaded: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
 ) -> tuple[bytes, str, tuple[Data, ...]]:
     """Return one input as bytes with their digest, and the `Data` that only this input has."""
-    table = payload.DataTable(uploaded.table)
+    table = payload.DataTable(uploaded.data_table)
     call = uploaded.call
     pickled = payload.dump_arguments(
         args, kwargs, uploaded.project, table, scratch.folder, call.name, function=call.function
@@ -497,4 +497,4 @@ def _pickle_input(
     if not isinstance(content, bytes):
         path, content = content, content.read_bytes()
         path.unlink()
-    return content, pickled.digest, tuple(table.items)[len(uploaded.table) :]
+    return content, pickled.digest, tuple(table.items)[len(uploaded.data_table) :]

@@ -377,7 +377,7 @@ class ItemStates:
         try:
             content = await self._store.get(name)
         except NotFound as exc:
-            if not await self._store.list(identity.entry):
+            if not await self._store.list(identity.manifest_name):
                 raise identity.gone_error from exc
             await self.refuse_collected()
             raise WireError(

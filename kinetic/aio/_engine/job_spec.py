@@ -61,7 +61,7 @@ class JobSpecBuilder:
                 requirements=uploaded.image.requirements,
                 data=uploaded.data,
                 timeout=options.timeout,
-                client=uploaded.client,
+                client=uploaded.client_versions,
                 root=_path_as_loaded(str(uploaded.project.root or ""), uploaded.call.function),
                 owned=uploaded.call.owned,
                 debug_s=configuration.debug_wait_s() if options.debug else None,
@@ -129,7 +129,7 @@ def _path_as_loaded(root: str, function: Any) -> str:
 _NO_ARGUMENTS = wire.Input(name="", start=0, stop=0, digest="")
 
 
-def output_base(session: Session, uploaded: UploadedCall, identity_id: str) -> str:
+def output_base(session: Session, uploaded: UploadedCall, submission_id: str) -> str:
     """Return the base of a submission's output directories; see `Identity.output_dir`."""
     configured = uploaded.call.options.output_dir or session.target.output_dir
     if configured:
@@ -137,12 +137,12 @@ def output_base(session: Session, uploaded: UploadedCall, identity_id: str) -> s
             return configured.rstrip("/")
         return os.path.abspath(os.path.expanduser(configured))
     url = session.platform.store.url
-    return f"{directory_urls.directory_of(url) or url}/outputs/{identity_id}"
+    return f"{directory_urls.directory_of(url) or url}/outputs/{submission_id}"
 
 
-def new_id(kind: str, marker: str) -> str:
-    """Return a new random ID, ``job-…`` or ``grp-…``, with the platform's marker."""
-    return f"{kind}-{marker}{os.urandom(6).hex()}"
+def new_id(kind: str, id_marker: str) -> str:
+    """Return a new random ID, ``job-…`` or ``grp-…``, with the platform's *id_marker*."""
+    return f"{kind}-{id_marker}{os.urandom(6).hex()}"
 
 
 def _user_name() -> str:

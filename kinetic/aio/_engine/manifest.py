@@ -1,4 +1,4 @@
-"""The immutable description of a submission, as the store has it."""
+"""Build and read manifests: the immutable JSON description of each submission in the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT_OPTIONS = tuple(
 """The options that a manifest keeps; the record in the manifest says where the batch runs."""
 
 
-async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
+async def read_manifest(session: Session, submission_id: str) -> dict[str, Any]:
     """Return the immutable description of a job or a batch, verified before it is parsed.
 
     Raises:
@@ -38,31 +38,33 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
         WireError: The manifest is damaged, has no valid signature, or has a format that this
             version doesn't know.
     """
-    name = ids.entry_of(identity)
+    name = ids.manifest_name_of(submission_id)
     try:
         content = await session.platform.store.get(name)
     except NotFound:
         raise NotFound(
-            f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
+            f"there is no {submission_id} in {session.platform.store.url}: it was cleaned up, or "
             "belongs to another project, cluster or KINETIC_HOME"
         ) from None
-    body = await _verify(session, content, identity)
+    body = await _verify(session, content, submission_id)
     try:
         manifest = cast("dict[str, Any]", json.loads(body))
     except MALFORMED as exc:
-        raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
+        raise WireError(
+            f"{name} is damaged: {exc}; remove {submission_id} with its objects"
+        ) from exc
     try:
-        wire.check_version(manifest.get("version"), identity)
+        wire.check_version(manifest.get("version"), submission_id)
     except MALFORMED as exc:
         raise WireError(str(exc)) from exc
     return manifest
 
 
-async def _verify(session: Session, content: Object, identity: str) -> bytes:
-    """Return a description without its signature, once that is verified."""
+async def _verify(session: Session, content: Object, submission_id: str) -> bytes:
+    """Verify the signature of a manifest; return the JSON without it."""
     name, store = content.name, session.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
-    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) removes it"
+    key, removal = await session.key(scope), f"kinetic.cleanup({submission_id!r}) removes it"
     try:
         return signing.verified_json(key, scope, name, content.body)
     except KeyError as exc:
@@ -97,7 +99,7 @@ def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict
 def record_of(
     session: Session, identity: Identity, uploaded: UploadedCall, index: int
 ) -> dict[str, Any]:
-    """Return the fields of a handle."""
+    """Return the fields of the handle of an item of a new submission."""
     target, job_id = session.target, identity.job_id(index)
     is_local = target.backend == "local"
     price = price_of(uploaded.call.options.parsed_accelerator, target.zone, listed=not is_local)
@@ -137,8 +139,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the description of a single job.
 
-    It has the handle's *record*, and in ``shared`` the shared objects that the job reads: no
-    collection removes them before its end.
+    It has the handle's *record*, and in ``shared`` the names of the shared objects that the job
+    reads: no collection removes these before its end.
     """
     parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
     names = [part.name for part in parts if part is not None]
@@ -157,8 +159,8 @@ def batch_manifest(
     """Return the description by which any process can observe a batch, or take it over.
 
     ``total`` is None if the number of inputs was unknown at the beginning. The description has the
-    names of captured variables, but no values: a secret of the platform keeps them. It has the
-    *price*, so that every submitter computes the budget with it.
+    names of the captured environment variables; a secret of the platform keeps their values. It has
+    the *price*, so that every submitter computes the budget with the same one.
     """
     deadline, function = settings.batch_timeout, uploaded.call.function
     return {
@@ -184,6 +186,7 @@ def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
 
 
 def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
+    """Return the fields from which `uploaded_call_of` rebuilds *uploaded*."""
     options, project, image, resources = (
         uploaded.call.options,
         uploaded.project,
@@ -208,8 +211,8 @@ def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
             "cpu": resources.cpu,
             "memory_bytes": resources.memory_bytes,
         },
-        "captured": uploaded.captured,
-        "client": dict(uploaded.client),
+        "captured": uploaded.captured_names,
+        "client": dict(uploaded.client_versions),
         "project": {
             "root": str(project.root) if project.root is not None else None,
             "entry_dir": str(project.entry_dir),
@@ -248,8 +251,8 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
             code=code,
             function=wire.Input(**fields["function"]),
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
-            # Only the number of Data counts.
-            table=tuple(Data("gs://shared/") for _ in fields["data"]),
+            # Pickled inputs number their own `Data` after these, so only the count matters.
+            data_table=tuple(Data("gs://shared/") for _ in fields["data"]),
             image=Image(
                 uri=image["uri"],
                 command=tuple(image["command"]),
@@ -262,8 +265,8 @@ def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]
                 memory_bytes=resources["memory_bytes"],
             ),
             environment=environment,
-            captured=tuple(fields["captured"]),
-            client=fields["client"],
+            captured_names=tuple(fields["captured"]),
+            client_versions=fields["client"],
         )
     except (KeyError, TypeError) as exc:
         raise WireError(

@@ -57,13 +57,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCall:
-    """The call as bytes on this machine. The caller removes the private folder ``spool``."""
+    """A call whose archive and pickles are on this machine.
+
+    ``pickled_function`` and ``pickled_arguments`` lie in memory or in ``spool``, a private folder
+    that the caller removes. ``data`` are the `Data` of the call, those of its volumes first.
+    """
 
     call: Call
     project: discover.Project
     archive: archive.Archive | None
-    function: Stored
-    arguments: Stored | None
+    pickled_function: Stored
+    pickled_arguments: Stored | None
     data: tuple[Data, ...]
     environment: Mapping[str, str] = field(repr=False)
     spool: Path
@@ -71,19 +75,24 @@ class PackedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedCall:
-    """The shared part of all attempts of a submission, whose content is in the store."""
+    """The shared part of all attempts of a submission, whose content is in the store.
+
+    ``data`` says where the store has the elements of ``data_table``, in the same order.
+    ``captured_names`` are the names of the captured environment variables. ``client_versions``
+    describes this process; the runner compares its Python with the job's.
+    """
 
     call: Call
     project: discover.Project
     code: wire.Code | None
     function: wire.Input
     data: tuple[wire.DataRef, ...]
-    table: tuple[Data, ...]
+    data_table: tuple[Data, ...]
     image: Image
     resources: Resources
     environment: Mapping[str, str] = field(repr=False)
-    captured: tuple[str, ...]
-    client: Mapping[str, str]
+    captured_names: tuple[str, ...]
+    client_versions: Mapping[str, str]
 
 
 def single_call(
@@ -107,7 +116,7 @@ def single_call(
 
 
 def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
-    """Return what all items of a batch share; *project* and *cluster* override the function's."""
+    """Return the call of a batch, without inputs; None leaves the function's project or cluster."""
     plain, settings = settings_of(function)
     settings = settings.changed(
         project=project or settings.project, cluster=cluster or settings.cluster
@@ -129,8 +138,8 @@ async def pack(call: Call) -> PackedCall:
     """
     spool = scratch_folder()
     try:
-        with step(f"packing {call.name}") as packing:
-            packed = await in_thread(_pack, call, spool, dict(os.environ), packing)
+        with step(f"packing {call.name}") as packing_step:
+            packed = await in_thread(_pack, call, spool, dict(os.environ), packing_step)
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
         raise
@@ -142,7 +151,11 @@ async def pack(call: Call) -> PackedCall:
     return packed
 
 
-def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> PackedCall:
+def _pack(call: Call, spool: Path, environ: dict[str, str], packing_step: Step) -> PackedCall:
+    """Do the work of `pack` that blocks.
+
+    The archive leaves out the local `Data` of the call, because `upload_all` uploads them.
+    """
     assert call.function is not None
     captured = environment.capture(call.options.capture_env_vars or (), environ)
     project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
@@ -161,14 +174,18 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Pa
         local_paths = [Path(entry.path) for entry in data if not (entry.is_gcs or entry.is_hf)]
         cache = configuration.home(environ) / "cache" / "pack"
         packed_archive = archive.pack(
-            project.root, exclude=local_paths, cache=cache, environ=environ, progress=packing.update
+            project.root,
+            exclude=local_paths,
+            cache=cache,
+            environ=environ,
+            progress=packing_step.update,
         )
     return PackedCall(
         call=call,
         project=project,
         archive=packed_archive,
-        function=function,
-        arguments=arguments,
+        pickled_function=function,
+        pickled_arguments=arguments,
         data=tuple(table.items),
         environment=captured,
         spool=spool,
@@ -176,7 +193,7 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Pa
 
 
 def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
-    """Yield the `Data` in nested containers, down to the usual depth of inputs."""
+    """Yield the `Data` in nested containers, down to *depth* levels."""
     if isinstance(value, Data):
         yield value
     elif depth and isinstance(value, (list, tuple, dict)):
@@ -216,7 +233,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     )
     code, function, refs, image = await all_or_none(
         _upload_code(store, packed),
-        _upload_function(store, packed.function),
+        _upload_function(store, packed.pickled_function),
         upload_all(store, packed.data, packed.call.options.volumes or {}),
         session.platform.images.resolve(request),
     )
@@ -226,12 +243,12 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         code=code,
         function=function,
         data=refs,
-        table=packed.data,
+        data_table=packed.data,
         image=image,
         resources=_resources(options),
         environment=job_environment(session, packed.environment, output_dir),
-        captured=tuple(sorted(packed.environment)),
-        client=_fingerprint(),
+        captured_names=tuple(sorted(packed.environment)),
+        client_versions=_client_versions(),
     )
 
 
@@ -303,7 +320,7 @@ def _resources(options: Options) -> Resources:
     )
 
 
-def _fingerprint() -> dict[str, str]:
+def _client_versions() -> dict[str, str]:
     from kinetic._version import __version__
 
     return {

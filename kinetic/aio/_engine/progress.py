@@ -59,8 +59,8 @@ def state_at(submission: Submission, index: int) -> State:
 class ItemCounter:
     """Count the items of a batch by state, within ``async with``; every change sets ``changed``.
 
-    With *reads_batch*, kinetic reads a batch that another process submits at intervals, as for any
-    waiter.
+    With *reads_batch*, kinetic reads the batch at intervals if another process submits it, as for
+    any waiter.
     """
 
     def __init__(self, batch: Batch, *, reads_batch: bool = False) -> None:
@@ -101,7 +101,7 @@ class ItemCounter:
         return self._batch.finished or self._batch.submission.abandoned is not None
 
     def value(self) -> Progress:
-        """Return how far the batch is now."""
+        """Return how far the batch is now; ``step`` is a long step here, or why an item waits."""
         total = self._batch.total
         return self._tally.value(
             self._clock(),
@@ -123,12 +123,13 @@ class ItemCounter:
         submission = self._batch.submission
         item = submission.item(index)
         if item is None and index >= self._batch.known and submission.refusal(index) is None:
-            return  # no item: the notification is for all waiters
+            return  # no item has this index: `Submission.abandon` always reports index 0
         state = state_at(submission, index)
         retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
         self._tally.put(index, state, retries, self._clock(), after)
 
     def _first_failure(self) -> str:
+        """Return the first failure's message; "" until it is read, which this starts."""
         index = self._tally.first_bad
         if index is None:
             return ""

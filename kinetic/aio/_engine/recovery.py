@@ -44,7 +44,9 @@ async def recover_state(
     while True:
         await retry_forever(submission.requests.read, f"reading the requests of {batch}")
         # A removal deletes the manifest first. It exists, so no request was removed.
-        entry = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
+        entry = await retry_forever(
+            lambda: store.look(identity.manifest_name), f"looking for {batch}"
+        )
         if entry is None:
             raise identity.gone_error
         known_requests = len(requests.entries)

@@ -63,7 +63,7 @@ async def remove(
         return
     # A lease has a holder only if there is a manifest: that is created before the lease, and
     # removed after this wait.
-    if identity.leased and not fresh and await store.look(identity.entry) is not None:
+    if identity.leased and not fresh and await store.look(identity.manifest_name) is not None:
         await _until_released(session, identity)
         if jobs:  # the holder may have started jobs meanwhile
             await _delete_jobs(session, identity, names, timeout)
@@ -150,9 +150,9 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
     ]
     await store.delete(inputs)
     await store.delete(
-        [name for name in listed if name not in {*inputs, *control_names, identity.entry}]
+        [name for name in listed if name not in {*inputs, *control_names, identity.manifest_name}]
     )
-    await store.delete([identity.entry])
+    await store.delete([identity.manifest_name])
     await store.delete(control_names)
 
 

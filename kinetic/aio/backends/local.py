@@ -52,7 +52,7 @@ def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
         cluster=LocalCluster(home, environ),
-        marker=BACKENDS["local"].marker,
+        id_marker=BACKENDS["local"].id_marker,
         capacity=Capacity(
             cpus=cpus_here(environ),
             gpus=len(gpus_here(environ)),

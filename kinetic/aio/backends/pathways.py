@@ -41,7 +41,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         cluster=PathwaysCluster(api, pod_placement, kind=kind),
         layout=partial(layout_in, api, access.pools),
         relaunches=True,
-        marker=BACKENDS["pathways"].marker,
+        id_marker=BACKENDS["pathways"].id_marker,
         app="kinetic-pathways",
     )
 
