@@ -148,6 +148,7 @@ class _Reader:
             self._waiting = None
 
     async def _limit_silence(self, ref: JobRef, number: int) -> None:
+        """Wait for the attempt's end; from then on, `next` waits at most `QUIET_S` for a line."""
         await _wait_until_past(ref, number, LOOK_S)
         self._limit = QUIET_S
         if self._waiting is not None:

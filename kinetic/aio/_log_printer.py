@@ -60,6 +60,7 @@ class LogPrinter:
             raise failure
 
     async def _read(self, lines: AsyncGenerator[str], failures: list[Exception]) -> None:
+        """Collect lines for `_write`, but wait while too many characters wait to be printed."""
         try:
             async for line in lines:
                 self._block.append(line)
@@ -98,6 +99,7 @@ class LogPrinter:
             raise
 
     def _print(self, block: list[str], stop: threading.Event) -> None:
+        """Write the lines of *block* in pieces, until *stop* is set; runs in a worker thread."""
         stream, text = sys.stdout, "\n".join(block) + "\n"
         if is_terminal(stream):
             text = remove_control_sequences(text)

@@ -148,7 +148,7 @@ async def _cancel(job: JobHandle[Any]) -> None:
 
 
 def _report(message: str) -> None:
-    """Log *message*: as a warning if a person waits; a program reports its own cancellations."""
+    """Log *message*: a warning in the sync API; asyncio programs report their cancellations."""
     logging.log(logging.WARNING if SHOW_FACTORY.get() else logging.INFO, "%s", message)
 
 
@@ -162,6 +162,10 @@ async def _end(job: JobHandle[Any]) -> None:
 
 
 async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
+    """Submit a job, forward its debugger, and wait for its value.
+
+    If the debugger can't be forwarded while the job runs, remove the job.
+    """
     engine.debugging.require_person()
     port = configuration.debug_port()
     engine.debugging.require_port(port)

@@ -1,8 +1,8 @@
 """Content that many submissions share in the store.
 
 No cleanup deletes it, because other submissions may use it. `kinetic gc` and a lifecycle rule of
-the bucket delete it once its last use is long ago. So each user renews the time of last use when
-it is older than `RENEWED_S`.
+the bucket delete it once its last use is long ago. So each submission that uses it renews the time
+of last use when that is older than `RENEWED_S`.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ class Blocking:
         self._loop = running_loop()
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """See the protocol."""
+        """Implement `Objects.list`."""
         return self._wait(self._store.list(prefix))
 
     def content(self, name: str, start: int) -> bytes:
-        """See the protocol."""
+        """Implement `Objects.content`."""
         try:
             return self._wait(self._store.get(name, limit=None, start=start)).body
         except NotFound:
             raise KeyError(name) from None
 
     def collect(self, objects: Sequence[ListedObject]) -> bool:
-        """See the protocol; *objects* are from this adapter's `list`."""
+        """Implement `Objects.collect`; *objects* are from this adapter's `list`."""
         return self._wait(self._store.collect(cast("Sequence[ObjectInfo]", objects)))
 
     def delete(self, names: Iterable[str]) -> None:
-        """See the protocol."""
+        """Implement `Objects.delete`."""
         self._wait(self._store.delete([*names]))
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """See the protocol."""
+        """Implement `Objects.map`."""
         with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
             return [*pool.map(work, items)]
 

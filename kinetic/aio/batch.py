@@ -580,6 +580,7 @@ class BatchHandle(Generic[T, X]):
     def _build_error(
         self, outcomes: dict[int, Outcome[T]], refused: dict[int, Exception]
     ) -> BatchError:
+        """Return the error for a batch in which some items have no value."""
         failed = [
             index for index in sorted(outcomes) if not outcomes[index].ok and index not in refused
         ]

@@ -205,7 +205,7 @@ class Batch:
         Raises:
             NotFound: The input isn't stored, or was removed.
             SubmissionError: The input could not be pickled.
-            Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
+            Exception: Rebuilding it raised this, as it does for an input with `Data`.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
         if pump is not None and (own_input := pump.input_of(index)) is not None:
@@ -221,7 +221,7 @@ class Batch:
             awake.set()
 
     async def until_all_submitted(self) -> None:
-        """Wait until every item was requested once, or never will be."""
+        """Wait until this process has asked the platform for each item once, or never will."""
         while self.coordinator is not None and not (
             self.finished or self.coordinator.all_requested
         ):
@@ -431,6 +431,7 @@ class Batch:
         *,
         seal: bool,
     ) -> None:
+        """Read the batch's state while a task renews *lease*, and then coordinate the batch."""
         renewal = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
         if self._abandonment_watch is not None:
             # Two tasks that close the same attempts would write the same outcomes.
@@ -522,6 +523,7 @@ class Batch:
         return False
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
+        """Store a request to retry the ended items of *wanted* without a value; return how many."""
         submission, budgets = self.submission, self.submission.identity.budgets
         while True:
             await self.look()

@@ -81,9 +81,9 @@ async def _create(
     uploaded: prepare.UploadedCall,
     manifest: Mapping[str, Any],
 ) -> _lease.HeldLease:
-    """Write the objects that make a batch.
+    """Store the objects of a new batch, and take its lease.
 
-    A crash between two of the writes leaves only objects that a cleanup of this ID removes.
+    If the process dies between two of the writes, a cleanup of the batch's ID removes the objects.
     """
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(uploaded.environment)).encode()
@@ -180,6 +180,7 @@ async def _read_batch(
     group_id: str,
     refused: dict[str, KineticError],
 ) -> Batch | None:
+    """Return a batch; None if it has no manifest, or an error that this puts into *refused*."""
     try:
         batch = await open_unread(session, group_id)
         if not batch.followed:  # `resume` needs to know how many inputs are stored

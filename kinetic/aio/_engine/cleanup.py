@@ -130,7 +130,7 @@ def _is_idle(item: wire.Item, number: int, base: int) -> bool:
         # A process that starts late finds the attempt closed.
         return item.outcome.executor == wire.VOID
     if item.state is wire.ItemState.CANCELLED and item.attempt == number:
-        # It has no claim: with one the item would be CANCELLING, and be at the next number
-        # as soon as this attempt had its outcome.
+        # No process has claimed the attempt. After a claim, the item would be CANCELLING until the
+        # attempt had its outcome, and would then be at the next attempt.
         return True
     return item.attempt < number or number <= base

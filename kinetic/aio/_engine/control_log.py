@@ -141,6 +141,7 @@ class ControlLog:
         return request
 
     def _note(self, request: wire.Request) -> None:
+        """Add a request that is in the store, apply it to the standings, and call the listeners."""
         self.entries.append(request)
         number = len(self.entries)
         self.round += request.kind == "retry"

@@ -152,6 +152,7 @@ class BatchCoordinator:
         self._awake.set()
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
+        """Post what the submission has learned of an item, as events for the scheduler."""
         if item is not None:
             if self.state.budget < math.inf:
                 self._events.append(scheduler.SecondsSpent(self._submission.meter.seconds))
@@ -202,16 +203,16 @@ class BatchCoordinator:
         try:
             with self._session.awaiting(self._submission):
                 async with asyncio.TaskGroup() as group:
-                    helpers = [
+                    helper_tasks = [
                         group.create_task(self.launcher.run_worker()) for _ in range(workers)
                     ]
-                    helpers.append(group.create_task(self.lease.keep()))
-                    helpers.append(group.create_task(self._read_requests()))
-                    helpers.append(group.create_task(self._run_pump()))
-                    helpers.append(group.create_task(self._renew_shared_daily()))
+                    helper_tasks.append(group.create_task(self.lease.keep()))
+                    helper_tasks.append(group.create_task(self._read_requests()))
+                    helper_tasks.append(group.create_task(self._run_pump()))
+                    helper_tasks.append(group.create_task(self._renew_shared_daily()))
                     await self._until_complete()
-                    for helper in helpers:
-                        helper.cancel()
+                    for task in helper_tasks:
+                        task.cancel()
         except BaseExceptionGroup as errors:
             if self.request_error is not None or not self.complete:
                 self.error = self.request_error or errors.exceptions[0]
@@ -278,6 +279,7 @@ class BatchCoordinator:
             logging.warning("the secrets of %s stay until it is cleaned up: %s", batch, exc)
 
     async def _leave(self) -> None:
+        """Stop listening, release the lease (or log why it can't be), and wake all waiters."""
         try:
             self._stop_listening()
             self._submission.requests.listeners.remove(self._on_request)
@@ -366,6 +368,7 @@ class BatchCoordinator:
     # --- deciding ---
 
     async def _decide(self) -> None:
+        """Decide on events until the batch is idle, or `leave` is called; raise `request_error`."""
         while not (self._leaving or self._is_idle):
             await self._awake.wait()
             self._awake.clear()
@@ -437,6 +440,7 @@ class BatchCoordinator:
     async def _apply_stop(
         self, attempts: Sequence[tuple[int, int]], round_number: int, *, keep_running: bool
     ) -> None:
+        """Carry out a stop of the batch: end its jobs, unless *keep_running*, and its inputs."""
         if not keep_running:
             await self._delete_jobs(round_number)
         if self.pump is not None:

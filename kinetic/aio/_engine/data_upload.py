@@ -140,6 +140,7 @@ class _Transfer:
         self._big_file_slots = asyncio.Semaphore(BIG_AT_ONCE)
 
     async def run(self) -> None:
+        """Delete damaged files from the store, renew the old ones, and send the missing ones."""
         folder = prefix(self._snapshot.digest)
         listed = await self._store.list(folder)
         # Leave manifests out: a fresh manifest must prove that its files were renewed before it.
@@ -194,6 +195,7 @@ class _Transfer:
             await self._send_small(batch)
 
     async def _send_small(self, batch: list[_File]) -> None:
+        """Read the missing files of *batch* in one thread, and create their objects."""
         missing = [file for file in batch if file.name not in self._stored_names]
         if missing:
             async with self._read_slots:

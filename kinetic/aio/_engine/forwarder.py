@@ -77,6 +77,7 @@ def main() -> int:
 
 
 async def _forward(request: ForwardRequest, stdin: BinaryIO) -> None:
+    """Forward connections until the parent process or the job has ended."""
     platform = await open_platform(request.target)
     try:
         await _check_reachable(platform.cluster, request)

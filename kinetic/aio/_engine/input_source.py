@@ -23,7 +23,7 @@ from kinetic._tracebacks import of_the_caller
 from kinetic.errors import ConfigurationError
 
 FLUSH_S, HURRY_S = 0.05, 0.005
-"""How long `Source.take` waits for more inputs than one, in seconds: usually, and in a hurry."""
+"""How long `Source.take` waits for a second input, in seconds: usually, and in a hurry."""
 
 CLOSE_S = 5.0
 """How long a step of an async generator may take to end when it is cancelled, in seconds."""
@@ -69,9 +69,9 @@ class Source:
     async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
         """Return between 1 and *wanted* inputs, or none when there are no more.
 
-        This waits up to 50 ms for more than one input, and up to 5 ms in a *hurry*.
+        Once one input is there, wait up to 50 ms for more, or up to 5 ms if ``hurry()`` is true.
 
-        Cancelled: inputs already pulled from the iterator stay here, and `stop` returns them.
+        Cancelled: inputs already pulled from the iterator stay in this object; `stop` returns them.
         """
         if self.known_inputs is not None and self._sync_iterator is not None:
             return [*itertools.islice(self._sync_iterator, wanted)]
@@ -146,7 +146,7 @@ class Source:
                 asyncio.get_running_loop(),
                 wanted,
                 abandon_on_cancel=True,
-                limiter=anyio.CapacityLimiter(1),  # the iterator may block for any time
+                limiter=anyio.CapacityLimiter(1),  # a shared slot could be blocked for any time
             )
         while wanted and not self._stopped:
             try:
@@ -172,7 +172,7 @@ class Source:
             except Exception as exc:
                 of_the_caller(exc)
                 raise
-            except BaseException as exc:  # in a task, it would end the loop or cancel the task
+            except BaseException as exc:  # as SystemExit, which in a task would end the loop
                 raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
             self._ready.append(value)
             if not self._arrived.is_set():

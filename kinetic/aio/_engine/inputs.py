@@ -40,7 +40,10 @@ MAX_CONCURRENT_READS = 8
 
 @dataclass(slots=True)
 class _StoredChunk:
-    """A chunk as its signed slot describes it; ``offsets`` is None until its footer was read."""
+    """A chunk as its signed slot describes it.
+
+    ``offsets`` has the end of each input's pickle; it's None until the footer was read.
+    """
 
     slot: int
     name: str
@@ -60,8 +63,8 @@ class InputIndex:
     """The stored inputs of a batch: numbered objects, the *slots*.
 
     Each slot has a chunk of inputs; the last slot marks their end. The submitter signs each slot,
-    and an unsigned slot is not used. The metadata have the digest of the footer, and the footer has
-    the digest of each input.
+    and an unsigned slot is not used. Its signed metadata have the digest of the chunk's footer, and
+    the footer has the digest of each input.
     """
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
@@ -89,7 +92,7 @@ class InputIndex:
         """Read a listing of the slots; skip those already known.
 
         Raises:
-            WireError: A slot has no signature of the batch's submitter for its place.
+            WireError: A slot has no signature of the batch's submitter for its number.
         """
         for info in listed:
             if info.name != wire.input_key(self._scope, self.slots):
@@ -115,7 +118,7 @@ class InputIndex:
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
-        """Add a slot just written; the keys of *data* and *failed* are places in the chunk."""
+        """Add a slot just written; the keys of *data* and *failed* are positions in the chunk."""
         name = wire.input_key(self._scope, self.slots)
         stored = _StoredChunk(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
         _add_footer(stored, map(len, chunk.parts), chunk.digests, data, failed)
@@ -244,6 +247,7 @@ class InputIndex:
         raise NotFound(f"no input {index} is stored under {self._scope}")
 
     async def _read_footer(self, stored: _StoredChunk) -> None:
+        """Read the chunk, and keep its inputs' offsets, digests, `Data`, and errors in *stored*."""
         body = await self._body(stored)
         fields = body.fields
         refs = {
@@ -257,6 +261,7 @@ class InputIndex:
         _add_footer(stored, map(len, body.frames), fields["digests"], refs, failed)
 
     async def _body(self, stored: _StoredChunk) -> frames.Frames:
+        """Return the verified content of a chunk; the last `CACHED` chunks stay in memory."""
         unpacked = self._bodies.get(stored.slot)
         if unpacked is None:
             content = await self._store.get(stored.name, limit=stored.size)
@@ -301,6 +306,7 @@ def _add_footer(
     data: Mapping[int, tuple[wire.DataRef, ...]],
     failed: Mapping[int, Exception],
 ) -> None:
+    """Keep in *stored* what its footer says; *sizes* are those of the inputs' pickles."""
     ends, offset = array("Q"), 0
     for size in sizes:
         offset += size
@@ -321,7 +327,7 @@ class Chunk:
     ``modes`` has a letter for each input: ``s`` if the input is the single argument, ``a`` if its
     elements are the arguments, ``k`` if its items are the keyword arguments. The keys of ``data``,
     of ``failed`` (inputs that can't be pickled), and of ``notes`` (the scalars of the other inputs)
-    are places in the chunk.
+    are positions in the chunk.
     """
 
     parts: tuple[bytes, ...]
@@ -332,7 +338,7 @@ class Chunk:
     notes: Mapping[int, notes.Note]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """Return the content of a slot, with a signed footer for a later `resume`."""
+        """Return the content of a slot; *refs* says where its `Data` is, by position."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.modes}
         if refs:
             fields["data"] = {
@@ -425,7 +431,7 @@ _NO_DIGEST = hashlib.sha256().hexdigest()
 
 
 async def encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    """Pickle the first of *values*, until they reach about 8 MiB, in a worker thread."""
+    """Pickle the first of *values*, about 8 MiB in all, into chunks; a worker thread does it."""
     return await anyio.to_thread.run_sync(_encode_some, uploaded, values, mode)
 
 
@@ -441,6 +447,7 @@ def _encode_some(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> li
 
 
 def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
+    """Pickle the first of *values*, up to `CHUNK_BYTES`, into one chunk; keep errors in it."""
     parts: list[bytes] = []
     digests: list[str] = []
     modes: list[str] = []

@@ -35,7 +35,7 @@ from kinetic.job_status import Reason
 
 
 def proven_death(attempt: wire.Attempt, observation: Observation | None) -> Death | None:
-    """Return how to close the attempt, or None if the evidence doesn't prove its end.
+    """Return how the attempt has died, or None if the evidence doesn't prove its end.
 
     *observation* is None if the platform, asked by a consistent read, has neither a job nor a
     process with the attempt's name.
@@ -226,7 +226,7 @@ class ItemStates:
         )
 
     async def look_at_all(self, indices: Iterable[int]) -> None:
-        """Read every item's objects now; one listing covers up to 500 items."""
+        """Read the objects of these items now; one listing covers up to 500 items."""
         await self.requests.read()
         for prefix, members in self._blocks(indices).items():
             await self._look_at_block(prefix, members)
@@ -246,6 +246,7 @@ class ItemStates:
         return groups
 
     async def _look_at_block(self, prefix: str, indices: list[int]) -> None:
+        """List the items of one block; list again those that a request stopped meanwhile."""
         requests = self.requests
         while indices:
             known_requests = len(requests.entries)
@@ -468,6 +469,7 @@ class ItemStates:
         return self.requests.standing(index).retried > self._final_since.get(index, 0)
 
     def _set(self, index: int, item: wire.Item) -> None:
+        """Keep the item's new state, and count it in ``ended`` while it is final."""
         known = self._items.get(index)
         was_final = known is not None and known.state.final
         self._items[index] = item

@@ -152,6 +152,7 @@ class Consumer:
         return result
 
     async def _next(self) -> tuple[int, Outcome[Any]]:
+        """Return the next item; meanwhile, tasks read the values of up to `AHEAD` ready items."""
         batch, ahead = self._batch, self._read_ahead
         while True:
             while len(ahead) < AHEAD and (index := self.take()) is not None:
@@ -232,6 +233,7 @@ class Consumer:
         return left
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
+        """Put an item that is over into ``ready``, if it isn't yet, and it is its turn."""
         if not ((item is not None and item.state.final) or self._is_over(index)):
             return
         reported = self._reported
@@ -295,7 +297,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     end = submission.host_ends.get((index, item.attempt))
     cause = end.message if end is not None else ""
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id, cause)
-    error = cast("Exception", failure)  # what is no Exception comes back as a JobFailed
+    error = cast("Exception", failure)  # `failure_of` turns a BaseException into JobFailed
     match outcome.kind:
         case wire.Kind.CANCELLED:
             return Cancelled(error)

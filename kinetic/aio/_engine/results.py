@@ -108,7 +108,7 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
 
 
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
-    """Return the exception of a failed outcome, with *cause* as a note if it adds something.
+    """Return the exception of a failed outcome; *cause* becomes a note if its text lacks it.
 
     The result is the user's exception with the remote traceback as a note. If that exception can't
     be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker

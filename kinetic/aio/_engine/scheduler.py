@@ -342,6 +342,7 @@ def _note_total(state: State, total: int, sealed: bool) -> None:
 
 
 def _apply_item(state: State, index: int, item: wire.Item) -> Sequence[Action]:
+    """Close an item that was read as final; delay one that was read at a later attempt."""
     if not _is_open(state, index):
         return ()
     if item.state.final:
@@ -363,6 +364,7 @@ def _apply_item(state: State, index: int, item: wire.Item) -> Sequence[Action]:
 def _close(
     state: State, index: int, mark: int, item_state: wire.ItemState = wire.ItemState.FAILED
 ) -> Sequence[Action]:
+    """Mark an item as ended; with ``fail_fast``, its failure stops the batch."""
     state.mark(index, mark)
     state.delayed.pop(index, None)
     state.due.pop(index, None)
@@ -386,6 +388,7 @@ def _note_running(state: State, index: int, attempt: int) -> None:
 
 
 def _reopen(state: State, event: Reopened) -> Sequence[Action]:
+    """Make an item due again, unless it has succeeded, or its retry was applied before."""
     index, attempt = event.index, event.attempt
     if index >= len(state.marks):  # this process hasn't read the item's input yet
         state.early_reopened[index] = event
@@ -420,9 +423,10 @@ def _drop_waiting(state: State) -> None:
 
 
 def _start(state: State, actions: list[Action]) -> None:
+    """Append a `Start` for each attempt that the limits allow: due ones, then new items."""
     limit = state.settings.max_concurrent
     while limit is None or len(state.busy) < limit:
-        if state.due:  # items that have begun come first
+        if state.due:
             index, attempt = state.due.popitem(last=False)
         elif state.fresh_ranges and (state.bound is None or state.started < state.bound):
             index, stop = state.fresh_ranges.popleft()
