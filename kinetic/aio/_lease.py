@@ -206,6 +206,7 @@ class HeldLease:
         self._changed.set()
 
     async def _write(self, **changes: Any) -> None:
+        """Overwrite the lease with *changes*; raise `SubmitterLost` if another process has it."""
         lease = replace(self._lease, beat=self._lease.beat + 1, **changes)
         try:
             while True:

@@ -87,6 +87,7 @@ class LogPrinter:
                 self.behind = bool(self._block)
 
     async def _print_in_thread(self, block: list[str]) -> None:
+        """Print *block* in a thread; if cancelled, stop the thread and wait for its end."""
         stop = threading.Event()
         writing = asyncio.ensure_future(anyio.to_thread.run_sync(self._print, block, stop))
         try:

@@ -178,7 +178,7 @@ class BatchHandle(Generic[T, X]):
                 return
         await self.cancel()
 
-    # --- what is there ---
+    # --- items and their states ---
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
@@ -352,6 +352,7 @@ class BatchHandle(Generic[T, X]):
                 yield Completion(index, await self._read_input(index), outcome)
 
     async def _read_input(self, index: int) -> Any:
+        """Return an item's input, or None if it can't be rebuilt here."""
         try:
             return await self._batch.input_of(index)
         except SubmissionError:
@@ -688,7 +689,7 @@ class BatchHandle(Generic[T, X]):
             await self._batch.seal()
         self._detached = True
 
-    # --- going on ---
+    # --- continuing ---
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
         """Run items that failed, were lost, or were cancelled again; from any process.

@@ -63,7 +63,7 @@ LEAVING_S = 5
 """How many seconds a job's processes may take to end after its outcome is stored."""
 
 DRAIN_S = 1.0
-"""How long the log may stay silent while the process of an ended job still runs."""
+"""How long the log of an ended job may stay silent while its process still runs, in seconds."""
 
 SILENCE_S = 10.0
 """How long to wait for the next line of an ended job's log before giving up on it; seconds."""
@@ -468,7 +468,8 @@ class JobHandle(JobRecord, Generic[T]):
     async def _end_processes(self, ref: JobRef) -> None:
         """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
-        By then the runner has stored the end of the log. A cleanup would delete the log instead.
+        By then the runner has stored the end of the log. A cleanup would also delete the log, so
+        `result` calls this instead if it couldn't print the whole log.
         """
         cluster, alive = ref.session.platform.cluster, list[str]()
         try:
@@ -625,6 +626,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def _no_log_error(
         self, ref: JobRef, error: NotFound, attempt: int | None = None
     ) -> NoLog:
+        """Return an error that says why there is no log, and what to do."""
         if isinstance(error, NoLog):
             return error
         item = ref.submission.item(ref.index) or await ref.submission.look(ref.index)

@@ -240,7 +240,7 @@ class Observation:
     or empty if unknown. ``last`` says that the platform makes no other attempt after this one.
     ``leaving`` says that the attempt has stored its outcome and its process still runs; not every
     platform can tell. ``receipt`` is a copy of the outcome that the process gave the platform;
-    verify it like the outcome itself. ``host`` is the host that failed first, of several.
+    verify it like the outcome itself. ``host`` is the number of the host that failed first.
     """
 
     name: str

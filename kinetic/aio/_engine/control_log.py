@@ -119,6 +119,7 @@ class ControlLog:
             self._last_sent = loop.time()
 
     def _parse(self, content: Object) -> wire.Request:
+        """Verify a stored request; an unsigned one is returned as a request without effect."""
         name = content.name
         try:
             request = wire.Request.verified(

@@ -208,6 +208,7 @@ async def forward(
 
 
 def _start_forwarder(request: ForwardRequest) -> Forwarder:
+    """Start a process that runs `forwarder.main`, and send it *request*."""
     source_root = str(Path(__file__).parents[3])
     import_paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(

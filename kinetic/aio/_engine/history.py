@@ -88,6 +88,7 @@ def _build_item(
     found: Mapping[int, wire.Attempt],
     input_note: Note,
 ) -> Item:
+    """Return the item's history, from the attempts *found* in the store."""
     item = wire.item_state(standing, found, budgets)
     result: Note = {}
     if item.state is wire.ItemState.SUCCEEDED and item.outcome is not None:

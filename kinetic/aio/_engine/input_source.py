@@ -161,6 +161,7 @@ class Source:
         return True
 
     def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
+        """Do as `_pull` for a sync iterator; wake `take`, on *loop*, after each input."""
         assert self._sync_iterator is not None
         for _ in range(wanted):
             if self._stopped:

@@ -63,6 +63,7 @@ async def _show_batch(batch: Batch) -> None:
 
 
 async def _show_job(job: JobRef, name: str) -> None:
+    """Show the job as a batch of one item until it has ended."""
     from kinetic._progress.display import DISPLAY
 
     if (entry := DISPLAY.open(name)) is None:

@@ -245,6 +245,7 @@ class ShownProgress:
             await self._end(self._entry, stays=not isinstance(error, TimeoutError))
 
     async def _update_entry(self, entry: Entry) -> None:
+        """Keep the value that the display draws current, until the batch is over or `_end` runs."""
         async with ItemCounter(self._batch) as counter:
             while not (counter.over or self._ending.is_set()):
                 counter.changed.clear()

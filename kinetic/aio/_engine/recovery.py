@@ -43,7 +43,7 @@ async def recover_state(
     batch, requests = identity.id, submission.requests
     while True:
         await retry_forever(submission.requests.read, f"reading the requests of {batch}")
-        # A removal deletes the manifest first. It exists, so no request was removed.
+        # A removal deletes the manifest before the requests: while it exists, none is missing.
         entry = await retry_forever(
             lambda: store.look(identity.manifest_name), f"looking for {batch}"
         )
@@ -101,7 +101,7 @@ async def _survey(
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
-    # A retry is stored before its jobs are launched. Without the retry, such a job looks idle.
+    # A retry request is stored before its jobs are launched. Until it's read, they look idle.
     await retry_forever(submission.requests.read, f"reading the requests of {batch}")
     if known_requests != len(submission.requests.entries):
         return []  # the caller reads everything again

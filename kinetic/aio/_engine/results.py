@@ -126,6 +126,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 def _rebuild(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
+    """Return the user's exception, or the `JobError` that stands for it."""
     if outcome.kind is wire.Kind.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
     content = frames.unpack(body)
@@ -177,6 +178,7 @@ class _ExceptionUnpickler(pickles.Unpickler):
         return found
 
     def _make_class(self, make: Any, *args: Any) -> Any:
+        """Return this process's class of the same identity or name; if none, make the class."""
         _, name, bases, namespace, tracker, *_ = args
         known = _SENT_CLASSES.get(tracker)
         if known is None and any(issubclass(base, BaseException) for base in bases):

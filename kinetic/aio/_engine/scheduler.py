@@ -198,9 +198,9 @@ class State:
     was last stopped, ``early_reopened`` the items that were reopened before this process had
     read their inputs.
 
-    ``started`` counts the items that were started, or ended without a start. ``ended``
-    counts the items that are final now. When ``spent``, the seconds of all attempts,
-    reaches ``budget``, nothing more starts.
+    ``started`` counts the items that were started, or ended without a start; `StartLimit` sets
+    its limit ``bound``. ``ended`` counts the items that are final now. When ``spent``, the seconds
+    of all attempts, reaches ``budget``, nothing more starts.
     """
 
     settings: MapSettings

@@ -127,6 +127,7 @@ class Session:
             await self._end()
 
     async def _end(self) -> None:
+        """Fail all waiters, cancel all tasks, and close the platform."""
         self._closed = True
         for submission in tuple(self._submissions.values()):
             submission.abandon(
@@ -312,7 +313,7 @@ class Session:
             self._settlers -= 1
 
     def _take_group(self) -> tuple[Submission, list[Evidence]]:
-        """Take the next entry; if its item was stopped, also take the stopped items behind it."""
+        """Take the first entry; if its item was stopped, also the stopped ones right after it."""
         submission, evidence = self._queue.popleft()
         group = [evidence]
         if _is_stopped(submission, evidence):
