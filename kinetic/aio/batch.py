@@ -573,7 +573,7 @@ class BatchHandle(Generic[T, X]):
         from kinetic.aio._engine import history  # only results() and report() need it
 
         try:
-            return history.packed(await history.read(self._batch))
+            return history.pack_items(await history.read(self._batch))
         except KineticError as exc:
             logging.warning("%s: its report will have no items: %s", self.group_id, exc)
             return None

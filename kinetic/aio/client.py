@@ -502,7 +502,7 @@ class Client:
 
     async def _job_ref(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         """Follow a single job, and return a reference to it."""
-        submission = session.followed(job_id)
+        submission = session.find_followed(job_id)
         if submission is None:
             platform = session.platform
             identity = await engine.beginning.identity_of(session, job_id, manifest)

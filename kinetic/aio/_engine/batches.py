@@ -104,17 +104,17 @@ def known_batch(session: Session, group_id: str) -> Batch | None:
     return known if isinstance(known, Batch) else None
 
 
-async def remove(session: Session, submission: str) -> None:
+async def remove(session: Session, submission_id: str) -> None:
     """Remove the jobs and objects of a job or batch, and stop following it.
 
     Raises:
         BackendError: The jobs don't end within 180 s, or a service doesn't answer.
     """
-    if (known := known_batch(session, submission)) is not None:
+    if (known := known_batch(session, submission_id)) is not None:
         await known.remove(jobs=True, objects=True)
         return
-    await removal.remove(session, await beginning.identity_of(session, submission))
-    if (followed := session.followed(submission)) is not None:
+    await removal.remove(session, await beginning.identity_of(session, submission_id))
+    if (followed := session.find_followed(submission_id)) is not None:
         session.forget(followed)
 
 

@@ -223,13 +223,13 @@ async def new_identity(
 
 
 async def identity_of(
-    session: Session, submission: str, manifest: Mapping[str, Any] | None = None
+    session: Session, submission_id: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
     """Return the identity of a job or batch; without *manifest*, it's only good for a removal."""
     fields = manifest or {}
-    return _identity_class(submission)(
-        id=submission,
-        key=await session.key(scope_of(submission)),
+    return _identity_class(submission_id)(
+        id=submission_id,
+        key=await session.key(scope_of(submission_id)),
         budgets=RetryBudgets(**fields.get("budgets", {})),
         created=float(fields.get("created", 0.0)),
         submitter=ProcessIdentity.from_fields(fields.get("submitter")),
@@ -237,5 +237,5 @@ async def identity_of(
     )
 
 
-def _identity_class(submission: str) -> type[Identity]:
-    return BatchIdentity if submission.startswith("grp-") else Identity
+def _identity_class(submission_id: str) -> type[Identity]:
+    return BatchIdentity if submission_id.startswith("grp-") else Identity

@@ -27,7 +27,7 @@ async def read(batch: Batch) -> list[Item]:
         WireError: The inputs differ from those that the submitter signed.
     """
     if await batch.submission.read_collected():
-        return [*_unpack(await batch.submission.read_history())]
+        return [*_unpack_items(await batch.submission.read_history())]
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
@@ -47,7 +47,7 @@ async def read(batch: Batch) -> list[Item]:
     )
 
 
-def packed(items: Iterable[Item]) -> list[Any]:
+def pack_items(items: Iterable[Item]) -> list[Any]:
     """Convert *items*, which must all have succeeded, to values for JSON, in the same order."""
     return [
         [
@@ -69,7 +69,7 @@ def packed(items: Iterable[Item]) -> list[Any]:
     ]
 
 
-def _unpack(packed_items: Iterable[Any]) -> Iterator[Item]:
+def _unpack_items(packed_items: Iterable[Any]) -> Iterator[Item]:
     names = ("number", "kind", "reason", "message", "begun", "ended")
     for index, (attempts, input_note, result) in enumerate(packed_items):
         yield Item(

@@ -54,16 +54,16 @@ def refuse_job(group_id: str) -> None:
         )
 
 
-def refuse_item(submission: str) -> None:
-    """Check that *submission* is the ID of a batch or of a single job.
+def refuse_item(submission_id: str) -> None:
+    """Check that *submission_id* is the ID of a batch or of a single job.
 
     Raises:
-        ConfigurationError: *submission* is something else.
+        ConfigurationError: *submission_id* is something else.
     """
-    batch, index = _parse(submission)
+    batch, index = _parse(submission_id)
     if index is not None:
         raise ConfigurationError(
-            f"{submission} is the id of one job of a batch, whose objects go with the batch: "
+            f"{submission_id} is the id of one job of a batch, whose objects go with the batch: "
             f"cleanup({batch!r}) removes it"
         )
 
@@ -88,15 +88,15 @@ def _parse(text: str) -> tuple[str, int | None]:
     return (text, None) if matched is None else (matched[1], int(matched[2]))
 
 
-def scope_of(submission: str) -> str:
+def scope_of(submission_id: str) -> str:
     """Return the prefix of the objects of a batch or a single job."""
-    return f"{'batches' if submission.startswith('grp-') else 'jobs'}/{submission}/"
+    return f"{'batches' if submission_id.startswith('grp-') else 'jobs'}/{submission_id}/"
 
 
-def manifest_name_of(submission: str) -> str:
+def manifest_name_of(submission_id: str) -> str:
     """Return the name of a submission's manifest, an object that exists until the cleanup."""
-    name = "manifest" if submission.startswith("grp-") else "handle.json"
-    return f"{scope_of(submission)}{name}"
+    name = "manifest" if submission_id.startswith("grp-") else "handle.json"
+    return f"{scope_of(submission_id)}{name}"
 
 
 def _require_id(text: str) -> None:

@@ -211,7 +211,7 @@ class ItemStates:
                 content = await self._store.get(name)
             except NotFound:
                 return None
-        outcome = results.verified(content, identity.key, identity.scope, index, number)
+        outcome = results.verified_outcome(content, identity.key, identity.scope, index, number)
         if outcome.kind is not wire.Kind.VALUE:
             await self.requests.read()
             if self.requests.standing(index).stopped:
@@ -385,7 +385,7 @@ class ItemStates:
                 f"{name} is not in {self._store.url} any more, or something else is in its "
                 "place; check who can write there"
             ) from exc
-        outcome = results.verified(content, identity.key, identity.scope, index, number)
+        outcome = results.verified_outcome(content, identity.key, identity.scope, index, number)
         item = self._items.get(index)
         has_value = item is not None and item.state is wire.ItemState.SUCCEEDED
         if has_value and outcome.kind is not wire.Kind.VALUE:

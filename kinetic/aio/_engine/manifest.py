@@ -80,17 +80,17 @@ async def _verify(session: Session, content: Object, submission_id: str) -> byte
         ) from exc
 
 
-def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict[str, Any]:
+def job_record(manifest: Mapping[str, Any], submission_id: str, index: int) -> dict[str, Any]:
     """Return the fields of the handle of a single job, or of an item of a batch."""
     if "group_id" not in manifest or "record" not in manifest:
         return dict(manifest)
     record = dict(manifest["record"])
-    job_id = f"{submission}-{index}"
+    job_id = f"{submission_id}-{index}"
     return record | {
         "job_id": job_id,
         "k8s_name": f"{job_id}-1",
         "display_name": f"kinetic-{record['func_name']}-{job_id}",
-        "group_id": submission,
+        "group_id": submission_id,
         "group_kind": "map",
         "group_index": index,
     }

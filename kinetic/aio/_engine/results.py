@@ -24,7 +24,9 @@ STACK_GLOBAL = b"\x93"
 INLINE_BYTES = 64 * 1024
 
 
-def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) -> wire.Outcome:
+def verified_outcome(
+    content: Object, key: bytes, scope: str, index: int, attempt: int
+) -> wire.Outcome:
     """Return the signed header of an attempt's outcome, after checking that the body matches.
 
     Raises:

@@ -158,7 +158,7 @@ class Session:
             self.watch(submission)
         return known
 
-    def followed(self, submission_id: str) -> Submission | None:
+    def find_followed(self, submission_id: str) -> Submission | None:
         """Return the submission of this id, if it is followed."""
         return self._submissions.get(submission_id)
 
