@@ -1,4 +1,4 @@
-"""A call in a store, as a job finds it, and what a job leaves of it."""
+"""Put calls into a store as a submitter does, and read what their jobs commit."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ RUNNER = Path(__file__).resolve().parents[2] / "runner" / "remote_runner.py"
 
 
 class Calls:
-    """Puts calls into a store, and reads what was left there."""
+    """Put calls into a store, and read their claims and outcomes."""
 
     objects: Objects
     store: str
 
     def order(self, function: Callable[..., Any], *args: Any, **changes: Any) -> wire.Order:
-        """Put a call into the store and describe it; *changes* are of the order."""
+        """Put a call into the store and return its order, with the fields in *changes*."""
         code, arguments = pickles.dumps(function), pickles.dumps((args, {}))
         digest = hashlib.sha256(code).hexdigest()
         self.objects.create(f"functions/{digest}.pkl", code)
         self.objects.create(wire.input_key(SCOPE, 0), arguments)
-        usual: dict[str, Any] = {"group_id": "grp-1", "grace": 60.0, "attempt": 1}
+        defaults: dict[str, Any] = {"group_id": "grp-1", "grace": 60.0, "attempt": 1}
         return wire.Order(
             store=self.store,
             scope=SCOPE,
@@ -35,52 +35,52 @@ class Calls:
             index=0,
             function=_input(f"functions/{digest}.pkl", code),
             arguments=_input(wire.input_key(SCOPE, 0), arguments),
-            **usual | changes,
+            **defaults | changes,
         )
 
-    def name(self, what: str, attempt: int = 1) -> str:
-        """The name of a claim or an outcome."""
-        return wire.attempt_key(SCOPE, 0, attempt, what)
+    def key(self, kind: str, attempt: int = 1) -> str:
+        """Return the key of a claim, an outcome, or another object of an attempt."""
+        return wire.attempt_key(SCOPE, 0, attempt, kind)
 
-    def claimed(self) -> dict[str, str]:
-        """What the claim of the first attempt says."""
-        return {**self.objects.stat(self.name("claim")).metadata}
+    def claim_metadata(self) -> dict[str, str]:
+        """Return the metadata of the first attempt's claim."""
+        return {**self.objects.stat(self.key("claim")).metadata}
 
     def outcome(self, attempt: int = 1) -> wire.Outcome:
-        """The verified header of what was committed."""
-        name = self.name("outcome", attempt)
-        header = self.objects.stat(name).metadata
+        """Verify the committed outcome and return it."""
+        key = self.key("outcome", attempt)
+        header = self.objects.stat(key).metadata
         outcome = wire.Outcome.verified(header, KEY, SCOPE, 0, attempt)
-        assert hashlib.sha256(self.objects.get(name)[0]).hexdigest() == outcome.body
+        assert hashlib.sha256(self.objects.get(key)[0]).hexdigest() == outcome.body
         return outcome
 
     def value(self, attempt: int = 1) -> Any:
-        """What was returned."""
+        """Return the value that the function returned."""
         outcome = self.outcome(attempt)
         assert outcome.kind is wire.Kind.VALUE, self.error(attempt)
-        name = outcome.value[0] if outcome.value is not None else self.name("outcome", attempt)
-        return pickles.load(self.objects.get(name)[0])
+        key = outcome.value[0] if outcome.value is not None else self.key("outcome", attempt)
+        return pickles.load(self.objects.get(key)[0])
 
     def error(self, attempt: int = 1) -> dict[str, str]:
-        """What went wrong, in words."""
-        body = self.objects.get(self.name("outcome", attempt))[0]
+        """Return the error fields of the outcome: type, message, traceback, and others."""
+        body = self.objects.get(self.key("outcome", attempt))[0]
         return frames.unpack(body).fields["error"]
 
     def claim(self, executor: str, attempt: int = 1) -> None:
-        """Claim an attempt as somebody else."""
+        """Claim an attempt as another executor."""
         claim = {"executor": executor, "fence": "1"}
-        assert self.objects.create(self.name("claim", attempt), b"", claim)
+        assert self.objects.create(self.key("claim", attempt), b"", claim)
 
     def close(self, outcome: wire.Outcome, attempt: int = 1) -> None:
-        """Commit an outcome as somebody else."""
+        """Commit an outcome as another executor."""
         outcome = outcome._replace(body=hashlib.sha256(b"").hexdigest())
         metadata = outcome.signed(KEY, SCOPE, 0, attempt)
-        assert self.objects.create(self.name("outcome", attempt), b"", metadata)
+        assert self.objects.create(self.key("outcome", attempt), b"", metadata)
 
     def stop(self, slot: int = 0) -> None:
-        """Ask for a stop of everything."""
-        name = wire.control_key(SCOPE, slot)
-        self.objects.create(name, *wire.Request(kind="stop").signed(KEY, SCOPE, name))
+        """Request that the batch stop."""
+        key = wire.control_key(SCOPE, slot)
+        self.objects.create(key, *wire.Request(kind="stop").signed(KEY, SCOPE, key))
 
 
 def _input(name: str, content: bytes) -> wire.Input:

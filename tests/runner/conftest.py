@@ -1,4 +1,4 @@
-"""A runner as a real process over a real directory store."""
+"""Fixtures that run the runner as a real process over a directory store or a bucket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["fake_gcs"]
 
 @dataclass
 class Bench(Calls):
-    """Runs calls in a store as the supervisor does that starts an interpreter for each."""
+    """Run each call in its own interpreter, like the supervisor of local jobs."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Bench(Calls):
         self.runs = 0
 
     def start(self, order: wire.Order, **options: Any) -> subprocess.Popen[str]:
-        """Start a runner with this order."""
+        """Start a runner with *order*."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
@@ -62,7 +62,7 @@ class Bench(Calls):
             os.close(read)
 
     def run(self, order: wire.Order, **options: Any) -> tuple[int, str]:
-        """Exit code and output of a runner that has ended."""
+        """Run *order* and return the exit code and the output."""
         process = self.start(order, **options)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
@@ -84,20 +84,20 @@ def server() -> Iterator[GcsServer]:
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    with Pods.over_directory(tmp_path) as made:
-        yield made
+    with Pods.over_directory(tmp_path) as pods:
+        yield pods
 
 
 @pytest.fixture
 def in_bucket(server: GcsServer, tmp_path: Path) -> Iterator[Pods]:
-    """Pods over a bucket of *server*."""
-    with Pods.over_bucket(tmp_path, server.url) as made:
-        yield made
+    """Return pods over a bucket of *server*."""
+    with Pods.over_bucket(tmp_path, server.url) as pods:
+        yield pods
 
 
 @pytest.fixture(params=["gcs", "fake-gcs-server"])
 def any_server(request: pytest.FixtureRequest) -> str:
-    """The URL of each of the servers there are."""
+    """Return the URL of a storage server: the tests' own, then fake-gcs-server."""
     if request.param == "gcs":
         own: GcsServer = request.getfixturevalue("server")
         return own.url

@@ -1,4 +1,4 @@
-"""The runner as the first process of a pod: a real process, with the environment of one."""
+"""Run the runner as a pod's first process: a real process in the environment of a pod."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from kinetic._runner.stores.objects import Objects
 from tests.runner.calls import KEY, RUNNER, Calls
 
-KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH")
+INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
 
 
 @dataclass
 class Pods(Calls):
-    """Starts pods for calls in a store."""
+    """Start pods for calls in a store."""
 
     folder: Path
     objects: Objects
@@ -39,13 +39,13 @@ class Pods(Calls):
 
     @classmethod
     def over_bucket(cls, folder: Path, url: str, store: str = "gs://kn-test/jobs") -> Self:
-        """Pods over a bucket of the server at *url*."""
+        """Return pods over a bucket of the server at *url*."""
         environ = {EMULATOR: url}
         return cls(folder, GcsObjects(store, environ, QUICK), store, environ)
 
     @classmethod
     def over_directory(cls, folder: Path, environ: Mapping[str, str] | None = None) -> Self:
-        """Pods over a directory, for behavior that doesn't depend on the store."""
+        """Return pods over a directory, for behavior that doesn't depend on the store."""
         objects = DirectoryObjects(folder / "store")
         return cls(folder, objects, objects.url, environ or {})
 
@@ -56,14 +56,15 @@ class Pods(Calls):
         for pod in self.started:
             pod.end()
 
-    def start(self, order: wire.Order, uid: str = "uid-1", **own: str) -> Pod:
-        """A pod with this order; *own* are variables of its environment."""
-        self.started.append(Pod(self, order, uid, self.folder / f"pod-{len(self.started)}", own))
+    def start(self, order: wire.Order, uid: str = "uid-1", **variables: str) -> Pod:
+        """Start a pod with *order* and with *variables* in its environment."""
+        folder = self.folder / f"pod-{len(self.started)}"
+        self.started.append(Pod(self, order, uid, folder, variables))
         return self.started[-1]
 
-    def run(self, order: wire.Order, uid: str = "uid-1", **own: str) -> Pod:
-        """A pod that has ended."""
-        pod = self.start(order, uid, **own)
+    def run(self, order: wire.Order, uid: str = "uid-1", **variables: str) -> Pod:
+        """Start a pod, wait until it ends, and return it."""
+        pod = self.start(order, uid, **variables)
         pod.wait()
         return pod
 
@@ -72,55 +73,55 @@ class Pod:
     """The first process of a container."""
 
     def __init__(
-        self, pods: Pods, order: wire.Order, uid: str, folder: Path, own: Mapping[str, str]
+        self, pods: Pods, order: wire.Order, uid: str, folder: Path, variables: Mapping[str, str]
     ) -> None:
         self.folder = folder
         self.log = folder / "log"
-        environment = environment_of(pods, order, uid, folder, own)
+        environment = environment_of(pods, order, uid, folder, variables)
         with self.log.open("wb") as log:
-            self.process = _started(pods.command, environment, folder, log)
+            self.process = _start_process(pods.command, environment, folder, log)
 
     @staticmethod
     def unread(pods: Pods, order: wire.Order) -> subprocess.Popen[bytes]:
-        """The process of a pod whose output goes into a pipe that is not read."""
+        """Start a pod whose output goes into a pipe that nobody reads."""
         folder = pods.folder / "pod-unread"
         environment = environment_of(pods, order, "uid", folder, {})
-        return _started(pods.command, environment, folder, subprocess.PIPE)
+        return _start_process(pods.command, environment, folder, subprocess.PIPE)
 
     def end(self) -> None:
-        """What a node does with a container that is to go, and what is left in it."""
+        """Kill all processes of the container, as a node does after the grace period."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def wait(self, timeout: float = 60.0) -> int:
-        """The exit code."""
+        """Wait until the pod ends and return its exit code."""
         return self.process.wait(timeout)
 
     @property
     def code(self) -> int | None:
-        """The exit code, once it has one."""
+        """The exit code, or ``None`` while the pod runs."""
         return self.process.returncode
 
     @property
     def output(self) -> str:
-        """What it has written."""
+        """What the pod has written so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def receipt(self) -> wire.Receipt | None:
-        """What the container leaves as its termination message."""
+        """The receipt in the container's termination message."""
         return wire.parse_receipt((self.folder / "termination-log").read_text())
 
 
 def environment_of(
-    pods: Pods, order: wire.Order, uid: str, folder: Path, own: Mapping[str, str]
+    pods: Pods, order: wire.Order, uid: str, folder: Path, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the container's process finds; makes the *folder* of the pod."""
+    """Make the *folder* of the pod and return the environment of its container."""
     (folder / "tmp").mkdir(parents=True)
     (folder / "termination-log").touch()
     return {
-        **{name: os.environ[name] for name in KEPT if name in os.environ},
+        **{name: os.environ[name] for name in INHERITED if name in os.environ},
         "HOME": str(folder),
         "TMPDIR": str(folder / "tmp"),
         "KINETIC_ORDER": order.encode(),
@@ -130,11 +131,11 @@ def environment_of(
         "KINETIC_DISRUPTIONS": "",
         "KINETIC_TERMINATION_LOG": str(folder / "termination-log"),
         **pods.environ,
-        **own,
+        **variables,
     }
 
 
-def _started(
+def _start_process(
     command: tuple[str, ...], environment: dict[str, str], folder: Path, log: Any
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
@@ -149,9 +150,9 @@ def _started(
 
 
 def until(condition: Callable[[], object], pod: Pod) -> None:
-    """Wait for something that a pod does; what it did before its end still counts."""
-    end, ended = time.monotonic() + 60, False
+    """Wait until *condition* holds; fail if the pod ends first or a minute passes."""
+    deadline, ended = time.monotonic() + 60, False
     while not condition():
-        assert time.monotonic() < end and not ended, pod.output
-        ended = pod.process.poll() is not None
+        assert time.monotonic() < deadline and not ended, pod.output
+        ended = pod.process.poll() is not None  # then check the condition once more
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The small Cloud Storage of the tests, with its faults, for what is no coroutine."""
+"""Run the tests' Cloud Storage server in a thread, for tests that aren't coroutines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gcs.server import GcsServer
 
 @contextmanager
 def served() -> Iterator[GcsServer]:
-    """The server on a loop in a thread of its own; faults may be set from here."""
+    """Run the server on an event loop in another thread; the caller may set its faults."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gcs-server")
     thread.start()

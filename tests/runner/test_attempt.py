@@ -1,4 +1,4 @@
-"""The runner, as a process: claim, check, run, commit, and everything that can go wrong."""
+"""Test one attempt in a runner process: claim, check, run, commit, and their failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_coroutine_function_is_awaited(bench) -> None:
     assert bench.value() == "done"
 
 
-def test_an_exception_is_kept_with_its_words_outside_the_pickle(bench) -> None:
+def test_the_text_of_an_exception_is_kept_outside_the_pickle(bench) -> None:
     def fail() -> None:
         error = ValueError("no good")
         error.add_note("a note")
@@ -54,14 +54,14 @@ def test_an_exception_is_kept_with_its_words_outside_the_pickle(bench) -> None:
 
     code, _ = bench.run(bench.order(fail))
     assert code == wire.EXIT_FINAL
-    outcome, words = bench.outcome(), bench.error()
+    outcome, fields = bench.outcome(), bench.error()
     assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "user error", "execute")
-    assert (words["qualname"], words["message"]) == ("ValueError", "no good")
-    assert "in fail" in words["traceback"] and "a note" in words["traceback"]
-    assert "kinetic_runner" not in words["traceback"], "the runner's own frames are noise"
+    assert (fields["qualname"], fields["message"]) == ("ValueError", "no good")
+    assert "in fail" in fields["traceback"] and "a note" in fields["traceback"]
+    assert "kinetic_runner" not in fields["traceback"], "the runner's own frames are noise"
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_in_words_that_say_why(bench) -> None:
+def test_an_exception_that_cannot_be_pickled_is_kept_as_text_with_the_reason(bench) -> None:
     def fail() -> None:
         raise type("Picky", (Exception,), {"lock": threading.Lock()})("one two")
 
@@ -71,18 +71,18 @@ def test_an_exception_that_cannot_be_pickled_is_told_in_words_that_say_why(bench
     assert "cannot pickle" in bench.error()["withheld"]
 
 
-@pytest.mark.parametrize("leaving", [None, 0])
-def test_leaving_with_success_is_success(bench, leaving) -> None:
-    code, _ = bench.run(bench.order(lambda: sys.exit(leaving)))
+@pytest.mark.parametrize("status", [None, 0])
+def test_sys_exit_with_success_is_success(bench, status) -> None:
+    code, _ = bench.run(bench.order(lambda: sys.exit(status)))
     assert (code, bench.value()) == (0, None)
 
 
-@pytest.mark.parametrize("leaving", [3, "words"])
-def test_leaving_otherwise_is_a_failure(bench, leaving) -> None:
-    code, _ = bench.run(bench.order(lambda: sys.exit(leaving)))
+@pytest.mark.parametrize("status", [3, "message"])
+def test_sys_exit_with_another_status_is_a_failure(bench, status) -> None:
+    code, _ = bench.run(bench.order(lambda: sys.exit(status)))
     assert code == wire.EXIT_FINAL
     assert bench.error()["qualname"] == "SystemExit"
-    assert str(leaving) in bench.error()["message"]
+    assert str(status) in bench.error()["message"]
 
 
 def test_a_result_that_cannot_be_pickled_is_shown(bench) -> None:
@@ -90,10 +90,10 @@ def test_a_result_that_cannot_be_pickled_is_shown(bench) -> None:
         return {"lock": threading.Lock()}
 
     bench.run(bench.order(lock))
-    words = bench.error()
+    fields = bench.error()
     assert bench.outcome().phase == "result serialization"
-    assert "cannot be pickled" in words["message"]
-    assert "lock" in words["result_repr"]
+    assert "cannot be pickled" in fields["message"]
+    assert "lock" in fields["result_repr"]
 
 
 def test_an_exception_that_is_returned_is_a_value(bench) -> None:
@@ -110,13 +110,13 @@ def test_damaged_content_is_refused(bench) -> None:
     assert "SHA-256" in bench.error()["message"]
 
 
-def test_another_python_is_told_before_anything_is_unpickled(bench) -> None:
+def test_another_python_version_is_reported_before_unpickling(bench) -> None:
     bench.run(bench.order(add, 1, client={"python": "3.5.1"}))
     assert "Python 3.5.1" in bench.error()["message"]
     assert "environment setup" in bench.error()["message"]
 
 
-def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_module_and_how_to_install_it(bench, tmp_path: Path) -> None:
     import types
 
     module = types.ModuleType("only_here")
@@ -131,7 +131,7 @@ def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> Non
     assert f"install only_here for {sys.executable}" in bench.error()["message"]
 
 
-def test_a_duplicate_waits_for_the_claimant_and_runs_nothing(bench) -> None:
+def test_a_duplicate_waits_for_the_claimant_and_does_not_run(bench) -> None:
     order = bench.order(add, 1)
     bench.claim("pod-0")
     bench.close(wire.Outcome(kind=Kind.VALUE, executor="pod-0"))
@@ -140,14 +140,14 @@ def test_a_duplicate_waits_for_the_claimant_and_runs_nothing(bench) -> None:
     assert bench.outcome().executor == "pod-0"
 
 
-def test_nobody_is_waited_for_when_the_attempt_was_voided(bench) -> None:
+def test_a_duplicate_of_a_voided_attempt_does_not_wait(bench) -> None:
     order = bench.order(add, 1)
     bench.claim(wire.VOID)
     code, _ = bench.run(order)
     assert code == wire.EXIT_FINAL
 
 
-def test_a_restarted_process_of_the_claimant_goes_on(bench) -> None:
+def test_a_restarted_claimant_runs_the_attempt(bench) -> None:
     order = bench.order(add, 1, 1)
     bench.claim("pod-1")
     bench.run(order)
@@ -165,7 +165,7 @@ def test_a_stop_before_the_start_means_not_started(bench, tmp_path: Path) -> Non
 
 
 def test_a_forged_stop_stops_no_job(bench) -> None:
-    """It lies in a slot of control, and was not signed for it by who may ask."""
+    """The runner ignores requests without a signature for their own slot of the batch."""
     order = bench.order(add, 1, 1)
     stop, first = wire.Request(kind="stop"), wire.control_key(order.scope, 0)
     bench.objects.create(first, stop.to_bytes())
@@ -178,7 +178,7 @@ def test_a_forged_stop_stops_no_job(bench) -> None:
     assert (code, bench.value()) == (0, 2)
 
 
-def test_a_stop_after_a_forged_one_is_heeded(bench, tmp_path: Path) -> None:
+def test_a_valid_stop_after_a_forged_one_stops_the_job(bench, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     order = bench.order(mark.touch)
     bench.objects.create(wire.control_key(order.scope, 0), b"no request")
@@ -194,7 +194,7 @@ def test_a_later_attempt_does_not_run_before_the_earlier_is_closed(bench) -> Non
     assert bench.outcome(2).kind is Kind.CANCELLED
 
 
-def test_a_late_process_of_a_cleaned_batch_leaves_nothing(bench) -> None:
+def test_a_late_process_of_a_deleted_batch_creates_no_objects(bench) -> None:
     order = bench.order(add, 1)
     bench.objects.delete([order.arguments.name])
     code, _ = bench.run(order)
@@ -202,7 +202,7 @@ def test_a_late_process_of_a_cleaned_batch_leaves_nothing(bench) -> None:
     assert bench.objects.list(order.scope) == []
 
 
-def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> None:
+def test_sigterm_after_the_timeout_is_a_deadline(bench, tmp_path: Path) -> None:
     def wait(fifo: str) -> None:
         import time
 
@@ -220,11 +220,11 @@ def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> 
     assert bench.outcome().reason == "deadline"
     error = bench.error()
     assert "timeout of 1e-09 s" in error["message"]
-    # The traceback shows where the signal stopped the function, and no frame of the runner.
+    # The traceback has the function's frame and none of the runner's.
     assert error["traceback"].count("  File ") == 1 and ", in wait\n" in error["traceback"]
 
 
-def test_threads_left_behind_do_not_hold_the_job(bench) -> None:
+def test_a_thread_that_still_runs_does_not_delay_the_end_of_the_job(bench) -> None:
     def leave_a_thread() -> str:
         import threading
 
@@ -235,7 +235,7 @@ def test_threads_left_behind_do_not_hold_the_job(bench) -> None:
     assert (code, bench.value()) == (0, "done")
 
 
-def test_what_libraries_do_at_exit_is_done(bench, tmp_path: Path) -> None:
+def test_exit_callbacks_of_the_job_run(bench, tmp_path: Path) -> None:
     def register(path: str) -> None:
         import atexit
         import pathlib
@@ -246,7 +246,7 @@ def test_what_libraries_do_at_exit_is_done(bench, tmp_path: Path) -> None:
     assert (tmp_path / "flushed").exists()
 
 
-def test_a_fork_that_comes_out_of_the_function_says_nothing(bench) -> None:
+def test_a_forked_child_that_returns_from_the_function_commits_nothing(bench) -> None:
     def fork() -> int:
         import os
 
@@ -259,7 +259,7 @@ def test_a_fork_that_comes_out_of_the_function_says_nothing(bench) -> None:
     assert bench.value() > 0
 
 
-def test_the_output_directory_is_there(bench, tmp_path: Path) -> None:
+def test_the_output_directory_exists(bench, tmp_path: Path) -> None:
     out = tmp_path / "out" / "0"
     bench.run(bench.order(lambda: os.path.isdir(str(out)), output_dir=str(out)))
     assert bench.value() is True
@@ -285,15 +285,15 @@ def test_pickles_of_values_are_writable_arrays() -> None:
 
 
 class FullDisk(DirectoryObjects):
-    """A store that takes no outcome, and is asked once."""
+    """A store without space for an outcome; it fails the test on a second try."""
 
-    asked = False
+    tried = False
 
-    def create(self, name: str, *content: Any, **how: Any) -> bool:
+    def create(self, name: str, *content: Any, **options: Any) -> bool:
         if not name.endswith(".outcome"):
-            return super().create(name, *content, **how)
-        assert not self.asked
-        self.asked = True
+            return super().create(name, *content, **options)
+        assert not self.tried
+        self.tried = True
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
 
 

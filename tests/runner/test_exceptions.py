@@ -1,4 +1,4 @@
-"""An exception that leaves a job is the same where it arrives, whatever its class is like."""
+"""Exceptions survive the way from the job to the client, however their class is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kinetic._runner.protocol.wire import INLINE_BYTES
 
 
 class Coded(Exception):
-    """Its ``args`` are not what its ``__init__`` takes, as of most classes."""
+    """Its ``args`` differ from the parameters of its ``__init__``."""
 
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(f"{code} at {where}")
@@ -45,7 +45,7 @@ class Refused(OSError):
         super().__init__(111, "refused", host)
 
 
-class Made(Exception):
+class MadeByNew(Exception):
     def __new__(cls, *, code: int) -> Self:
         return super().__new__(cls, code)
 
@@ -55,31 +55,31 @@ class Made(Exception):
 
 class Failures(ExceptionGroup[Exception]):
     def __new__(cls, found: list[Exception], *, stage: str) -> Self:
-        made = super().__new__(cls, "failures", found)
-        made.stage = stage
-        return made
+        group = super().__new__(cls, "failures", found)
+        group.stage = stage
+        return group
 
     def __init__(self, found: list[Exception], *, stage: str) -> None:
         self.stage = stage
 
 
-class Holding(Exception):
-    """It says how it is pickled: without the lock."""
+class Reducing(Exception):
+    """It defines how it is pickled: without its lock."""
 
     def __init__(self, code: int) -> None:
         super().__init__("held")
         self.code, self.lock = code, threading.Lock()
 
     def __reduce__(self) -> Any:
-        return Holding, (self.code,)
+        return Reducing, (self.code,)
 
 
-def arrived(error: BaseException) -> Any:
-    """*error* as it is on the other side."""
+def transfer(error: BaseException) -> Any:
+    """Pickle *error* as a job does, and load it as the client does."""
     return pickles.load(exceptions.dumps(error, INLINE_BYTES))
 
 
-def caused(error: Exception, cause: Exception) -> Exception:
+def with_cause(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
 
@@ -93,69 +93,69 @@ def caused(error: Exception, cause: Exception) -> Exception:
         Slotted(code=4),
         Frozen(5),
         Refused(host="there"),
-        Made(code=6),
+        MadeByNew(code=6),
         FileNotFoundError(2, "no such file", "a.txt"),
         ModuleNotFoundError("no module", name="absent"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_exception_keeps_its_class_its_words_and_its_attributes(error: Exception) -> None:
-    found = arrived(error)
+def test_an_exception_keeps_its_class_its_message_and_its_attributes(error: Exception) -> None:
+    found = transfer(error)
     assert type(found) is type(error)
     assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
     for name in ("code", "own", "errno", "filename", "name", "reason"):
         assert getattr(found, name, None) == getattr(error, name, None)
 
 
-def test_a_slot_is_an_attribute_too() -> None:
+def test_an_attribute_in_a_slot_is_kept() -> None:
     error = Ranked("words")
     error.code = 3
-    assert arrived(error).code == 3
+    assert transfer(error).code == 3
 
 
-def test_an_exception_group_keeps_what_it_groups() -> None:
+def test_an_exception_group_keeps_its_exceptions() -> None:
     nested = ExceptionGroup("inner", [Coded(2, where="there")])
-    found = arrived(Failures([Coded(1, where="here"), nested], stage="last"))
+    found = transfer(Failures([Coded(1, where="here"), nested], stage="last"))
     assert (type(found), found.message, found.stage) == (Failures, "failures", "last")
     first, inner = found.exceptions
     assert (first.code, inner.exceptions[0].where) == (1, "there")
 
 
-def test_what_caused_an_exception_comes_along() -> None:
-    found = arrived(caused(ValueError("last"), Coded(1, where="here")))
+def test_the_cause_and_the_context_of_an_exception_are_kept() -> None:
+    found = transfer(with_cause(ValueError("last"), Coded(1, where="here")))
     assert (type(found.__cause__), found.__cause__.code) == (Coded, 1)
     assert found.__suppress_context__
-    later = Coded(2, where="here")
-    later.__context__ = KeyError("first")
-    found = arrived(later)
+    error = Coded(2, where="here")
+    error.__context__ = KeyError("first")
+    found = transfer(error)
     assert (type(found.__context__), found.__suppress_context__) == (KeyError, False)
 
 
-def test_what_a_traceback_would_not_show_stays() -> None:
+def test_a_suppressed_context_is_left_out() -> None:
     hidden = Coded(2, where="here")
     hidden.__context__, hidden.__suppress_context__ = KeyError("first"), True
-    found = arrived(hidden)
+    found = transfer(hidden)
     assert (found.__context__, found.__suppress_context__) == (None, True)
 
 
-def test_notes_come_along() -> None:
+def test_notes_are_kept() -> None:
     error = Coded(1, where="here")
     error.add_note("a note")
-    assert arrived(error).__notes__ == ["a note"]
+    assert transfer(error).__notes__ == ["a note"]
 
 
-def test_an_exception_that_says_how_it_is_pickled_is_pickled_so() -> None:
-    found = arrived(Holding(7))
+def test_an_exception_with_its_own_reduce_method_is_pickled_by_it() -> None:
+    found = transfer(Reducing(7))
     assert (found.code, type(found.lock)) == (7, type(threading.Lock()))
     assert not hasattr(found, "__notes__")
 
 
 def test_an_attribute_that_cannot_be_pickled_is_left_out_and_named() -> None:
-    error = caused(Coded(1, where="here"), Coded(2, where="there"))
+    error = with_cause(Coded(1, where="here"), Coded(2, where="there"))
     error.lock = threading.Lock()  # type: ignore[attr-defined]
     error.__cause__.client = threading.Lock()  # type: ignore[union-attr]
-    found = arrived(error)
+    found = transfer(error)
     assert (found.code, found.__cause__.code, hasattr(found, "lock")) == (1, 2, False)
     assert "lock" in found.__notes__[-1] and "client" in found.__cause__.__notes__[-1]
 
@@ -163,13 +163,13 @@ def test_an_attribute_that_cannot_be_pickled_is_left_out_and_named() -> None:
 def test_an_attribute_that_is_too_large_is_left_out_and_named() -> None:
     error = Coded(1, where="here")
     error.batch = b"x" * INLINE_BYTES  # type: ignore[attr-defined]
-    found = arrived(error)
+    found = transfer(error)
     assert (found.code, hasattr(found, "batch")) == (1, False)
     assert "batch" in found.__notes__[-1]
 
 
-def test_an_argument_that_cannot_be_pickled_becomes_its_words() -> None:
-    found = arrived(ValueError("locked", threading.Lock()))
+def test_an_argument_that_cannot_be_pickled_becomes_its_repr() -> None:
+    found = transfer(ValueError("locked", threading.Lock()))
     assert type(found) is ValueError and found.args[0] == "locked"
     assert "lock" in found.args[1] and "args[1]" in found.__notes__[-1]
 
@@ -177,7 +177,7 @@ def test_an_argument_that_cannot_be_pickled_becomes_its_words() -> None:
 def test_an_exception_that_refers_to_itself_arrives() -> None:
     error = Coded(1, where="here")
     error.root = error  # type: ignore[attr-defined]
-    found = arrived(error)
+    found = transfer(error)
     assert found.root is found
 
 

@@ -1,4 +1,4 @@
-"""A bucket as a job uses it: the same objects that the client sees, whatever the service does."""
+"""Test the runner's storage client: compatibility with kinetic's client, faults, tokens, memory."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tests.gcs.server import GcsServer, Stored
 
 MIB = 1024 * 1024
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02, connect_s=30.0, idle_s=30.0)
-"""Tries again soon, and holds nothing that is only slow for silent."""
+"""Retry soon, but treat no slow connection as a silent one."""
 
-BODY = os.urandom(MIB) * 36  # more than one part of a download, and more than two of an upload
+BODY = os.urandom(MIB) * 36  # more than one part of a download and two of an upload
 
 
 @pytest.fixture
@@ -43,22 +43,25 @@ def objects(server: GcsServer) -> GcsObjects:
 
 @pytest.fixture
 def anywhere(any_server: str) -> GcsObjects:
-    """A new folder of each of the servers there are."""
+    """Return a store in a new folder of each storage server."""
     return GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60), st.sampled_from(["", "/folder"]))
-def test_names_are_the_clients(name: str, folder: str) -> None:
-    ours, theirs = Place.from_url(f"gs://bucket{folder}"), Location.from_url(f"gs://bucket{folder}")
-    assert ours.object_name(name) == theirs.object_name(name)
-    assert ours.name(ours.object_name(name)) == name
-    assert ours.name(name) == theirs.name(name)
-    assert (ours.url, NONCE) == (theirs.url, CLIENTS_NONCE)
+def test_runner_and_client_name_objects_alike(name: str, folder: str) -> None:
+    runners, clients = (
+        Place.from_url(f"gs://bucket{folder}"),
+        Location.from_url(f"gs://bucket{folder}"),
+    )
+    assert runners.object_name(name) == clients.object_name(name)
+    assert runners.name(runners.object_name(name)) == name
+    assert runners.name(name) == clients.name(name)
+    assert (runners.url, NONCE) == (clients.url, CLIENTS_NONCE)
 
 
 @pytest.mark.parametrize("url", ["gs://", "gs:///x", "gs://Upper", "s3://bucket", "bucket"])
-def test_what_names_no_bucket_is_refused(url: str) -> None:
+def test_a_url_without_a_valid_bucket_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="gs://BUCKET"):
         Place.from_url(url)
 
@@ -72,13 +75,13 @@ def test_runner_and_client_see_the_same_objects(any_server: str, tmp_path: Path)
         try:
             assert await store.create("from the client", b"c", {"k": "é"})
             assert not await store.create("from the runner", b"other")
-            there = await store.get("from the runner")
-            assert (there.body, dict(there.metadata)) == (b"r", {"k": "v"})
+            found = await store.get("from the runner")
+            assert (found.body, dict(found.metadata)) == (b"r", {"k": "v"})
             for name in HOSTILE:
                 assert (await store.get(name)).body == name.encode()
             listed = await store.list("")
-            assert [(one.name, one.size, dict(one.metadata)) for one in listed] == [
-                (one.name, one.size, dict(one.metadata)) for one in objects.list("")
+            assert [(info.name, info.size, dict(info.metadata)) for info in listed] == [
+                (info.name, info.size, dict(info.metadata)) for info in objects.list("")
             ]
         finally:
             await store.aclose()
@@ -92,12 +95,15 @@ def test_runner_and_client_see_the_same_objects(any_server: str, tmp_path: Path)
     assert dict(objects.stat("from the client").metadata) == {"k": "é"}
 
 
-def test_the_calls_of_a_directory_are_there(anywhere: GcsObjects, tmp_path: Path) -> None:
+def test_a_bucket_supports_the_calls_of_a_directory_store(
+    anywhere: GcsObjects, tmp_path: Path
+) -> None:
     for name in ("a/1.claim", "a/1.outcome", "a/10.claim", "b"):
         assert anywhere.create(name, name.encode(), {"n": name})
-    assert [one.name for one in anywhere.list("a/")] == ["a/1.claim", "a/1.outcome", "a/10.claim"]
+    names = [info.name for info in anywhere.list("a/")]
+    assert names == ["a/1.claim", "a/1.outcome", "a/10.claim"]
     found = anywhere.look_up(["a/1.claim", "a/1.outcome", "a/2.claim"])
-    assert [(one.name, one.metadata["n"]) for one in found] == [
+    assert [(info.name, info.metadata["n"]) for info in found] == [
         ("a/1.claim", "a/1.claim"),
         ("a/1.outcome", "a/1.outcome"),
     ]
@@ -109,16 +115,18 @@ def test_the_calls_of_a_directory_are_there(anywhere: GcsObjects, tmp_path: Path
     assert anywhere.get("a/1.claim", 4)[0] == b"claim"
     assert anywhere.path("b") is None
     anywhere.delete(["b", "b", "never there"])
-    for look in (anywhere.get, anywhere.stat):
+    for read in (anywhere.get, anywhere.stat):
         with pytest.raises(KeyError, match="b"):
-            look("b")
+            read("b")
     with pytest.raises(KeyError):
         anywhere.fetch("b", tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 9 * MIB, 36 * MIB])
-def test_files_come_and_go_whole(anywhere: GcsObjects, tmp_path: Path, size: int) -> None:
+def test_files_are_uploaded_and_fetched_whole(
+    anywhere: GcsObjects, tmp_path: Path, size: int
+) -> None:
     (tmp_path / "source").write_bytes(BODY[:size])
     assert anywhere.create("x", tmp_path / "source", consume=True)
     assert anywhere.stat("x").size == size
@@ -156,7 +164,7 @@ def operation(request: pytest.FixtureRequest, objects: GcsObjects, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "how",
+    "fault",
     [
         {"times": 8, "status": 503},
         {"times": 3, "status": 429},
@@ -166,27 +174,26 @@ def operation(request: pytest.FixtureRequest, objects: GcsObjects, tmp_path: Pat
     ],
     ids=["503", "429", "cut before", "cut after", "silence"],
 )
-def test_what_passes_is_sat_out(
-    server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: Any, how: dict[str, Any]
+def test_a_temporary_fault_is_retried(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: Any, fault: dict[str, Any]
 ) -> None:
-    if "stall" in how:
+    if "stall" in fault:
         short = replace(QUICK, idle_s=0.5)
         objects = GcsObjects("gs://kn-test/jobs", {EMULATOR: server.url}, short)
-    fault = server.fail("*", **how)
+    injected = server.fail("*", **fault)
     operation(objects, tmp_path)
-    assert fault.seen == how["times"] or "late" in how  # a content was whole before it was cut
+    # A late fault may cut the connection after the whole content.
+    assert injected.seen == fault["times"] or "late" in fault
 
 
-def test_a_creator_whose_reply_is_lost_knows_that_it_was_him(
-    server: GcsServer, objects: GcsObjects
-) -> None:
+def test_create_succeeds_although_the_reply_is_lost(server: GcsServer, objects: GcsObjects) -> None:
     server.fail("create", late=True)
-    assert objects.create("x", b"mine", {"k": "v"})
+    assert objects.create("x", b"first", {"k": "v"})
     assert not objects.create("x", b"other")
     assert dict(objects.stat("x").metadata) == {"k": "v"}
 
 
-def test_a_creator_who_comes_second_after_a_lost_request_knows_that_too(
+def test_create_of_an_existing_object_fails_although_requests_are_lost(
     server: GcsServer, objects: GcsObjects
 ) -> None:
     assert objects.create("x", b"first")
@@ -195,7 +202,7 @@ def test_a_creator_who_comes_second_after_a_lost_request_knows_that_too(
     assert objects.get("x")[0] == b"first"
 
 
-def test_an_upload_that_is_cut_goes_on(
+def test_an_upload_resumes_after_a_cut(
     server: GcsServer, objects: GcsObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "large").write_bytes(BODY)
@@ -207,7 +214,7 @@ def test_an_upload_that_is_cut_goes_on(
     assert starts == [0, 0, 0, 16 * MIB, 32 * MIB], "only the piece that was cut is sent again"
 
 
-def test_an_upload_that_the_service_lost_begins_anew(
+def test_an_upload_that_the_service_lost_starts_again(
     server: GcsServer, objects: GcsObjects, tmp_path: Path
 ) -> None:
     (tmp_path / "large").write_bytes(BODY[: 20 * MIB])
@@ -226,30 +233,30 @@ def test_a_large_upload_whose_last_reply_is_lost_is_found_complete(
     assert server.requests["begin"] == 1
 
 
-def test_a_download_that_is_cut_goes_on_where_it_was(
+def test_a_download_resumes_after_a_cut(
     server: GcsServer, objects: GcsObjects, tmp_path: Path
 ) -> None:
     server.objects["jobs/x"] = Stored(BODY, {}, 7)
-    server.fail("media", times=5, at=3 * MIB)  # the first of them asks for less
+    server.fail("media", times=5, at=3 * MIB)
     objects.fetch("x", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == BODY
-    starts = [int(one.removeprefix("bytes=").split("-")[0]) for one in server.ranges]
+    starts = [int(sent.removeprefix("bytes=").split("-")[0]) for sent in server.ranges]
     # The last few bytes before the cut may be lost with the connection.
     assert starts == sorted(starts) and 2 * MIB <= starts[0] <= 3 * MIB
 
 
-@pytest.mark.parametrize("way", ["get", "fetch"])
-def test_a_content_that_comes_damaged_is_asked_for_again(
-    server: GcsServer, objects: GcsObjects, tmp_path: Path, way: str
+@pytest.mark.parametrize("operation", ["get", "fetch"])
+def test_content_damaged_in_a_download_is_read_again(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: str
 ) -> None:
     objects.create("there", b"content")
-    once = server.fail("media", body=lambda body: b"C" + body[1:])
-    OPERATIONS[way](objects, tmp_path)
-    assert once.seen == 1
+    fault = server.fail("media", body=lambda body: b"C" + body[1:])
+    OPERATIONS[operation](objects, tmp_path)
+    assert fault.seen == 1
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_content_that_arrives_damaged_is_sent_again(
+def test_content_damaged_in_an_upload_is_sent_again(
     server: GcsServer, objects: GcsObjects, tmp_path: Path, large: bool
 ) -> None:
     body = BODY[: 9 * MIB] if large else b"right"
@@ -261,7 +268,7 @@ def test_a_content_that_arrives_damaged_is_sent_again(
     assert server.objects["jobs/x"].body == body
 
 
-def test_a_missing_permission_is_told_at_once_with_what_to_do(
+def test_a_missing_permission_is_reported_at_once_with_the_role(
     server: GcsServer, objects: GcsObjects
 ) -> None:
     fault = server.fail("*", times=99, status=403, text="the pod may not")
@@ -276,19 +283,21 @@ def test_a_missing_permission_is_told_at_once_with_what_to_do(
     assert objects.create("x", b"")
 
 
-def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsObjects) -> None:
+def test_a_missing_bucket_is_an_error_and_not_an_empty_listing(
+    server: GcsServer, objects: GcsObjects
+) -> None:
     server.buckets.clear()
     with pytest.raises(StorageError, match="bucket"):
         objects.list("a")
 
 
-def test_patience_ends(server: GcsServer) -> None:
+def test_retries_end(server: GcsServer) -> None:
     patience = Patience(total_s=1.0, first_s=0.01, longest_s=0.05)
     objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, patience)
-    storm = server.fail("*", times=10**6, status=503, text="Backend Error")
+    fault = server.fail("*", times=10**6, status=503, text="Backend Error")
     with pytest.raises(OSError, match=r"503.*Backend Error"):
         objects.list("")
-    assert storm.seen > 3
+    assert fault.seen > 3
 
 
 TOKENS = """
@@ -305,7 +314,7 @@ print(objects.create("y", b"2"))
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """What a node tells its pods: whose they are, and tokens."""
+    """The metadata server of a node: the service account of a pod and its tokens."""
 
     gcs: GcsServer
     tokens = 0
@@ -340,11 +349,11 @@ class Metadata(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_token_is_had_from_the_node_and_anew_when_it_is_refused(
+def test_a_refused_token_is_replaced_by_a_new_one_from_the_node(
     server: GcsServer, tmp_path: Path
 ) -> None:
     Metadata.gcs, Metadata.tokens, server.tokens = server, 0, set()
-    Metadata.refusals = 4  # it does not know the pod yet
+    Metadata.refusals = 4  # as long as the node doesn't know the pod
     code = TOKENS.format(root=str(Path(__file__).parents[2]), url=server.url)
     with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as metadata:
         thread = threading.Thread(target=metadata.serve_forever)
@@ -367,7 +376,7 @@ def test_a_token_is_had_from_the_node_and_anew_when_it_is_refused(
                 assert process.stdout is not None and process.stdin is not None
                 assert process.stdout.readline() == "True b'1'\n"
                 assert Metadata.tokens == 1
-                server.tokens.clear()  # it expires before its time
+                server.tokens.clear()  # the token expires early
                 print(file=process.stdin, flush=True)
                 assert process.stdout.readline() == "True\n"
                 assert Metadata.tokens == 2
@@ -388,19 +397,19 @@ except OSError as exc:
 
 
 @pytest.mark.parametrize(
-    "where",
+    "variables",
     [{}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KINETIC_POD_BEGAN": str(time.monotonic() - 60)}],
     ids=["anywhere", "in a pod that another process has waited in"],
 )
-def test_missing_credentials_are_told_with_what_to_do(
-    tmp_path: Path, where: dict[str, str]
+def test_the_error_about_missing_credentials_says_how_to_get_them(
+    tmp_path: Path, variables: dict[str, str]
 ) -> None:
     code = NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))
-    environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **where}
+    environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **variables}
     assert "workload identity" in programs.python("-c", code, env=environ, timeout=40)
 
 
-FLAT = """
+PEAK_MEMORY = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
@@ -409,7 +418,7 @@ objects = GcsObjects("gs://kn-test/{folder}", {{"STORAGE_EMULATOR_HOST": {url!r}
 def peak():
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    # The other number starts with what this process was forked from.
+    # ru_maxrss would include the peak of the parent process.
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 objects.get("small")
 before = peak()
@@ -427,7 +436,7 @@ def test_large_contents_take_little_memory(fake_gcs: str, tmp_path: Path) -> Non
             file.write(BODY)
     GcsObjects(f"gs://kn-test/{folder}", {EMULATOR: fake_gcs}).create("small", b"")
     root = str(Path(__file__).parents[2])
-    code = FLAT.format(root=root, url=fake_gcs, source=str(source), folder=folder)
-    grown = int(programs.python("-c", code, timeout=50))
-    assert grown < 56 * 1024, "KiB, of 72 MiB sent and fetched"
+    code = PEAK_MEMORY.format(root=root, url=fake_gcs, source=str(source), folder=folder)
+    growth = int(programs.python("-c", code, timeout=50))
+    assert growth < 56 * 1024, "KiB, of 72 MiB sent and fetched"
     assert (tmp_path / "source.copy").stat().st_size == source.stat().st_size

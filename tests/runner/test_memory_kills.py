@@ -1,4 +1,4 @@
-"""A container's count of processes killed for memory, in both versions of control groups."""
+"""Test the count of processes killed for memory in both versions of control groups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
 @pytest.mark.parametrize(
     ("found", "count"), [([VERSION_2, ""], 2), ([VERSION_1], 3), ([""], 0), ([], 0)]
 )
-def test_the_first_place_that_counts_is_believed(
+def test_the_first_file_that_has_a_count_is_used(
     tmp_path: Path, found: list[str], count: int
 ) -> None:
-    places = [tmp_path / "absent"]
+    paths = [tmp_path / "absent"]
     for number, text in enumerate(found):
-        places.append(tmp_path / str(number))
-        places[-1].write_text(text)
-    assert oom_kills([str(place) for place in places]) == count
+        paths.append(tmp_path / str(number))
+        paths[-1].write_text(text)
+    assert oom_kills([str(path) for path in paths]) == count

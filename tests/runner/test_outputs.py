@@ -1,4 +1,4 @@
-"""``KINETIC_OUTPUT_PATH``: what a job writes there is in the bucket, at its end and before."""
+"""Test the upload of files below ``KINETIC_OUTPUT_PATH``, at a job's end and before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
 
-PLACE = "gs://kn-test/kept/run"
+OUTPUT_DIR = "gs://kn-test/uploaded_files/run"
 
 
 @pytest.fixture
@@ -38,20 +38,23 @@ def pods(in_bucket: Pods) -> Pods:
 @pytest.fixture
 def mirror(server: GcsServer, tmp_path: Path) -> Mirror:
     (tmp_path / "output").mkdir()
-    return Mirror(PLACE, str(tmp_path / "output"))
+    return Mirror(OUTPUT_DIR, str(tmp_path / "output"))
 
 
-def kept(server: GcsServer) -> dict[str, bytes]:
-    """The files of the place, as the bucket has them."""
-    prefix = "kept/run/"
-    found = {name: one.body for name, one in server.objects.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): body for name, body in found.items()}
+def uploaded_files(server: GcsServer) -> dict[str, bytes]:
+    """Return the uploaded files below `OUTPUT_DIR` by their relative name."""
+    prefix = "uploaded_files/run/"
+    return {
+        name.removeprefix(prefix): stored.body
+        for name, stored in server.objects.items()
+        if name.startswith(prefix)
+    }
 
 
-# --- the looks ----------------------------------------------------------------------------
+# --- scans --------------------------------------------------------------------------------
 
 
-def test_a_file_that_two_looks_find_unchanged_is_uploaded_once(
+def test_a_file_that_two_scans_find_unchanged_is_uploaded_once(
     mirror: Mirror, server: GcsServer, tmp_path: Path
 ) -> None:
     out = tmp_path / "output"
@@ -59,18 +62,18 @@ def test_a_file_that_two_looks_find_unchanged_is_uploaded_once(
     (out / "deep" / "done 100%").write_text("whole")
     (out / "growing").write_text("a")
     mirror.scan()
-    assert kept(server) == {}
+    assert uploaded_files(server) == {}
     (out / "growing").write_text("ab")
     mirror.scan()
-    assert kept(server) == {"deep/done 100%": b"whole"}
+    assert uploaded_files(server) == {"deep/done 100%": b"whole"}
     server.requests.clear()
     mirror.scan()
-    assert kept(server) == {"deep/done 100%": b"whole", "growing": b"ab"}
+    assert uploaded_files(server) == {"deep/done 100%": b"whole", "growing": b"ab"}
     mirror.scan()
     assert server.requests.total() == 1
 
 
-def test_what_is_written_anew_replaces_and_what_is_deleted_stays(
+def test_a_changed_file_is_replaced_and_a_deleted_one_stays_uploaded(
     mirror: Mirror, server: GcsServer, tmp_path: Path
 ) -> None:
     out = tmp_path / "output"
@@ -79,13 +82,13 @@ def test_what_is_written_anew_replaces_and_what_is_deleted_stays(
     mirror.scan()
     mirror.scan()
     (out / "new").write_bytes(b"2" * 9_000_000)
-    os.replace(out / "new", out / "step")  # as checkpoints are written
+    os.replace(out / "new", out / "step")  # like a program that writes checkpoints
     (out / "old").unlink()
     mirror.finish(Stopping(), 30.0)
-    assert kept(server) == {"step": b"2" * 9_000_000, "old": b"old"}
+    assert uploaded_files(server) == {"step": b"2" * 9_000_000, "old": b"old"}
 
 
-def test_what_could_not_be_uploaded_is_said(
+def test_files_that_could_not_be_uploaded_are_reported(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "output"
@@ -96,14 +99,14 @@ def test_what_could_not_be_uploaded_is_said(
     mirror._upload({"good": mirror._list_files()[0]["good"]})
     server.fail("create", status=403, text="no access")
     mirror.finish(Stopping(), 30.0)
-    said = capfd.readouterr().err
-    assert said.startswith(f"kinetic: not uploaded to {PLACE}: refused, ")
-    assert "pipe (no regular file)" in said and "link (no regular file)" in said
-    assert "lacks a permission" in said
-    assert kept(server) == {"good": b"good"}
+    warning = capfd.readouterr().err
+    assert warning.startswith(f"kinetic: not uploaded to {OUTPUT_DIR}: refused, ")
+    assert "pipe (no regular file)" in warning and "link (no regular file)" in warning
+    assert "lacks a permission" in warning
+    assert uploaded_files(server) == {"good": b"good"}
 
 
-def test_a_job_that_is_asked_to_end_does_not_spend_its_grace_on_uploads(
+def test_uploads_after_sigterm_leave_the_rest_of_the_grace_period(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
@@ -120,35 +123,39 @@ def test_a_job_that_is_asked_to_end_does_not_spend_its_grace_on_uploads(
 
 
 def write(name: str, text: str = "") -> list[str]:
+    """Write a file in the output directory and return the files that were there before."""
     import os
     from pathlib import Path
 
     out = Path(os.environ["KINETIC_OUTPUT_PATH"])
-    found = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    before = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_text(text)
-    return found
+    return before
 
 
-def test_what_comes_after_begins_with_what_is_there(pods: Pods, server: GcsServer) -> None:
-    """Another job that was given the same place, and another pod of a job that was not."""
-    own = f"{pods.store}/outputs/grp-1/0"
-    order = pods.order(write, "a/step", "1", output_dir=PLACE)
-    for output_dir, second in ((PLACE, order), (own, replace(order, attempt=2, output_dir=own))):
-        pods.objects.delete([pods.name("outcome"), pods.name("claim")])
+def test_a_later_pod_finds_the_uploaded_files(pods: Pods, server: GcsServer) -> None:
+    """This holds for another job with the same directory and for a job's second attempt."""
+    default = f"{pods.store}/outputs/grp-1/0"
+    order = pods.order(write, "a/step", "1", output_dir=OUTPUT_DIR)
+    retry = replace(order, attempt=2, output_dir=default)
+    for output_dir, second in ((OUTPUT_DIR, order), (default, retry)):
+        pods.objects.delete([pods.key("outcome"), pods.key("claim")])
         first = pods.run(replace(order, output_dir=output_dir))
         assert (first.code, pods.value()) == (0, []), first.output
         if second.attempt == 1:
-            pods.objects.delete([pods.name("outcome"), pods.name("claim")])
+            pods.objects.delete([pods.key("outcome"), pods.key("claim")])
         else:
-            pods.objects.delete([pods.name("outcome")])
+            pods.objects.delete([pods.key("outcome")])
             pods.close(wire.Outcome(kind=wire.Kind.ERROR, reason="preempted", executor="uid-1"))
         again = pods.run(second, "uid-2")
         assert (again.code, pods.value(second.attempt)) == (0, ["a/step"]), again.output
-    assert kept(server) == {"a/step": b"1"}
+    assert uploaded_files(server) == {"a/step": b"1"}
 
 
-def test_a_job_may_be_given_the_place_of_an_earlier_one(pods: Pods, server: GcsServer) -> None:
+def test_a_job_may_use_the_output_directory_of_an_earlier_job(
+    pods: Pods, server: GcsServer
+) -> None:
     name = "jobs/outputs/job-earlier/step"
     server.objects[name] = Stored(b"1", {}, 1)
     order = pods.order(write, "b", output_dir=f"{pods.store}/outputs/job-earlier")
@@ -156,7 +163,7 @@ def test_a_job_may_be_given_the_place_of_an_earlier_one(pods: Pods, server: GcsS
     assert (pod.code, pods.value()) == (0, ["step"]), pod.output
 
 
-def test_a_job_that_raises_has_its_files(pods: Pods, server: GcsServer) -> None:
+def test_files_of_a_job_that_raises_are_uploaded(pods: Pods, server: GcsServer) -> None:
     def fail() -> None:
         import os
         from pathlib import Path
@@ -164,8 +171,8 @@ def test_a_job_that_raises_has_its_files(pods: Pods, server: GcsServer) -> None:
         Path(os.environ["KINETIC_OUTPUT_PATH"], "last").write_text("words")
         raise ValueError
 
-    assert pods.run(pods.order(fail, output_dir=PLACE)).code != 0
-    assert kept(server) == {"last": b"words"}
+    assert pods.run(pods.order(fail, output_dir=OUTPUT_DIR)).code != 0
+    assert uploaded_files(server) == {"last": b"words"}
 
 
 def stay(fifo: str) -> None:
@@ -179,37 +186,37 @@ def stay(fifo: str) -> None:
     time.sleep(600)
 
 
-def test_a_job_that_is_asked_to_end_has_its_files(pods: Pods, server: GcsServer) -> None:
+def test_files_of_a_job_that_gets_sigterm_are_uploaded(pods: Pods, server: GcsServer) -> None:
     fifo = str(pods.folder / "fifo")
     os.mkfifo(fifo)
-    pod = pods.start(pods.order(stay, fifo, output_dir=PLACE))
+    pod = pods.start(pods.order(stay, fifo, output_dir=OUTPUT_DIR))
     with open(fifo) as pipe:
         assert pipe.read() == "ready"
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_RETRY
-    assert kept(server) == {"before": b"the end"}
+    assert uploaded_files(server) == {"before": b"the end"}
 
 
-def test_each_host_has_a_place_of_its_own(pods: Pods, server: GcsServer) -> None:
-    order = pods.order(write, "part", "x", output_dir=PLACE)
-    where = {"KINETIC_COORDINATOR": "127.0.0.1:1", "KINETIC_JAX": "0", "KINETIC_HOSTS": "2"}
-    started = [pods.start(order, f"uid-{n}", KINETIC_HOST=str(n), **where) for n in range(2)]
+def test_each_host_has_its_own_output_directory(pods: Pods, server: GcsServer) -> None:
+    order = pods.order(write, "part", "x", output_dir=OUTPUT_DIR)
+    variables = {"KINETIC_COORDINATOR": "127.0.0.1:1", "KINETIC_JAX": "0", "KINETIC_HOSTS": "2"}
+    started = [pods.start(order, f"uid-{n}", KINETIC_HOST=str(n), **variables) for n in range(2)]
     assert [pod.wait() for pod in started] == [0, 0], [pod.output for pod in started]
-    assert kept(server) == {"hosts/0/part": b"x", "hosts/1/part": b"x"}
+    assert uploaded_files(server) == {"hosts/0/part": b"x", "hosts/1/part": b"x"}
 
 
-def test_a_job_that_writes_nothing_asks_for_nothing(pods: Pods, server: GcsServer) -> None:
+def test_a_job_that_writes_no_files_costs_no_more_requests(pods: Pods, server: GcsServer) -> None:
     totals = []
     for output_dir in ("", f"{pods.store}/outputs/grp-1/0"):
-        pods.objects.delete([pods.name("outcome"), pods.name("claim")])
-        order = pods.order(len, "abc", output_dir=output_dir)  # the same call
+        pods.objects.delete([pods.key("outcome"), pods.key("claim")])
+        order = pods.order(len, "abc", output_dir=output_dir)
         server.requests.clear()
         assert pods.run(order).code == 0
         totals.append(server.requests.total())
     assert totals[0] == totals[1]
 
 
-def test_a_path_is_the_directory_itself(pods: Pods) -> None:
-    place = pods.folder / "out"
-    assert pods.run(pods.order(write, "x", "y", output_dir=str(place))).code == 0
-    assert (place / "x").read_text() == "y"
+def test_an_output_directory_that_is_a_path_is_used_directly(pods: Pods) -> None:
+    directory = pods.folder / "out"
+    assert pods.run(pods.order(write, "x", "y", output_dir=str(directory))).code == 0
+    assert (directory / "x").read_text() == "y"

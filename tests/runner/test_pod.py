@@ -1,4 +1,4 @@
-"""A pod's first process: what it makes of the order, of restarts, of its time, and of a death."""
+"""Test a pod's first process: orders, exit codes, restarts, timeouts, killed jobs, and logs."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from tests.runner.pods import Pod, Pods, environment_of, until
 
 @pytest.fixture
 def in_any_bucket(any_server: str, tmp_path: Path) -> Iterator[Pods]:
-    """Pods over a new folder in a bucket of each server."""
-    with Pods.over_bucket(tmp_path, any_server, f"gs://kn-test/{uuid.uuid4()}") as made:
-        yield made
+    """Return pods over a new folder in a bucket of each storage server."""
+    with Pods.over_bucket(tmp_path, any_server, f"gs://kn-test/{uuid.uuid4()}") as pods:
+        yield pods
 
 
 def add(a: int, b: int = 0) -> int:
     return a + b
 
 
-def fail(words: str) -> None:
+def fail(message: str) -> None:
     print("about to fail")
-    raise ValueError(words)
+    raise ValueError(message)
 
 
-# --- from a bucket ------------------------------------------------------------------------
+# --- jobs in a bucket ---------------------------------------------------------------------
 
 
-def test_a_value_goes_from_the_bucket_to_the_bucket(in_any_bucket: Pods) -> None:
+def test_arguments_and_values_are_in_the_bucket(in_any_bucket: Pods) -> None:
     pod = in_any_bucket.run(in_any_bucket.order(add, 40, 2))
     assert (pod.code, in_any_bucket.value()) == (wire.EXIT_VALUE, 42), pod.output
     assert in_any_bucket.outcome().executor == "uid-1"
-    said = in_any_bucket.claimed()
-    assert abs(float(said.pop("at")) - time.time()) < 60
-    assert said == {"executor": "uid-1", "fence": "1"}
+    claim = in_any_bucket.claim_metadata()
+    assert abs(float(claim.pop("at")) - time.time()) < 60
+    assert claim == {"executor": "uid-1", "fence": "1"}
 
 
 def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
@@ -66,7 +66,7 @@ def test_a_large_value_is_streamed_to_the_bucket(in_any_bucket: Pods) -> None:
 
 
 @pytest.mark.full
-def test_of_two_pods_of_an_attempt_one_runs(in_any_bucket: Pods) -> None:
+def test_only_one_of_the_pods_of_an_attempt_runs_the_function(in_any_bucket: Pods) -> None:
     def mark(folder: str) -> int:
         import os
 
@@ -86,54 +86,54 @@ def test_a_job_costs_few_requests(in_bucket: Pods, server: GcsServer) -> None:
     server.requests.clear()
     assert in_bucket.run(order).code == 0
     assert server.requests["create"] == 2, "the claim and the outcome"
-    # A stop that it does not find, and two contents; a project is one more.
+    # One listing looks for a stop; the downloads are the function and its arguments.
     assert (server.requests["list"], server.requests["media"]) == (1, 2)
     assert server.requests.total() == 5
 
 
-# --- what it leaves with ------------------------------------------------------------------
+# --- exit codes, outcomes, and receipts ---------------------------------------------------
 
 
-def test_a_failure_is_final_with_its_words_and_the_last_lines_of_its_log(pods: Pods) -> None:
+def test_a_failure_is_final_with_its_message_and_the_last_lines_of_its_log(pods: Pods) -> None:
     pod = pods.run(pods.order(fail, "no good"))
     assert pod.code == wire.EXIT_FINAL
-    outcome, words = pods.outcome(), pods.error()
+    outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason) == (Kind.ERROR, "user error")
-    assert words["message"] == "no good"
-    assert words["log"].startswith("about to fail\n")
+    assert error["message"] == "no good"
+    assert error["log"].startswith("about to fail\n")
     assert "about to fail" in pod.output and "ValueError: no good" in pod.output
 
 
 def test_only_the_end_of_a_long_log_is_kept(pods: Pods) -> None:
-    def much() -> None:
+    def print_much() -> None:
         for number in range(20_000):
             print(f"line {number}")
         raise RuntimeError
 
-    pod = pods.run(pods.order(much))
+    pod = pods.run(pods.order(print_much))
     lines = pods.error()["log"].splitlines()
     assert len(lines) <= 20
     assert pod.output.count("line ") >= 20_000, "the log itself is whole"
     assert [line for line in lines if line.startswith("line")][-1] == "line 19999"
 
 
-def test_the_exit_code_says_what_the_rule_says_of_the_item(pods: Pods) -> None:
-    order = pods.order(fail, "once more", budgets=RetryBudgets(user=1))
+def test_the_exit_code_says_whether_the_item_is_retried(pods: Pods) -> None:
+    order = pods.order(fail, "no good", budgets=RetryBudgets(user=1))
     assert pods.run(order).code == wire.EXIT_RETRY
     again = pods.run(order, "uid-2", KINETIC_FAILURES="1")
-    assert again.code == wire.EXIT_FINAL, "two tries are used up"
+    assert again.code == wire.EXIT_FINAL, "both tries are used up"
     assert pods.outcome(2).executor == "uid-2"
 
 
-def test_a_small_value_is_in_the_receipt_and_nothing_else_is_left(pods: Pods) -> None:
+def test_a_small_value_is_in_the_receipt_and_no_files_are_left(pods: Pods) -> None:
     pod = pods.run(pods.order(add, 1))
     receipt = pod.receipt
     assert receipt is not None
     assert (receipt.index, receipt.attempt) == (0, 1)
     assert wire.Outcome.verified(receipt.metadata, KEY, SCOPE, 0, 1) == pods.outcome()
-    assert receipt.body == pods.objects.get(pods.name("outcome"))[0]
-    assert os.listdir(pod.folder / "tmp") == [], "the place it worked in"
-    assert kept(pods) is None, "it wrote no log"
+    assert receipt.body == pods.objects.get(pods.key("outcome"))[0]
+    assert os.listdir(pod.folder / "tmp") == [], "the pod deletes its working directory"
+    assert kept_log(pods) is None, "the function printed nothing"
 
 
 def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
@@ -143,7 +143,7 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    ("variables", "message"),
     [
         ({"KINETIC_ORDER": "{"}, "cannot be run"),
         ({"KINETIC_ORDER": "{}"}, "format None"),
@@ -153,22 +153,24 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
         ({"KINETIC_HOSTS": "3"}, "KINETIC_COORDINATOR"),
     ],
 )
-def test_an_order_that_cannot_be_read_is_final(pods: Pods, own: dict[str, str], words: str) -> None:
-    pod = pods.run(pods.order(add, 1), **own)
-    assert pod.code == wire.EXIT_FINAL, "starting it again would not help"
-    assert words in pod.output
-    assert not pods.objects.exists(pods.name("claim"))
+def test_an_order_that_cannot_be_read_is_final(
+    pods: Pods, variables: dict[str, str], message: str
+) -> None:
+    pod = pods.run(pods.order(add, 1), **variables)
+    assert pod.code == wire.EXIT_FINAL, "a restart would not help"
+    assert message in pod.output
+    assert not pods.objects.exists(pods.key("claim"))
 
 
-def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
-    def seen() -> tuple[list[str], str, list[str]]:
+def test_variables_and_arguments_of_the_runner_are_hidden_from_the_function(pods: Pods) -> None:
+    def list_variables() -> tuple[list[str], str, list[str]]:
         import os
         import sys
 
-        own = [name for name in os.environ if name.startswith("KINETIC_")]
-        return sorted(own), os.environ["KINETIC_ATTEMPT"], sys.argv
+        names = [name for name in os.environ if name.startswith("KINETIC_")]
+        return sorted(names), os.environ["KINETIC_ATTEMPT"], sys.argv
 
-    order = pods.order(seen, budgets=RetryBudgets(user=3))
+    order = pods.order(list_variables, budgets=RetryBudgets(user=3))
     pods.close(wire.Outcome(kind=Kind.ERROR, reason="user error"), 1)
     assert pods.run(order, KINETIC_FAILURES="1", KINETIC_JOB_ID="grp-1-0").code == 0
     names, attempt, argv = pods.value(2)
@@ -179,7 +181,7 @@ def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
 # --- restarts by Kubernetes ---------------------------------------------------------------
 
 
-def test_a_restart_closes_what_was_lost_before_it(pods: Pods) -> None:
+def test_a_restart_closes_the_attempts_that_were_lost(pods: Pods) -> None:
     order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
     pods.claim("uid-0")
     pod = pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
@@ -189,7 +191,7 @@ def test_a_restart_closes_what_was_lost_before_it(pods: Pods) -> None:
     assert (second.kind, second.executor, second.reason) == (Kind.LOST, wire.VOID, "lost")
 
 
-def test_disruptions_that_told_of_themselves_are_not_counted_twice(pods: Pods) -> None:
+def test_disruptions_with_an_outcome_are_not_counted_twice(pods: Pods) -> None:
     order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
     pods.claim("uid-0", 1)
     pods.claim("uid-1", 2)
@@ -200,14 +202,14 @@ def test_disruptions_that_told_of_themselves_are_not_counted_twice(pods: Pods) -
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
-def test_disruptions_have_a_budget_of_their_own(pods: Pods, budget: int) -> None:
+def test_disruptions_have_a_separate_budget(pods: Pods, budget: int) -> None:
     order = pods.order(add, 1, budgets=RetryBudgets(infrastructure=budget))
     pod = pods.run(order, KINETIC_DISRUPTIONS="2")
     if budget == 2:
         assert (pod.code, pods.value(3)) == (0, 1)
         return
     assert pod.code == wire.EXIT_FINAL
-    assert pods.outcome(3).kind is Kind.CANCELLED, "the item has failed: nothing may start"
+    assert pods.outcome(3).kind is Kind.CANCELLED, "the item has failed, so no attempt may start"
 
 
 def test_a_restart_after_a_stop_starts_nothing(pods: Pods) -> None:
@@ -218,7 +220,7 @@ def test_a_restart_after_a_stop_starts_nothing(pods: Pods) -> None:
     assert (pods.outcome(1).kind, pods.outcome(2).kind) == (Kind.CANCELLED, Kind.CANCELLED)
 
 
-def test_a_restart_after_a_value_runs_nothing_and_ends_well(pods: Pods) -> None:
+def test_a_restart_after_a_value_does_not_run_the_function(pods: Pods) -> None:
     order = pods.order(fail, "it must not run")
     pods.claim("uid-0")
     pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
@@ -227,15 +229,15 @@ def test_a_restart_after_a_value_runs_nothing_and_ends_well(pods: Pods) -> None:
     assert "about to fail" not in pod.output
 
 
-# --- its time -----------------------------------------------------------------------------
+# --- signals and timeouts -----------------------------------------------------------------
 
 
-def stay(fifo: str, how: str) -> None:
+def stay(fifo: str, mode: str) -> None:
     import signal
     import time
 
-    print("it stays")
-    if how == "deaf":
+    print("the job runs")
+    if mode == "ignore signals":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGXCPU, signal.SIG_IGN)
     try:
@@ -248,10 +250,11 @@ def stay(fifo: str, how: str) -> None:
             pass
 
 
-def staying(pods: Pods, how: str = "", **changes: Any) -> Pod:
+def start_staying(pods: Pods, mode: str = "", **changes: Any) -> Pod:
+    """Start a pod that runs until it is stopped; return it once its function runs."""
     fifo = pods.folder / "fifo"
     os.mkfifo(fifo)
-    pod = pods.start(pods.order(stay, str(fifo), how, **changes))
+    pod = pods.start(pods.order(stay, str(fifo), mode, **changes))
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
 
     def ready() -> bool:
@@ -266,30 +269,30 @@ def staying(pods: Pods, how: str = "", **changes: Any) -> Pod:
     return pod
 
 
-def terminated(pod: Pod) -> int:
-    """Its exit code after SIGTERM."""
+def terminate(pod: Pod) -> int:
+    """Send SIGTERM and return the exit code."""
     pod.process.send_signal(signal.SIGTERM)
     return pod.wait(30)
 
 
 def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(pods: Pods) -> None:
-    pod = staying(pods)
-    assert terminated(pod) == wire.EXIT_RETRY
+    pod = start_staying(pods)
+    assert terminate(pod) == wire.EXIT_RETRY
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
     assert (pods.folder / "fifo.cleaned").exists()
-    assert (kept(pods) or "").startswith("it stays\n")
+    assert (kept_log(pods) or "").startswith("the job runs\n")
 
 
-def test_sigterm_before_the_claim_ends_it_although_the_store_does_not_answer(
+def test_sigterm_before_the_claim_ends_a_pod_whose_store_does_not_answer(
     in_bucket: Pods, server: GcsServer
 ) -> None:
     order = in_bucket.order(add, 1)
-    storm = server.fail("create", times=1000, status=503)
+    fault = server.fail("create", times=1000, status=503)
     pod = in_bucket.start(order)
-    until(lambda: storm.seen, pod)
-    assert terminated(pod) == wire.EXIT_RETRY  # its grace is a minute, and so long it would try
+    until(lambda: fault.seen, pod)
+    assert terminate(pod) == wire.EXIT_RETRY  # without the signal it retries for a minute
     assert "asked to stop" in pod.output
-    assert not in_bucket.objects.exists(in_bucket.name("claim"))
+    assert not in_bucket.objects.exists(in_bucket.key("claim"))
 
 
 def test_sigterm_ends_a_host_that_waits_for_the_first_one(
@@ -300,42 +303,42 @@ def test_sigterm_ends_a_host_that_waits_for_the_first_one(
     server.requests.clear()
     pod = in_bucket.start(order, **second)
     until(server.requests.total, pod)
-    assert terminated(pod) == wire.EXIT_RETRY
+    assert terminate(pod) == wire.EXIT_RETRY
     assert "asked to stop" in pod.output
 
 
 def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
-    pod = staying(pods)
+    pod = start_staying(pods)
     pods.stop()
-    assert terminated(pod) == wire.EXIT_FINAL
+    assert terminate(pod) == wire.EXIT_FINAL
     assert pods.outcome().kind is Kind.CANCELLED
 
 
-def test_a_job_that_does_not_hear_sigterm_is_ended_within_its_grace(pods: Pods) -> None:
-    pod = staying(pods, "deaf", grace=1.0)
+def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_period(pods: Pods) -> None:
+    pod = start_staying(pods, "ignore signals", grace=1.0)
     began = time.monotonic()
-    assert terminated(pod) == wire.EXIT_RETRY
+    assert terminate(pod) == wire.EXIT_RETRY
     assert time.monotonic() - began > 0.7
     outcome = pods.outcome()
     assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "preempted", "lost")
     assert "did not end in time" in pods.error()["message"]
-    assert pods.error()["log"] == "it stays\n"
-    assert (kept(pods) or "").startswith("it stays\n")
+    assert pods.error()["log"] == "the job runs\n"
+    assert (kept_log(pods) or "").startswith("the job runs\n")
 
 
-def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
-    """It is asked to end by nobody, and would go on for long."""
+def test_sigterm_ends_an_installer(pods: Pods) -> None:
+    """The installer gets no signal from the node and would run for ten minutes."""
     uv = pods.folder / "bin" / "uv"
     uv.parent.mkdir()
     uv.write_text("#!/bin/sh\necho $$ installs\nexec sleep 600\n")
     uv.chmod(0o700)
     digest = hashlib.sha256(b"").hexdigest()
     pods.objects.create("requirements.txt", b"")
-    part = wire.Input(name="requirements.txt", start=0, stop=0, digest=digest)
-    order = pods.order(add, 1, requirements=part, grace=120.0)
+    requirements = wire.Input(name="requirements.txt", start=0, stop=0, digest=digest)
+    order = pods.order(add, 1, requirements=requirements, grace=120.0)
     pod = pods.start(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
     until(lambda: " installs\n" in pod.output, pod)
-    assert terminated(pod) == wire.EXIT_RETRY
+    assert terminate(pod) == wire.EXIT_RETRY
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
     assert pods.outcome().phase != "lost"
     (installer,) = re.findall(r"(\d+) installs\n", pod.output)
@@ -343,15 +346,15 @@ def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
 
 
 class Slow:
-    """An argument that takes its time to be made."""
+    """An argument that takes three seconds to unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return time.sleep, (3.0,)
 
 
 @pytest.mark.full
-def test_the_time_of_a_job_begins_with_its_function(pods: Pods) -> None:
-    pod = pods.run(pods.order(lambda made: made is None, Slow(), timeout=2.0))
+def test_the_timeout_starts_with_the_function(pods: Pods) -> None:
+    pod = pods.run(pods.order(lambda value: value is None, Slow(), timeout=2.0))
     assert (pod.code, pods.value()) == (0, True), pod.output
 
 
@@ -382,19 +385,19 @@ print(ended.reported, ended.status, ended.out_of_time)
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "printed"),
     [(LATE, "7 False"), (LINGERING, "0 7 False")],
-    ids=["ended", "said its outcome"],
+    ids=["has ended", "has reported its outcome"],
 )
-def test_the_time_of_a_job_that_has_done_its_work_is_nobody_s(script: str, words: str) -> None:
-    assert programs.python("-c", script, timeout=60) == f"{words}\n"
+def test_a_job_that_has_done_its_work_cannot_time_out(script: str, printed: str) -> None:
+    assert programs.python("-c", script, timeout=60) == f"{printed}\n"
 
 
-def test_a_budget_of_disruptions_that_is_used_up_makes_a_preemption_final(pods: Pods) -> None:
-    assert terminated(staying(pods, budgets=RetryBudgets(infrastructure=0))) == wire.EXIT_FINAL
+def test_a_preemption_is_final_once_the_budget_is_used_up(pods: Pods) -> None:
+    assert terminate(start_staying(pods, budgets=RetryBudgets(infrastructure=0))) == wire.EXIT_FINAL
 
 
-def test_the_time_of_a_job_ends(pods: Pods) -> None:
+def test_a_job_that_runs_too_long_times_out(pods: Pods) -> None:
     pod = pods.run(pods.order(time.sleep, 60, timeout=1.5))
     assert pod.code == wire.EXIT_FINAL
     assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "deadline")
@@ -402,14 +405,14 @@ def test_the_time_of_a_job_ends(pods: Pods) -> None:
 
 
 @pytest.mark.full
-def test_the_time_of_a_job_that_does_not_hear_ends_too(pods: Pods) -> None:
-    pod = staying(pods, "deaf", timeout=15.0, grace=1.0)  # by then it is deaf
+def test_a_job_that_ignores_signals_times_out(pods: Pods) -> None:
+    pod = start_staying(pods, "ignore signals", timeout=15.0, grace=1.0)  # enough time to start
     assert pod.wait() == wire.EXIT_FINAL
     assert pods.outcome().reason == "deadline"
     assert "did not end when asked to" in pods.error()["message"]
 
 
-def test_a_value_that_is_there_in_time_stands(pods: Pods) -> None:
+def test_a_committed_value_counts_although_sigterm_follows(pods: Pods) -> None:
     def linger() -> str:
         import atexit
         import time
@@ -418,51 +421,54 @@ def test_a_value_that_is_there_in_time_stands(pods: Pods) -> None:
         return "done"
 
     pod = pods.start(pods.order(linger, timeout=60.0, grace=1.0))
-    until(lambda: pods.objects.exists(pods.name("outcome")), pod)
-    assert terminated(pod) == 0
+    until(lambda: pods.objects.exists(pods.key("outcome")), pod)
+    assert terminate(pod) == 0
     assert pods.value() == "done"
 
 
-# --- deaths -------------------------------------------------------------------------------
+# --- killed jobs, and processes that outlive them -----------------------------------------
 
 
 def kill(number: int) -> None:
     import os
 
-    print("the last words", flush=True)
+    print("the last line", flush=True)
     os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")]
 )
-def test_a_job_that_is_killed_is_lost_with_its_last_words(
+def test_a_killed_job_is_lost_and_its_error_has_the_last_output(
     pods: Pods, number: int, name: str
 ) -> None:
     pod = pods.run(pods.order(kill, int(number), budgets=RetryBudgets(user=1)))
     assert pod.code == wire.EXIT_RETRY
-    outcome, words = pods.outcome(), pods.error()
+    outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)
-    assert name in words["message"] and "the last words" in words["message"]
-    assert "the last words" in words["log"]
-    assert (kept(pods) or "").startswith("the last words\n")
+    assert name in error["message"] and "the last line" in error["message"]
+    assert "the last line" in error["log"]
+    assert (kept_log(pods) or "").startswith(
+        "the last line\
+"
+    )
     assert pod.receipt is not None
 
 
-def test_a_job_that_leaves_by_itself_is_lost(pods: Pods) -> None:
-    def leave() -> None:
+def test_a_job_that_calls_os_exit_is_lost(pods: Pods) -> None:
+    def exit_at_once() -> None:
         import os
 
         os._exit(0)
 
-    pod = pods.run(pods.order(leave))
+    pod = pods.run(pods.order(exit_at_once))
     assert pod.code == wire.EXIT_FINAL
     assert pods.outcome().exit_code == 0
     assert "exited with code 0" in pods.error()["message"]
 
 
 def test_a_job_dies_with_its_pod(pods: Pods) -> None:
-    def tell(fifo: str) -> None:
+    def write_pid(fifo: str) -> None:
         import os
         import time
 
@@ -471,20 +477,19 @@ def test_a_job_dies_with_its_pod(pods: Pods) -> None:
         time.sleep(60)
 
     os.mkfifo(pods.folder / "fifo")
-    pod = pods.start(pods.order(tell, str(pods.folder / "fifo")))
+    pod = pods.start(pods.order(write_pid, str(pods.folder / "fifo")))
     with open(pods.folder / "fifo") as pipe:
         job = int(pipe.read())
     os.kill(pod.process.pid, signal.SIGKILL)
     pod.wait()
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while os.path.exists(f"/proc/{job}"):
-        assert time.monotonic() < end, "the job lives on"
-    assert not pods.objects.exists(pods.name("outcome")), "the submitter will find out"
+        assert time.monotonic() < deadline, "the job lives on"
+    assert not pods.objects.exists(pods.key("outcome")), "the submitter finds out"
 
 
-def test_a_process_that_is_left_behind_does_not_hold_the_pod(pods: Pods) -> None:
+def test_a_process_that_outlives_the_function_does_not_delay_the_pod(pods: Pods) -> None:
     def leave_behind() -> str:
-
         subprocess.Popen(["sleep", "600"])
         return "done"
 
@@ -494,7 +499,7 @@ def test_a_process_that_is_left_behind_does_not_hold_the_pod(pods: Pods) -> None
     assert time.monotonic() - began < 60
 
 
-def test_a_store_that_is_gone_is_told_by_the_exit_code(pods: Pods, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_neither_success_nor_final(pods: Pods, tmp_path: Path) -> None:
     order = pods.order(add, 1)
     os.rename(tmp_path / "store", tmp_path / "away")
     (tmp_path / "store").write_text("no directory")
@@ -503,7 +508,7 @@ def test_a_store_that_is_gone_is_told_by_the_exit_code(pods: Pods, tmp_path: Pat
     assert str(tmp_path / "store") in pod.output
 
 
-def test_output_that_nobody_takes_does_not_stop_the_clock(pods: Pods) -> None:
+def test_a_job_whose_output_nobody_reads_times_out(pods: Pods) -> None:
     def shout() -> None:
         while True:
             print("x" * 1000)
@@ -511,9 +516,9 @@ def test_output_that_nobody_takes_does_not_stop_the_clock(pods: Pods) -> None:
     order = pods.order(shout, timeout=1.5, grace=1.0)
     process = Pod.unread(pods, order)
     try:
-        end = time.monotonic() + 60
-        while not pods.objects.exists(pods.name("outcome")):
-            assert time.monotonic() < end, "no outcome"
+        deadline = time.monotonic() + 60
+        while not pods.objects.exists(pods.key("outcome")):
+            assert time.monotonic() < deadline, "no outcome"
         assert pods.outcome().reason == "deadline"
     finally:
         process.stdout.close()
@@ -533,40 +538,40 @@ def test_bytes_of_any_kind_are_passed_on(pods: Pods) -> None:
     assert bytes(range(256)) in written and "\\udc80 and ü".encode() in written
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_job_whose_home_cannot_be_written_gets_one(pods: Pods, own: bool) -> None:
-    """As a user that the image doesn't know has ``/``."""
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_job_whose_home_is_not_writable_gets_another(pods: Pods, writable: bool) -> None:
+    """A user that isn't in the image's ``/etc/passwd`` has ``/`` as home."""
 
-    def keep() -> str:
+    def write_to_home() -> str:
         import os
 
         home = os.path.expanduser("~")
         with open(f"{home}/.cached", "w") as file:
-            file.write("kept")
+            file.write("kept_log")
         return home
 
-    home = str(pods.folder) if own else "/nonexistent"
-    assert pods.run(pods.order(keep), HOME=home).code == 0
-    assert (pods.value() == home) == os.path.exists(pods.value()) == own
+    home = str(pods.folder) if writable else "/nonexistent"
+    assert pods.run(pods.order(write_to_home), HOME=home).code == 0
+    assert (pods.value() == home) == os.path.exists(pods.value()) == writable
 
 
 def test_two_threads_may_print_at_once(pods: Pods) -> None:
-    def both() -> None:
-        def one(word: str) -> None:
+    def print_both() -> None:
+        def print_often(word: str) -> None:
             for _ in range(500):
                 print(word)
 
-        running = [threading.Thread(target=one, args=(word,)) for word in ("left", "right")]
+        running = [threading.Thread(target=print_often, args=(word,)) for word in ("left", "right")]
         for thread in running:
             thread.start()
         for thread in running:
             thread.join()
 
-    pod = pods.run(pods.order(both))
+    pod = pods.run(pods.order(print_both))
     assert pod.output.count("left") == pod.output.count("right") == 500
 
 
-def test_an_image_that_lacks_a_library_is_told_and_final(pods: Pods, tmp_path: Path) -> None:
+def test_a_library_that_the_image_lacks_is_named_and_final(pods: Pods, tmp_path: Path) -> None:
     order = pods.order(add, 1)
     pods.command = (sys.executable, "-S", "-u", str(RUNNER))
     pod = pods.run(order)
@@ -578,60 +583,60 @@ def test_an_image_that_lacks_a_library_is_told_and_final(pods: Pods, tmp_path: P
     assert (pod.code, "install google-cloud-storage" in pod.output) == (wire.EXIT_FINAL, True)
 
 
-# --- what it leaves of its output ---------------------------------------------------------
+# --- kept_log logs ----------------------------------------------------------------------------
 
 
-def kept(pods: Pods, host: int = 0) -> str | None:
-    """The verified log that was kept of the first attempt."""
-    name = wire.log_key(SCOPE, 0, 1, host)
-    if not pods.objects.exists(name):
+def kept_log(pods: Pods, host: int = 0) -> str | None:
+    """Verify and return the kept_log log of the first attempt, or ``None`` without one."""
+    key = wire.log_key(SCOPE, 0, 1, host)
+    if not pods.objects.exists(key):
         return None
-    content, metadata = pods.objects.get(name)[0], pods.objects.stat(name).metadata
-    assert signing.is_signed(metadata, KEY, SCOPE, name, content)
+    content, metadata = pods.objects.get(key)[0], pods.objects.stat(key).metadata
+    assert signing.is_signed(metadata, KEY, SCOPE, key, content)
     return content.decode()
 
 
-def talk(words: str) -> None:
+def print_to_both(text: str) -> None:
     import sys
 
-    print(words, flush=True)
+    print(text, flush=True)
     print("to stderr", file=sys.stderr)
 
 
 def test_the_end_of_the_log_is_kept(in_any_bucket: Pods) -> None:
-    pod = in_any_bucket.run(in_any_bucket.order(talk, "to stdout"))
-    assert kept(in_any_bucket) == pod.output == "to stdout\nto stderr\n"
+    pod = in_any_bucket.run(in_any_bucket.order(print_to_both, "to stdout"))
+    assert kept_log(in_any_bucket) == pod.output == "to stdout\nto stderr\n"
 
 
-def test_of_a_long_log_the_last_lines_are_kept(pods: Pods) -> None:
+def test_the_last_lines_of_a_long_log_are_kept(pods: Pods) -> None:
     def count() -> None:
         for number in range(120_000):
             print(f"line {number}")
 
     pods.run(pods.order(count))
-    lines = (kept(pods) or "").splitlines()
+    lines = (kept_log(pods) or "").splitlines()
     assert lines[-1] == "line 119999"
     assert lines == [f"line {119_999 - n}" for n in reversed(range(len(lines)))]
-    assert wire.LOG_BYTES - 20 < len(kept(pods) or "") <= wire.LOG_BYTES
+    assert wire.LOG_BYTES - 20 < len(kept_log(pods) or "") <= wire.LOG_BYTES
 
 
-def test_what_is_printed_and_what_is_logged_keep_their_order(pods: Pods) -> None:
-    """Also where the container has a pipe for each."""
+def test_lines_of_stdout_and_stderr_keep_their_order(pods: Pods) -> None:
+    """This holds although the container has a pipe for each."""
 
-    def both() -> None:
+    def print_numbers() -> None:
         import sys
 
         for number in range(0, 2000, 2):
             print(number)
             print(number + 1, file=sys.stderr)
 
-    folder = pods.folder / "pod-both"
-    environment = environment_of(pods, pods.order(both), "uid", folder, {})
+    folder = pods.folder / "pod-numbers"
+    environment = environment_of(pods, pods.order(print_numbers), "uid", folder, {})
     done = programs.run(*pods.command, env=environment, cwd=folder, timeout=60)
     assert done.stdout.splitlines() == [str(number) for number in range(2000)]
 
 
-def test_a_store_that_fails_is_told_without_frames_of_the_runner(pods: Pods) -> None:
+def test_the_error_of_a_failing_store_has_no_traceback(pods: Pods) -> None:
     order = pods.order(add, 1)
     claims = Path(pods.store.removeprefix("file://"), order.scope, "attempts")
     shutil.rmtree(claims, ignore_errors=True)

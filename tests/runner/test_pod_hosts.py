@@ -1,4 +1,4 @@
-"""A job on several hosts: one value, one outcome whichever host fails, and it runs once."""
+"""Test a job on several hosts: it runs once and has one outcome, whichever host fails."""
 
 from __future__ import annotations
 
@@ -28,29 +28,33 @@ from tests.runner.pods import Pod, Pods, until
 HOSTS = 3
 
 
-def of(index: int, port: int = 1, count: int = HOSTS) -> dict[str, str]:
-    """What a pod is told of the hosts."""
-    where = f"127.0.0.1:{port}"
-    return {"KINETIC_HOSTS": str(count), "KINETIC_HOST": str(index), "KINETIC_COORDINATOR": where}
+def host_variables(index: int, port: int = 1, count: int = HOSTS) -> dict[str, str]:
+    """Return the variables that tell a pod about the hosts of its job."""
+    return {
+        "KINETIC_HOSTS": str(count),
+        "KINETIC_HOST": str(index),
+        "KINETIC_COORDINATOR": f"127.0.0.1:{port}",
+    }
 
 
-def start(pods: Pods, order: wire.Order, **own: str) -> list[Pod]:
-    """All hosts, the first one last: the others have to wait for it."""
+def start_hosts(pods: Pods, order: wire.Order, **variables: str) -> list[Pod]:
+    """Start all hosts, the first one last, because the others have to wait for it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own = {"KINETIC_JAX": "0"} | own
+    variables = {"KINETIC_JAX": "0"} | variables
     started = [
-        pods.start(order, f"uid-{index}", **of(index, port), **own)
+        pods.start(order, f"uid-{index}", **host_variables(index, port), **variables)
         for index in reversed(range(HOSTS))
     ]
     return started[::-1]
 
 
-def play(folder: str, part: str) -> str:
-    """On each host: leave a mark; the second and third then do their part.
+def behave(folder: str, behavior: str) -> str:
+    """Run on each host: leave a mark in *folder*, then return, fail, or wait.
 
-    They fail when the first one runs: it could be too late to begin otherwise.
+    A host fails only after the first host has left its mark. Otherwise the first host might
+    find that the attempt has ended and not run the function.
     """
     import os
     import signal
@@ -58,77 +62,82 @@ def play(folder: str, part: str) -> str:
     host = os.environ["KINETIC_HOST"]
     with open(f"{folder}/{host}.{os.getpid()}", "w"):
         pass
-    while part in ("raise", "die") and not any(one[0] == "0" for one in os.listdir(folder)):
+    while behavior in ("raise", "die") and not any(
+        name.startswith("0.") for name in os.listdir(folder)
+    ):
         time.sleep(0.01)
-    if host == "2" and part == "raise":
+    if host == "2" and behavior == "raise":
         raise LookupError("the third host has nothing")
-    if host == "1" and part == "die":
+    if host == "1" and behavior == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if part != "value":
+    if behavior != "value":
         time.sleep(60)
     return f"of host {host}"
 
 
-def ran(pods: Pods) -> list[str]:
-    """Which hosts have run the function, each as often as it has."""
-    return sorted(name.partition(".")[0] for name in os.listdir(pods.folder / "ran"))
+def runs(pods: Pods) -> list[str]:
+    """Return the hosts that have run the function; one entry per run."""
+    return sorted(name.partition(".")[0] for name in os.listdir(pods.folder / "runs"))
 
 
-def played(pods: Pods, part: str) -> wire.Order:
-    (pods.folder / "ran").mkdir()
-    return pods.order(play, str(pods.folder / "ran"), part)
+def order_of(pods: Pods, behavior: str) -> wire.Order:
+    """Return an order that calls `behave`."""
+    (pods.folder / "runs").mkdir()
+    return pods.order(behave, str(pods.folder / "runs"), behavior)
 
 
-def test_the_value_is_that_of_the_first_host(pods: Pods) -> None:
-    started = start(pods, played(pods, "value"))
+def test_the_outcome_is_the_value_of_the_first_host(pods: Pods) -> None:
+    started = start_hosts(pods, order_of(pods, "value"))
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
     assert pods.value() == "of host 0"
     assert pods.outcome().executor == "uid-0"
-    assert ran(pods) == ["0", "1", "2"]
+    assert runs(pods) == ["0", "1", "2"]
 
 
 def test_the_exception_of_the_host_that_fails_is_the_outcome(pods: Pods) -> None:
-    started = start(pods, played(pods, "raise"))
+    started = start_hosts(pods, order_of(pods, "raise"))
     assert [pod.wait() for pod in started] == [wire.EXIT_FINAL] * 3
-    outcome, words = pods.outcome(), pods.error()
+    outcome, error = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason, outcome.executor) == (Kind.ERROR, "user error", "uid-0")
-    assert (words["qualname"], words["message"]) == ("LookupError", "the third host has nothing")
-    assert words["traceback"].startswith("On host 2 of 3:\nTraceback")
+    assert (error["qualname"], error["message"]) == ("LookupError", "the third host has nothing")
+    assert error["traceback"].startswith("On host 2 of 3:\nTraceback")
     assert "another host has ended this attempt" in started[0].output
 
 
-def test_a_host_that_is_late_is_waited_for(pods: Pods) -> None:
-    order = played(pods, "value")
-    first = pods.start(order, "uid-0", **of(0, count=2), KINETIC_JAX="0")
-    until(lambda: ran(pods) == ["0"], first)
-    assert not pods.objects.exists(pods.name("outcome"))
-    assert pods.run(order, "uid-1", **of(1, count=2), KINETIC_JAX="0").code == 0
-    assert (first.wait(), pods.value(), ran(pods)) == (0, "of host 0", ["0", "1"])
+def test_the_outcome_waits_for_a_late_host(pods: Pods) -> None:
+    order = order_of(pods, "value")
+    first = pods.start(order, "uid-0", **host_variables(0, count=2), KINETIC_JAX="0")
+    until(lambda: runs(pods) == ["0"], first)
+    assert not pods.objects.exists(pods.key("outcome"))
+    assert pods.run(order, "uid-1", **host_variables(1, count=2), KINETIC_JAX="0").code == 0
+    assert (first.wait(), pods.value(), runs(pods)) == (0, "of host 0", ["0", "1"])
 
 
-def test_a_value_that_waits_for_other_hosts_may_be_stopped(pods: Pods) -> None:
-    pod = pods.start(played(pods, "value"), "uid-0", **of(0, count=2), KINETIC_JAX="0")
-    until(lambda: ran(pods) == ["0"], pod)
+def test_sigterm_ends_a_host_that_waits_for_the_others(pods: Pods) -> None:
+    pod = pods.start(
+        order_of(pods, "value"), "uid-0", **host_variables(0, count=2), KINETIC_JAX="0"
+    )
+    until(lambda: runs(pods) == ["0"], pod)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_RETRY
     assert pods.outcome().reason == "preempted"
 
 
 def test_the_death_of_one_host_is_the_outcome(pods: Pods) -> None:
-    started = start(pods, played(pods, "die"))
+    started = start_hosts(pods, order_of(pods, "die"))
     assert [pod.wait() for pod in started] == [wire.EXIT_FINAL] * 3
     assert (pods.outcome().kind, pods.outcome().executor) == (Kind.LOST, "uid-0")
     assert "on host 1 of 3: the job's process was killed by SIGKILL" in pods.error()["message"]
 
 
-def test_a_host_that_is_started_again_runs_nothing(pods: Pods) -> None:
-    order = played(pods, "wait")
+def test_a_restarted_host_does_not_run_the_function(pods: Pods) -> None:
+    order = order_of(pods, "wait")
     pods.claim("uid-0")
-    pods.objects.create(pods.name("host-1"), b"", {"executor": "uid-1"})
-    pod = pods.run(order, "uid-1", **of(1))
+    pods.objects.create(pods.key("host-1"), b"", {"executor": "uid-1"})
+    pod = pods.run(order, "uid-1", **host_variables(1))
     assert pod.code == wire.EXIT_FINAL
     assert "host 1 of 3 ended without an outcome" in pods.error()["message"]
-    assert ran(pods) == []
+    assert runs(pods) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +145,7 @@ def test_a_host_that_is_started_again_runs_nothing(pods: Pods) -> None:
     [
         ({}, None),
         ({"JOB_COMPLETION_INDEX": "0"}, None),
-        (of(2), Hosts(count=3, index=2, coordinator="127.0.0.1:1")),
+        (host_variables(2), Hosts(count=3, index=2, coordinator="127.0.0.1:1")),
         (
             {"LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "a-0.a.ns"},
             Hosts(count=4, index=0, coordinator="a-0.a.ns:8476"),
@@ -147,28 +156,30 @@ def test_a_host_that_is_started_again_runs_nothing(pods: Pods) -> None:
         ),
     ],
 )
-def test_hosts_are_told_by_the_environment(environ: dict[str, str], found: Hosts | None) -> None:
+def test_the_hosts_are_read_from_the_environment(
+    environ: dict[str, str], found: Hosts | None
+) -> None:
     assert Hosts.of(environ) == found
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 def test_jax_finds_the_hosts(pods: Pods) -> None:
-    def together() -> Any:
+    def gather() -> Any:
         import jax
         from jax.experimental import multihost_utils
 
         found = multihost_utils.process_allgather(jax.numpy.ones(2))
         return jax.process_count(), jax.process_index(), float(found.sum())
 
-    place = str(Path(importlib.import_module("jax").__file__ or "").parents[1])
-    started = start(
-        pods, pods.order(together), KINETIC_JAX="1", JAX_PLATFORMS="cpu", PYTHONPATH=place
+    site_packages = str(Path(importlib.import_module("jax").__file__ or "").parents[1])
+    started = start_hosts(
+        pods, pods.order(gather), KINETIC_JAX="1", JAX_PLATFORMS="cpu", PYTHONPATH=site_packages
     )
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.output for pod in started]
     assert pods.value() == (3, 0, 6.0)
 
 
-# --- a set that would start its pods again ------------------------------------------------
+# --- a LeaderWorkerSet, which restarts pods that have ended --------------------------------
 
 
 REFUSAL = (
@@ -179,7 +190,7 @@ REFUSAL = (
 
 
 class Api(BaseHTTPRequestHandler):
-    """As much of an API server as the deletion of a set takes."""
+    """An API server that answers only the deletion of a LeaderWorkerSet."""
 
     seen: list[tuple[str, str, str]]
     answers: list[int]
@@ -188,11 +199,11 @@ class Api(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.seen.append((self.path, self.headers["Authorization"], self.command))
         status = self.answers.pop(0)
-        said = {403: json.dumps({"message": REFUSAL})}.get(status, "{}").encode()
+        body = {403: json.dumps({"message": REFUSAL})}.get(status, "{}").encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -200,13 +211,13 @@ class Api(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[type[Api]]:
-    """An API server with a certificate, and the service account that knows it."""
+    """Run an API server with TLS, and make the service account's files for it."""
     account = tmp_path / "account"
     account.mkdir()
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
-    about = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
+    subject = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
     files = "-keyout key.pem -out account/ca.crt"
-    command = f"{made} {about} {files}".split()
+    command = f"{request} {subject} {files}".split()
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (account / "token").write_text("of the pod\n")
     (account / "namespace").write_text("team")
@@ -225,12 +236,13 @@ def api(tmp_path: Path) -> Iterator[type[Api]]:
             thread.join()
 
 
-def grouped(pods: Pods, api: Any) -> dict[str, str]:
-    pods.objects.create(pods.name(job.host_done(1)), b"")  # the other host has ended
-    return of(0, count=2) | {
+def leader_variables(pods: Pods, api: Any) -> dict[str, str]:
+    """Return the variables of a set's leader, whose other host has ended."""
+    pods.objects.create(pods.key(job.host_done(1)), b"")
+    return host_variables(0, count=2) | {
         "KINETIC_JAX": "0",
         "KINETIC_LWS": "job-1",
-        "KINETIC_SERVICE_ACCOUNT": "trainer",  # says a client in the pod; the mount has its name
+        "KINETIC_SERVICE_ACCOUNT": "trainer",
         "KINETIC_POD_ACCOUNT_FOLDER": str(pods.folder / "account"),
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
         "KUBERNETES_SERVICE_PORT": str(api.port),
@@ -239,33 +251,33 @@ def grouped(pods: Pods, api: Any) -> dict[str, str]:
 
 def test_the_leader_deletes_its_set_when_the_function_has_ended(pods: Pods, api: Any) -> None:
     api.answers = [500, 200]
-    pod = pods.start(played(pods, "value"), "uid-0", **grouped(pods, api))
+    pod = pods.start(order_of(pods, "value"), "uid-0", **leader_variables(pods, api))
     until(lambda: len(api.seen) == 2, pod)
     path = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/team/leaderworkersets/job-1"
     assert api.seen[0] == (f"{path}?propagationPolicy=Background", "Bearer of the pod", "DELETE")
     assert pods.value() == "of host 0"
-    assert pod.process.poll() is None, "it would be started again"
+    assert pod.process.poll() is None, "the set would restart it"
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == 0
 
 
-def test_a_leader_that_is_started_again_runs_nothing_and_deletes_its_set(
+def test_a_restarted_leader_deletes_its_set_and_does_not_run_the_function(
     pods: Pods, api: Any
 ) -> None:
-    order = played(pods, "value")
-    pods.claim("uid-0")  # the container is another, the pod may be the same
-    pod = pods.start(order, "uid-0", **grouped(pods, api))
+    order = order_of(pods, "value")
+    pods.claim("uid-0")  # by an earlier container of the same pod
+    pod = pods.start(order, "uid-0", **leader_variables(pods, api))
     until(lambda: api.seen, pod)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_FINAL
-    assert (pods.outcome().kind, ran(pods)) == (Kind.LOST, [])
+    assert (pods.outcome().kind, runs(pods)) == (Kind.LOST, [])
 
 
-def test_a_leader_that_may_not_delete_its_set_says_with_which_role_it_may(
+def test_a_leader_that_may_not_delete_its_set_prints_the_role_it_needs(
     pods: Pods, api: Any
 ) -> None:
     api.answers = [403]
-    pod = pods.start(played(pods, "value"), "uid-0", **grouped(pods, api))
+    pod = pods.start(order_of(pods, "value"), "uid-0", **leader_variables(pods, api))
     subjects = "subjects: [{kind: ServiceAccount, name: trainer, namespace: team}]"
     until(lambda: subjects in pod.output, pod)
     assert "verbs: [delete]" in pod.output

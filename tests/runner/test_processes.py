@@ -1,4 +1,4 @@
-"""What is told of processes, while they come and go."""
+"""Test the list of a process's children, and the exit of the runner."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import pytest
 from kinetic._runner.job import processes
 from tests import programs
 
-MOTHER = """
+PARENT = """
 import os, signal, sys
 while True:
-    short = [os.fork() or os._exit(0) for _ in range(100)]
-    lasting = os.fork()
-    if not lasting:
+    short_lived = [os.fork() or os._exit(0) for _ in range(100)]
+    long_lived = os.fork()
+    if not long_lived:
         signal.pause()
-    for pid in short:
+    for pid in short_lived:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    print(lasting, flush=True)
+    print(long_lived, flush=True)
     if not sys.stdin.readline():
-        os.kill(lasting, signal.SIGKILL)
+        os.kill(long_lived, signal.SIGKILL)
         break
-    for pid in short:
+    for pid in short_lived:
         os.waitpid(pid, 0)
     print("reaped", flush=True)
     sys.stdin.readline()
-    os.kill(lasting, signal.SIGKILL)
-    os.waitpid(lasting, 0)
+    os.kill(long_lived, signal.SIGKILL)
+    os.waitpid(long_lived, 0)
 """
 ROUNDS = 50
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="only Linux lists a process's children")
-def test_no_child_is_passed_over_while_others_are_reaped() -> None:
-    command = [sys.executable, "-c", MOTHER]
+def test_children_are_complete_while_others_are_reaped() -> None:
+    command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as mother:
-        assert mother.stdin is not None
-        assert mother.stdout is not None
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
         for _ in range(ROUNDS):
-            lasting = int(mother.stdout.readline())
-            mother.stdin.write("reap\n")
-            while not select.select([mother.stdout], [], [], 0)[0]:
-                assert lasting in processes.children(mother.pid)
-            assert mother.stdout.readline() == "reaped\n"
-            assert processes.children(mother.pid) == [lasting]
-            mother.stdin.write("next\n")
-        mother.stdin.close()
-        assert mother.wait(30) == 0
+            long_lived = int(parent.stdout.readline())
+            parent.stdin.write("reap\n")
+            while not select.select([parent.stdout], [], [], 0)[0]:
+                assert long_lived in processes.children(parent.pid)
+            assert parent.stdout.readline() == "reaped\n"
+            assert processes.children(parent.pid) == [long_lived]
+            parent.stdin.write("next\n")
+        parent.stdin.close()
+        assert parent.wait(30) == 0
 
 
 EXIT = """

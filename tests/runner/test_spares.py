@@ -1,4 +1,4 @@
-"""Workspaces that serve one job after another: each finds what the first one found."""
+"""Test workspaces that serve one job after another: each job finds the original files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = {"a": b"1", "package/b": b"2", "package/deep/c": b"3", "package/deep/d":
 
 
 class Job:
-    """The folder of a job, whose project has `FILES`."""
+    """The working directory of a job whose project has `FILES`."""
 
     def __init__(self, folder: Path) -> None:
         self.work = folder / "work"
@@ -39,8 +39,8 @@ class Job:
             self.copied.append(name[1:])
             (self.root / name[1:]).write_bytes(FILES[name[1:]])
 
-    def found(self) -> dict[str, bytes]:
-        """What the next job finds; nothing of it is a link."""
+    def read_files(self) -> dict[str, bytes]:
+        """Return the files that the next job finds, after checking that none is a link."""
         files = [path for path in self.root.rglob("*") if not path.is_dir()]
         assert not any(path.is_symlink() for path in self.root.rglob("*"))
         return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in files}
@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_a_workspace_that_no_job_has_changed_costs_no_copy(job: Job) -> None:
+def test_an_unchanged_workspace_costs_no_copy(job: Job) -> None:
     before = {path: path.stat().st_ino for path in job.root.rglob("*")}
     for _ in range(3):
         assert job.restore() and not job.copied
@@ -61,7 +61,7 @@ def test_a_workspace_that_no_job_has_changed_costs_no_copy(job: Job) -> None:
 
 
 def _rewrite(root: Path) -> None:
-    """Change a file, and set back all that a program can."""
+    """Change a file, then restore all attributes that a program can set."""
     path = root / "package" / "b"
     before = path.stat()
     path.write_bytes(b"x")
@@ -80,22 +80,22 @@ def _map(root: Path) -> None:
         content[0] += 1
 
 
-def _to_a_link(root: Path) -> None:
+def _turn_into_link(root: Path) -> None:
     (root / "package" / "b").unlink()
     (root / "package" / "b").symlink_to("../a")
 
 
-def _to_a_folder(root: Path) -> None:
+def _turn_into_folder(root: Path) -> None:
     (root / "package" / "b").unlink()
     (root / "package" / "b" / "inner").mkdir(parents=True)
 
 
 def _link_elsewhere(root: Path) -> None:
-    """What is written to later, by the other name, must not be the next job's file."""
-    os.link(root / "package" / "b", root.parent / "mine")
+    """Link a file outside the workspace; later writes to it must not reach the next job."""
+    os.link(root / "package" / "b", root.parent / "linked")
 
 
-def _open_up(root: Path) -> None:
+def _make_writable(root: Path) -> None:
     (root / "package" / "b").chmod(0o777)
 
 
@@ -113,10 +113,10 @@ def _move(root: Path) -> None:
         _rewrite,
         _replace,
         _map,
-        _to_a_link,
-        _to_a_folder,
+        _turn_into_link,
+        _turn_into_folder,
         _link_elsewhere,
-        _open_up,
+        _make_writable,
         _remove,
         _move,
     ],
@@ -125,47 +125,49 @@ def test_a_file_that_a_job_has_changed_is_copied_again(
     job: Job, change: Callable[[Path], object]
 ) -> None:
     inode = (job.root / "package" / "b").stat().st_ino
-    held = (job.root / "package" / "b").open("rb")  # so that no file gets its number
+    opened = (job.root / "package" / "b").open("rb")  # keeps its inode number from being reused
     change(job.root)
     assert job.restore() and job.copied == ["package/b"]
-    assert job.found() == FILES
+    assert job.read_files() == FILES
     assert (job.root / "package" / "b").stat().st_ino != inode
-    held.close()
+    opened.close()
     assert job.restore() and not job.copied
 
 
-@pytest.mark.parametrize("to", ["gone", "link", "file", "moved", "closed"])
-def test_a_folder_that_a_job_has_changed_is_as_before(job: Job, tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize("change", ["removed", "link", "file", "moved", "read-only"])
+def test_a_folder_that_a_job_has_changed_is_restored(job: Job, tmp_path: Path, change: str) -> None:
     package = job.root / "package"
     mode = package.stat().st_mode
-    if to == "closed":
+    if change == "read-only":
         package.chmod(0o500)
-    elif to == "moved":
+    elif change == "moved":
         package.rename(job.root / "other")
     else:
         shutil.move(package, tmp_path / "elsewhere")
-    if to == "link":
+    if change == "link":
         package.symlink_to(tmp_path / "elsewhere")
-    elif to == "file":
+    elif change == "file":
         package.touch()
     assert job.restore()
-    assert job.found() == FILES and package.stat().st_mode == mode
+    assert job.read_files() == FILES and package.stat().st_mode == mode
     assert job.restore() and not job.copied
 
 
-def test_what_a_job_has_added_is_removed_and_costs_no_copy(job: Job) -> None:
+def test_files_that_a_job_has_added_are_removed_without_a_copy(job: Job) -> None:
     (job.root / "package" / "__pycache__").mkdir()
     (job.root / "package" / "__pycache__" / "b.pyc").touch()
     (job.root / "out").symlink_to("/etc")
     (job.root / "model").write_bytes(b"x")
     assert job.restore() and not job.copied
-    assert job.found() == FILES
+    assert job.read_files() == FILES
     assert not (job.root / "package" / "__pycache__").exists()
 
 
-@pytest.mark.parametrize("what", ["torn", "link"])
-def test_what_cannot_be_restored_is_not_used(job: Job, tmp_path: Path, what: str) -> None:
-    if what == "torn":
+@pytest.mark.parametrize("damage", ["record", "link"])
+def test_a_workspace_that_cannot_be_restored_is_deleted(
+    job: Job, tmp_path: Path, damage: str
+) -> None:
+    if damage == "record":
         record = next(path for path in job.work.iterdir() if path != job.root)
         os.truncate(record, 20)
     else:
@@ -176,18 +178,20 @@ def test_what_cannot_be_restored_is_not_used(job: Job, tmp_path: Path, what: str
     assert spares.project_of(os.listdir(job.work)) == ""
 
 
-def test_no_folder_is_kept_where_a_store_through_a_mapping_does_not_show(tmp_path: Path) -> None:
-    """The probe says what this very file system does with such a store."""
+def test_workspaces_are_kept_only_if_writes_through_mappings_change_the_ctime(
+    tmp_path: Path,
+) -> None:
+    """`can_keep` agrees with a check of this file system."""
     path = tmp_path / "file"
     path.write_bytes(b"0")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 1) as content:
         content[0] += 1
         before = path.stat().st_ctime_ns
-        until = time.monotonic() + 1
-    shows = False
-    while not shows and time.monotonic() < until:
+        deadline = time.monotonic() + 1
+    ctime_changes = False
+    while not ctime_changes and time.monotonic() < deadline:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 1) as content:
             content[0] += 1
-        shows = path.stat().st_ctime_ns > before
-    assert spares.can_keep(str(tmp_path)) is shows
+        ctime_changes = path.stat().st_ctime_ns > before
+    assert spares.can_keep(str(tmp_path)) is ctime_changes
     assert os.listdir(tmp_path) == ["file"]

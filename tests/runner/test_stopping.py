@@ -1,4 +1,4 @@
-"""Whom SIGTERM interrupts: the job, and not what it forks."""
+"""Test that SIGTERM interrupts the job, and kills the processes that the job forked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ stopping = Stopping()
 stopping.install()
 try:
     with stopping.interruptible():
-        ready, tell = os.pipe()
+        ready, report = os.pipe()
         worker = os.fork()
         if not worker:
-            os.write(tell, b"!")
+            os.write(report, b"!")
             while True:
                 time.sleep(0.05)
         os.read(ready, 1)
@@ -33,17 +33,17 @@ except Stopped:
 """
 
 
-def test_a_worker_of_the_users_dies_of_the_signal_without_a_word() -> None:
-    """As `multiprocessing.Pool.terminate` ends those it has forked."""
+def test_sigterm_kills_a_forked_worker_without_a_message() -> None:
+    """`multiprocessing.Pool.terminate` ends its workers with SIGTERM."""
     done = programs.run(sys.executable, "-c", JOB, timeout=60)
     assert (done.stdout.split(), done.stderr) == (["-15", "stopped"], "")
 
 
-AT_ONCE = """
+FORKS_AND_KILLS = """
 import os, signal, time
 from kinetic._runner.job.processes import Stopping
 
-os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # the worker runs after it is killed
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # so the worker runs only after the signal
 Stopping().install()
 mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 for _ in range(20):
@@ -58,7 +58,7 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pins its processes to one processor")
-def test_a_worker_that_is_killed_before_it_runs_dies_as_well() -> None:
-    """`multiprocessing.Pool` waits forever for one that does not."""
-    done = programs.run(sys.executable, "-c", AT_ONCE)
+def test_sigterm_kills_a_forked_worker_that_has_not_run_yet() -> None:
+    """`multiprocessing.Pool` would wait forever for a worker that doesn't."""
+    done = programs.run(sys.executable, "-c", FORKS_AND_KILLS)
     assert ({*done.stdout.split()}, done.stderr) == ({"-15"}, "")
