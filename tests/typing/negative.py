@@ -1,5 +1,5 @@
 # pyright: strict, reportUnusedCoroutine=false
-"""What the type checkers must refuse: each line with a comment, and no other."""
+"""Code with type errors: the type checkers must report each marked line and no other."""
 
 from __future__ import annotations
 

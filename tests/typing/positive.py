@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the type checkers know: nothing here may be an error."""
+"""Correctly typed code: the type checkers must report no error here."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def handles_know_what_they_will_return() -> None:
     assert_type(batch.retry_failed([1, 2]), int)
     assert_type(kinetic.list_batches(tags={"a": "b"}), list[BatchHandle[Any]])
     assert_type(kinetic.collect(), Collection)
-    for one in batch.progress():
-        assert_type(one, Progress)
+    for progress in batch.progress():
+        assert_type(progress, Progress)
 
 
 def outcomes_know_what_they_hold() -> float:
@@ -176,8 +176,8 @@ async def the_async_api_has_the_same_types() -> None:
         assert_type(await client.run_async_map(fetch, ["u"]), kinetic.aio.BatchHandle[bytes, str])
         async for completion in batch.outcomes(ordered=True, timeout=3):
             assert_type(completion, Completion[list[float], float])
-        async for one in batch.progress():
-            assert_type(one, Progress)
+        async for progress in batch.progress():
+            assert_type(progress, Progress)
         assert_type(await batch.results(), list[list[float]])
         assert_type(await batch.results(return_exceptions=True), list[Any])
         assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float], float])

@@ -1,4 +1,4 @@
-"""The types users see, under mypy and pyright."""
+"""Test that mypy and pyright accept positive.py and report each marked line of negative.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FILES = (HERE / "positive.py", HERE / "negative.py")
-WANTED = {
+EXPECTED = {
     (path.name, number)
     for path in FILES
     for number, line in enumerate(path.read_text().splitlines(), 1)
@@ -26,7 +26,7 @@ Found = dict[tuple[str, int], str]
 def mypy() -> Found:
     options = ["--strict", "--output=json", "--follow-imports=silent", "--no-error-summary"]
     cache = ROOT / ".mypy_cache" / "typing-tests"
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "mypy", *options, f"--cache-dir={cache}", *FILES],
         cwd=ROOT,
         capture_output=True,
@@ -34,17 +34,17 @@ def mypy() -> Found:
         timeout=110,
         check=False,
     )
-    assert answer.returncode in (0, 1), answer.stderr + answer.stdout
-    found = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert result.returncode in (0, 1), result.stderr + result.stdout
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
     return {
-        (Path(one["file"]).name, one["line"]): one["message"]
-        for one in found
-        if one["severity"] == "error"
+        (Path(report["file"]).name, report["line"]): report["message"]
+        for report in reports
+        if report["severity"] == "error"
     }
 
 
 def pyright() -> Found:
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, *FILES],
         cwd=ROOT,
         capture_output=True,
@@ -52,17 +52,17 @@ def pyright() -> Found:
         timeout=110,
         check=False,
     )
-    assert answer.returncode in (0, 1), answer.stderr + answer.stdout
+    assert result.returncode in (0, 1), result.stderr + result.stdout
     return {
-        (Path(one["file"]).name, one["range"]["start"]["line"] + 1): one["message"]
-        for one in json.loads(answer.stdout)["generalDiagnostics"]
-        if one["severity"] == "error"
+        (Path(report["file"]).name, report["range"]["start"]["line"] + 1): report["message"]
+        for report in json.loads(result.stdout)["generalDiagnostics"]
+        if report["severity"] == "error"
     }
 
 
 @pytest.mark.parametrize("check", [mypy, pytest.param(pyright, marks=pytest.mark.full)])
-def test_what_is_right_passes_and_what_is_wrong_does_not(check: Callable[[], Found]) -> None:
+def test_a_type_checker_reports_exactly_the_marked_lines(check: Callable[[], Found]) -> None:
     found = check()
-    surplus = {place: message for place, message in found.items() if place not in WANTED}
-    assert not surplus
-    assert WANTED - set(found) == set()
+    unexpected = {line: message for line, message in found.items() if line not in EXPECTED}
+    assert not unexpected
+    assert EXPECTED - set(found) == set()

@@ -1,6 +1,6 @@
-"""Every entry of the table, every way to name one, and nothing else.
+"""Test every entry of the accelerator table, every way to name it, and invalid names.
 
-After a change of the table, write the page of the reference anew::
+After a change of the table, regenerate the reference page::
 
     python -m tests.unit.test_accelerators
 """
@@ -33,18 +33,18 @@ EVERYTHING = catalogue()
 CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16"
 
 
-# --- the table, which the page of the reference writes out ---
+# --- the table ---
 
 
 @pytest.mark.parametrize("entry", EVERYTHING, ids=str)
-def test_an_entry_agrees_with_itself_and_parses_back(entry: Accelerator) -> None:
+def test_an_entry_is_consistent_and_its_names_parse(entry: Accelerator) -> None:
     assert entry.chips_per_host * entry.hosts == entry.count
     assert entry.multi_host == (entry.hosts > 1)
     assert entry.arch == ("arm64" if entry.name in ("gb200", "gb300") else "amd64")
     name = str(entry)
     bare = name.removeprefix("gpu-").removeprefix("tpu-")
     assert parse(name) == parse(bare) == parse(f"  {name.upper()}\n") == entry
-    assert [one for one in EVERYTHING if str(one) == name] == [entry]
+    assert [other for other in EVERYTHING if str(other) == name] == [entry]
     if entry.kind != "cpu":
         assert parse(f"{entry.kind}:{bare}") == parse(f"{entry.kind}-{bare}") == entry
     spot = parse(f"{entry}:spot")
@@ -54,7 +54,7 @@ def test_an_entry_agrees_with_itself_and_parses_back(entry: Accelerator) -> None
 
 
 @pytest.mark.parametrize("entry", EVERYTHING, ids=str)
-def test_what_an_entry_asks_of_a_node(entry: Accelerator) -> None:
+def test_the_node_labels_and_the_resource_of_an_entry(entry: Accelerator) -> None:
     selector = entry.node_selector
     match entry.kind:
         case "cpu":
@@ -69,17 +69,17 @@ def test_what_an_entry_asks_of_a_node(entry: Accelerator) -> None:
             assert entry.resource == "google.com/tpu"
             assert math.prod(int(side) for side in entry.topology.split("x")) == entry.count
             assert entry.machine.endswith(f"-{entry.chips_per_host}t")
-            usual = entry == entry.layouts[0]
-            assert not usual or parse(f"{entry.name}-{entry.topology}") == entry
+            is_default = entry == entry.layouts[0]
+            assert not is_default or parse(f"{entry.name}-{entry.topology}") == entry
 
 
 def test_a_single_v3_host_is_a_device() -> None:
-    """Its nodes do not carry the label of a pod's slice."""
+    """Its nodes lack the label of a slice."""
     assert parse("v3-4").label == "tpu-v3-device"
     assert {parse(f"v3-{chips}").label for chips in (16, 32, 1024)} == {"tpu-v3-slice"}
 
 
-# What the public package has in its table: chips, or GPUs, of each name and shape.
+# The table of the public package: the chips or GPUs of each name and shape.
 PUBLIC_GPUS = {
     "l4": (1, 2, 4, 8),
     "t4": (1, 2, 4),
@@ -116,7 +116,7 @@ def test_every_slice_of_the_public_package_has_a_layout_for_its_pool(kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["", "gpu:", "gpu-"])
-def test_every_gpu_of_the_public_package_is_taken(kind: str) -> None:
+def test_every_gpu_name_of_the_public_package_is_accepted(kind: str) -> None:
     for name, counts in PUBLIC_GPUS.items():
         for alias in (name, GPUS[name].label):
             for count in counts:
@@ -128,7 +128,7 @@ def test_every_gpu_of_the_public_package_is_taken(kind: str) -> None:
 @pytest.mark.parametrize(
     "text", ["cpu:0", "cpu:8", "gpu", "tpu", "gpu:16", "16", "tpu:32", "tpu:1"]
 )
-def test_every_general_name_of_the_public_package_is_taken(text: str) -> None:
+def test_every_general_name_of_the_public_package_is_accepted(text: str) -> None:
     found = parse(text)
     assert found.kind == text.partition(":")[0].replace("16", "gpu")
 
@@ -139,7 +139,7 @@ def test_every_general_name_of_the_public_package_is_taken(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        # what the documentation of `run` names
+        # names in the documentation of `run`
         ("tpu-v5e-1", "tpu-v5litepod-1"),
         ("tpu-v3-8", "tpu-v3-4"),
         ("tpu-v5litepod-4", "tpu-v5litepod-4"),
@@ -199,7 +199,7 @@ def test_every_general_name_of_the_public_package_is_taken(text: str) -> None:
         ("cpu:hosts=1", "cpu"),
     ],
 )
-def test_what_a_name_means(text: str, name: str) -> None:
+def test_the_canonical_name_of_a_name(text: str, name: str) -> None:
     assert str(parse(text)) == name
     assert parse(name) == parse(text)
 
@@ -230,11 +230,13 @@ def test_each_number_without_a_model_means_an_entry() -> None:
         ("v5litepod-2x4", "ct5lp-hightpu-8t", "ct5lp-hightpu-4t"),
     ],
 )
-def test_eight_chips_come_on_one_host_or_on_two(name: str, single: str, double: str) -> None:
-    one, two = parse(name).layouts
-    assert (one.machine, one.hosts, one.chips_per_host) == (single, 1, 8)
-    assert (two.machine, two.hosts, two.chips_per_host) == (double, 2, 4)
-    assert one == parse(name)
+def test_eight_chips_have_layouts_with_one_host_and_with_two(
+    name: str, single: str, double: str
+) -> None:
+    on_one, on_two = parse(name).layouts
+    assert (on_one.machine, on_one.hosts, on_one.chips_per_host) == (single, 1, 8)
+    assert (on_two.machine, on_two.hosts, on_two.chips_per_host) == (double, 2, 4)
+    assert on_one == parse(name)
 
 
 def test_the_pools_decide_which_layout_is_used() -> None:
@@ -244,24 +246,24 @@ def test_the_pools_decide_which_layout_is_used() -> None:
     assert either.among({double}) == parse("tpu-v6e-8:hosts=2")
     assert either.among({single, double}) == either
     assert either.among(set()) == either
-    # a pool of that machine in another shape is no such pool
+    # a pool with the same machine and another topology doesn't count
     assert either.among({("ct6e-standard-4t", "2x2")}) == either
     assert parse("v6e-8:spot").among({double}) == parse("v6e-8:hosts=2:spot")
 
 
-def test_a_layout_that_was_named_stays() -> None:
+def test_an_explicit_layout_is_kept() -> None:
     named = parse("tpu-v6e-8:hosts=2")
     assert named.among({("ct6e-standard-8t", "2x4")}) == named
 
 
 def test_the_pods_of_two_hosts_cannot_land_on_half_of_one() -> None:
-    """The nodes of both carry the same TPU labels."""
-    one, two = parse("tpu-v6e-8").layouts
-    assert "node.kubernetes.io/instance-type" not in one.node_selector
-    assert two.node_selector["node.kubernetes.io/instance-type"] == "ct6e-standard-4t"
+    """Nodes of both layouts have the same TPU labels, so the machine type must decide."""
+    on_one, on_two = parse("tpu-v6e-8").layouts
+    assert "node.kubernetes.io/instance-type" not in on_one.node_selector
+    assert on_two.node_selector["node.kubernetes.io/instance-type"] == "ct6e-standard-4t"
 
 
-# --- what is no name ---
+# --- invalid names ---
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_an_unknown_name_is_an_error_that_helps(text: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 4, b"l4", ["l4"]])
-def test_what_is_no_text_is_an_error(value: object) -> None:
+def test_a_name_that_is_not_text_is_an_error(value: object) -> None:
     with pytest.raises(ConfigurationError, match="must be a name"):
         parse(value)  # type: ignore[arg-type]
 
@@ -338,7 +340,7 @@ def test_any_text_is_an_accelerator_or_a_configuration_error(text: str) -> None:
 def test_larger_shapes_are_multiples_of_four_in_order(
     fourths: tuple[int, int, int], name: str
 ) -> None:
-    sides = sorted(4 * one for one in fourths)
+    sides = sorted(4 * fourth for fourth in fourths)
     text = f"{name}-{'x'.join(map(str, sides))}"
     if math.prod(sides) > max(TPUS[name].largest, 64):
         with pytest.raises(ConfigurationError):
@@ -353,7 +355,7 @@ def test_larger_shapes_are_multiples_of_four_in_order(
 
 def test_the_page_of_the_reference_is_current() -> None:
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert table == markdown(), "write it anew: python -m tests.unit.test_accelerators"
+    assert table == markdown(), "regenerate it: python -m tests.unit.test_accelerators"
 
 
 if __name__ == "__main__":

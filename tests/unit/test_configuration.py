@@ -1,4 +1,4 @@
-"""Argument, variable, profile, default: for every setting, and what backend follows from them."""
+"""Test the sources of every setting (argument, variable, profile, default), and the backend."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DEFAULTS = {
 
 
 class Machine:
-    """An environment with a home of its own, as the tests fill it."""
+    """An environment with a private home."""
 
     def __init__(self, root: Path) -> None:
         self.environ = {"HOME": str(root)}
 
     def profile(self, **settings: str) -> None:
-        kept = Profiles().create(Profile.checked("work", settings)).use("work")
-        profiles.save(profiles_file(self.environ), kept)
+        work = Profile.checked("work", settings)
+        profiles.save(profiles_file(self.environ), Profiles().create(work).use("work"))
 
     def resolve(self, **arguments: str) -> Target:
         return resolve(**arguments, environ=self.environ)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def value_of(setting: str, letter: str) -> str:
-    """A value that is told apart by its source."""
+    """Return a value of *setting* for the source with this first letter."""
     backend = {"a": "pathways", "v": "gke", "p": "local"}
     if setting == "backend":
         return backend[letter]
@@ -62,7 +62,7 @@ def value_of(setting: str, letter: str) -> str:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_argument_variable_profile_default(machine: Machine, setting: str) -> None:
-    """Each wins over those after it; an empty variable counts as none, an empty argument fails."""
+    """Earlier sources win. An empty variable counts as unset; an empty argument is an error."""
 
     def found(**arguments: str) -> str | None:
         return getattr(machine.resolve(**arguments), setting)
@@ -87,8 +87,8 @@ def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine)
     assert machine.resolve().run_as_user == 1000
     machine.environ["KINETIC_RUN_AS_USER"] = "0"
     assert machine.resolve().run_as_user == 0
-    for wrong in ("me", "-1", "2147483648", "1.5"):
-        machine.environ["KINETIC_RUN_AS_USER"] = wrong
+    for invalid in ("me", "-1", "2147483648", "1.5"):
+        machine.environ["KINETIC_RUN_AS_USER"] = invalid
         with pytest.raises(ConfigurationError, match="KINETIC_RUN_AS_USER"):
             machine.resolve()
 
@@ -104,7 +104,7 @@ SHARED = {"GOOGLE_CLOUD_PROJECT": "shared"}
         ({"KINETIC_PROJECT": "v"}, {}, {}, ("gke", "v"), "'v' comes from KINETIC_PROJECT"),
         ({}, {"project": "w"}, {}, ("gke", "w"), "'w' comes from the profile 'work'"),
         ({"KINETIC_KUBE_CONTEXT": "kind-kind"}, {}, {}, ("gke", None), ""),
-        # Google's own variable comes last, chooses no cloud alone, and counts beside a cluster.
+        # Google's variable comes last. It selects gke only with a cluster.
         (SHARED, {}, {}, ("local", "shared"), "KINETIC_PROJECT"),
         (SHARED, {}, {"backend": "gke"}, ("gke", "shared"), ""),
         (SHARED, {"project": "ours"}, {"backend": "gke"}, ("gke", "ours"), ""),
@@ -122,7 +122,7 @@ SHARED = {"GOOGLE_CLOUD_PROJECT": "shared"}
         ),
     ],
 )  # fmt: skip
-def test_what_backend_follows_from_the_settings_and_why(
+def test_the_settings_select_the_backend_and_explain_it(
     machine: Machine,
     environ: dict[str, str],
     profile: dict[str, str],
@@ -138,14 +138,14 @@ def test_what_backend_follows_from_the_settings_and_why(
     assert re.search(why, target.why)
 
 
-def test_google_cloud_project_chooses_gke_for_an_accelerator_that_is_not_here(
+def test_google_cloud_project_selects_gke_for_a_missing_accelerator(
     machine: Machine,
 ) -> None:
     machine.environ |= {"GOOGLE_CLOUD_PROJECT": "shared", "CUDA_VISIBLE_DEVICES": "0,1"}
 
     def chosen(name: str) -> str:
-        wanted = accelerators.parse(name)
-        return resolve(accelerator=wanted, environ=machine.environ).backend
+        accelerator = accelerators.parse(name)
+        return resolve(accelerator=accelerator, environ=machine.environ).backend
 
     assert [chosen(name) for name in ("cpu", "l4", "l4x2", "l4x4")] == ["local"] * 3 + ["gke"]
     assert (chosen("tpu-v5p-16"), machine.resolve().project) == ("pathways", "shared")
@@ -158,17 +158,19 @@ def test_google_cloud_project_chooses_gke_for_an_accelerator_that_is_not_here(
 
 
 @pytest.mark.parametrize("arguments", [{"project": "p"}, {"project": "p", "backend": "gke"}])
-def test_several_hosts_make_pathways_of_gke(machine: Machine, arguments: dict[str, str]) -> None:
+def test_several_hosts_turn_gke_into_pathways(machine: Machine, arguments: dict[str, str]) -> None:
     several = accelerators.parse("tpu-v5p-16")
     target = resolve(**arguments, accelerator=several, environ=machine.environ)
     assert target.backend == "pathways"
     assert target.why.endswith("; tpu-v5p-16 has 4 hosts")
 
 
-def test_other_hosts_and_backends_stay_as_they_are(machine: Machine) -> None:
+def test_other_accelerators_and_backends_do_not_become_pathways(machine: Machine) -> None:
     for name in ("cpu", "gpu-a100x8", "tpu-v5e-8", "tpu-v6e-8"):
-        one = accelerators.parse(name)
-        assert resolve(project="p", accelerator=one, environ=machine.environ).backend == "gke"
+        accelerator = accelerators.parse(name)
+        assert (
+            resolve(project="p", accelerator=accelerator, environ=machine.environ).backend == "gke"
+        )
     several = accelerators.parse("tpu-v5p-16")
     for backend in ("local", "pathways"):
         target = resolve(backend=backend, project="p", accelerator=several, environ=machine.environ)
@@ -200,7 +202,7 @@ def test_a_profile_that_does_not_exist_is_an_error(machine: Machine) -> None:
         machine.resolve()
 
 
-def test_a_file_of_profiles_that_is_named_must_exist(machine: Machine, tmp_path: Path) -> None:
+def test_the_file_in_kinetic_profiles_file_must_exist(machine: Machine, tmp_path: Path) -> None:
     file = machine.environ["KINETIC_PROFILES_FILE"] = str(tmp_path / "team.json")
     with pytest.raises(ProfileError, match=rf"{file}; correct KINETIC_PROFILES_FILE or unset it"):
         machine.resolve()
@@ -211,32 +213,30 @@ def test_a_file_of_profiles_that_is_named_must_exist(machine: Machine, tmp_path:
 @pytest.mark.parametrize(
     "zone", ["mars", "us-central", "us_central1_a", "US-CENTRAL1-A", "us-central1-"]
 )
-def test_what_has_not_the_form_of_a_zone_is_refused_with_its_source(
-    machine: Machine, zone: str
-) -> None:
+def test_the_error_about_an_invalid_zone_names_its_source(machine: Machine, zone: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{zone}'.*the argument zone"):
         machine.resolve(zone=zone)
     machine.environ["KINETIC_ZONE"] = zone
     with pytest.raises(ConfigurationError, match="KINETIC_ZONE"):
         machine.resolve()
-    for good in ("us-central1-a", "northamerica-northeast1-c", "us-south1-ai1b", "me-west1"):
-        assert machine.resolve(zone=good).zone == good
+    for valid in ("us-central1-a", "northamerica-northeast1-c", "us-south1-ai1b", "me-west1"):
+        assert machine.resolve(zone=valid).zone == valid
 
 
-def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:
+def test_equality_of_targets_ignores_their_explanation(machine: Machine) -> None:
     by_argument = machine.resolve(backend="local")
     assert by_argument == machine.resolve()
     assert len({by_argument, machine.resolve()}) == 1
     assert by_argument != machine.resolve(namespace="other")
 
 
-def test_another_store(machine: Machine) -> None:
+def test_a_store_of_the_user(machine: Machine) -> None:
     assert machine.resolve(store="gs://mine").store == "gs://mine"
     with pytest.raises(ConfigurationError, match="store is empty"):
         machine.resolve(store="")
 
 
-def test_the_home_is_the_users_or_the_one_named(tmp_path: Path) -> None:
+def test_kinetic_home_overrides_the_default_home(tmp_path: Path) -> None:
     assert home({"HOME": "/home/me"}) == Path("/home/me/.kinetic")
     assert home({"HOME": "/home/me", "KINETIC_HOME": ""}) == Path("/home/me/.kinetic")
     assert home({"HOME": "/home/me", "KINETIC_HOME": "/var/k"}) == Path("/var/k")
@@ -245,20 +245,20 @@ def test_the_home_is_the_users_or_the_one_named(tmp_path: Path) -> None:
     assert home({}) == Path.home() / ".kinetic"
 
 
-def test_a_home_that_is_not_utf_8_is_refused_by_its_name() -> None:
+def test_a_home_that_is_not_utf_8_is_an_error() -> None:
     for environ in ({"KINETIC_HOME": "/tmp/h\udcff"}, {"HOME": "/home/\udcff"}):
         with pytest.raises(ConfigurationError, match=r"udcff.*UTF-8.*KINETIC_HOME"):
             home(environ)
 
 
-def test_the_profiles_are_at_home_or_in_the_file_named() -> None:
+def test_kinetic_profiles_file_overrides_the_default_file() -> None:
     assert profiles_file({"HOME": "/h"}) == Path("/h/.kinetic/profiles.json")
     assert profiles_file({"KINETIC_HOME": "/k"}) == Path("/k/profiles.json")
     both = {"KINETIC_HOME": "/k", "KINETIC_PROFILES_FILE": "/elsewhere.json"}
     assert profiles_file(both) == Path("/elsewhere.json")
 
 
-def test_the_log_level_is_the_one_named_or_the_programs() -> None:
+def test_kinetic_log_level_sets_the_log_level() -> None:
     assert log_level({}) is None and log_level({"KINETIC_LOG_LEVEL": ""}) is None
     for name in ("debug", "INFO", "WARNING", "ERROR", "FATAL"):
         assert log_level({"KINETIC_LOG_LEVEL": name}) == getattr(logging, name.upper())
@@ -272,7 +272,7 @@ def test_every_setting_has_a_variable_that_is_documented() -> None:
 
 
 def test_every_variable_in_the_source_is_documented() -> None:
-    """Between processes of ours, one hands the other a file descriptor or a mark."""
+    """Variables that kinetic passes to its own processes are exempt."""
     internal = {"KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"}
     in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
@@ -300,7 +300,7 @@ print("difflib" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "requirement"),
     [
         ("KINETIC_LOCAL_SLOTS", "many", "a whole number of at least 1, not 'many'"),
         ("KINETIC_LOCAL_SLOTS", "0", "a whole number of at least 1, not '0'"),
@@ -310,11 +310,11 @@ print("difflib" in sys.modules)
         ("KINETIC_PAYLOAD_SIZE_WARN_MB", "x", "a number of at least 0, not 'x'"),
     ],
 )
-def test_a_variable_that_must_be_a_number_is_refused_in_words(
-    name: str, text: str, words: str
+def test_the_error_about_an_invalid_number_says_what_is_required(
+    name: str, text: str, requirement: str
 ) -> None:
     environ = {"HOME": "/nowhere", name: text}
-    with pytest.raises(ConfigurationError, match=f"^{name} must be {words}$"):
+    with pytest.raises(ConfigurationError, match=f"^{name} must be {requirement}$"):
         resolve(backend="local", environ=environ)
-    for good in ("3", ""):
-        assert resolve(backend="local", environ={"HOME": "/nowhere", name: good})
+    for valid in ("3", ""):
+        assert resolve(backend="local", environ={"HOME": "/nowhere", name: valid})

@@ -1,4 +1,4 @@
-"""What a server says: why it refuses, wherever its API puts it, and when to come back."""
+"""Test what is read from a server's errors: the message, the body, and ``Retry-After``."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MESSAGE = {"message": "pods is forbidden"}
         ("404 page not found\n", "no reason given"),
     ],
 )
-def test_it_is_found_and_is_one_line(text: str, message: str) -> None:
+def test_the_message_of_an_error_is_found_and_is_one_line(text: str, message: str) -> None:
     assert HttpError(403, text).message == message
 
 
 @pytest.mark.parametrize(
     ("text", "body"), [('{"a": 1}', {"a": 1}), ("", {}), ("{", {}), ("[1]", {}), ("x {}", {})]
 )
-def test_a_body_is_an_object_or_nothing(text: str, body: dict[str, Any]) -> None:
+def test_a_body_that_is_not_an_object_is_empty(text: str, body: dict[str, Any]) -> None:
     assert HttpError(400, text).body == body
 
 
-def test_what_is_the_servers_own_trouble_may_pass() -> None:
-    passing = [status for status in range(300, 600) if HttpError(status).retryable]
-    assert passing == [408, 429, 500, 502, 503, 504]
+def test_errors_of_the_server_are_retryable() -> None:
+    retryable = [status for status in range(300, 600) if HttpError(status).retryable]
+    assert retryable == [408, 429, 500, 502, 503, 504]
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_what_is_the_servers_own_trouble_may_pass() -> None:
         ("Thu, 01 Jan 1970 00:16:40 GMT", None),
     ],
 )
-def test_it_holds_seconds(value: str | None, seconds: float | None) -> None:
+def test_retry_after_is_read_as_seconds(value: str | None, seconds: float | None) -> None:
     assert parse_retry_after(value) == seconds

@@ -1,4 +1,4 @@
-"""What a handle's record is made of."""
+"""Test how the record of a job is built from a job's context."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CONTEXT = {
 }
 
 
-def test_a_context_needs_no_time_of_creation() -> None:
+def test_the_creation_time_of_a_context_is_optional() -> None:
     before = utc_now()
-    made = JobRecord.from_job_context(SimpleNamespace(**CONTEXT), "gke", "default", "job-1-1")
-    assert before <= made.created_at <= utc_now()
-    known = SimpleNamespace(**CONTEXT, created_at="2020-01-01T00:00:00Z")
-    made = JobRecord.from_job_context(known, "gke", "default", "job-1-1")
-    assert made.created_at == "2020-01-01T00:00:00Z"
+    record = JobRecord.from_job_context(SimpleNamespace(**CONTEXT), "gke", "default", "job-1-1")
+    assert before <= record.created_at <= utc_now()
+    context = SimpleNamespace(**CONTEXT, created_at="2020-01-01T00:00:00Z")
+    record = JobRecord.from_job_context(context, "gke", "default", "job-1-1")
+    assert record.created_at == "2020-01-01T00:00:00Z"

@@ -1,4 +1,4 @@
-"""What is noted of inputs, results and errors beside their pickles."""
+"""Test the notes: short JSON summaries of inputs, results, and errors beside their pickles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Optimizer(enum.StrEnum):
 
 
 class Zero:
-    """As a number of NumPy: an array without dimensions."""
+    """It looks like a scalar of NumPy: an array without dimensions."""
 
     shape = ()
 
@@ -42,7 +42,7 @@ class Zero:
 
 
 class Traps:
-    """Raises whatever it is asked."""
+    """It raises on access to any unknown attribute."""
 
     def item(self) -> float:
         return 0.0
@@ -93,13 +93,13 @@ def test_an_object_that_raises_ends_the_note_and_nothing_else() -> None:
     assert note_of_result([1, Traps(), 2]) == {"[0]": 1}
 
 
-def test_a_container_in_itself_ends() -> None:
-    endless: list[Any] = [1]
-    endless.append(endless)
-    assert note_of_result(endless) == {"[0]": 1, "[1][0]": 1, "[1][1][0]": 1}
+def test_a_container_that_contains_itself_has_a_finite_note() -> None:
+    cyclic: list[Any] = [1]
+    cyclic.append(cyclic)
+    assert note_of_result(cyclic) == {"[0]": 1, "[1][0]": 1, "[1][1][0]": 1}
 
 
-def test_what_the_arguments_are_called() -> None:
+def test_the_note_of_a_call_names_its_arguments() -> None:
     assert note_of_call((0.1, {"lr": 3}), {"seed": 1, "data": object()}) == {
         "[0]": 0.1,
         "[1].lr": 3,
@@ -113,7 +113,7 @@ def test_an_error_is_noted_by_its_type_and_the_beginning_of_its_message() -> Non
     assert note_of_error("", "the job was asked to stop") == {"error": "the job was asked to stop"}
     assert note_of_error("KeyError", "") == {"error": "KeyError"}
     text = outcomes.ErrorText(qualname="ValueError", message="bad", traceback="", phase="data")
-    assert text.note == {"error": "bad"}, "the message says itself what is not the user's"
+    assert text.note == {"error": "bad"}, "the message already names kinetic's phase"
 
 
 VALUES = st.recursive(
@@ -124,11 +124,9 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.text(), st.text())
-def test_a_note_is_short_and_strict_json_whatever_it_is_of(
-    value: Any, kind: str, words: str
-) -> None:
-    found = (note_of_result(value), note_of_call((value,), {kind: value}))
-    for note in (*found, note_of_error(kind, words * 100)):
+def test_the_note_of_any_value_is_short_strict_json(value: Any, kind: str, message: str) -> None:
+    of_value = (note_of_result(value), note_of_call((value,), {kind: value}))
+    for note in (*of_value, note_of_error(kind, message * 100)):
         if note is not None:
             text = json.dumps(note, allow_nan=False, separators=(",", ":"))
             assert len(text) <= NOTE_BYTES
@@ -136,19 +134,19 @@ def test_a_note_is_short_and_strict_json_whatever_it_is_of(
 
 
 @given(VALUES)
-def test_only_scalars_are_read(said: Any) -> None:
-    for name, one in notes.read(said).items():
+def test_only_scalars_are_read(content: Any) -> None:
+    for name, value in notes.read(content).items():
         assert isinstance(name, str)
-        assert one is None or isinstance(one, (bool, int, float, str))
+        assert value is None or isinstance(value, (bool, int, float, str))
 
 
 @pytest.mark.parametrize("character", ["a", '"', "\\", "\u4e00", "\x00", "\U0001f600"])
 def test_a_receipt_holds_the_header_with_the_longest_note(character: str) -> None:
     texts = {f"name {n}": character * 100 for n in range(20)}
-    note = note_of_result({**texts, "loss": 0.5})
-    assert note is not None and len(note) < 20 and note["loss"] == 0.5
-    for said in (note, note_of_error(character * 50, character * 5000)):
-        outcome = wire.Outcome(kind=wire.Kind.ERROR, body="0" * 64, note=said, ended=1.0)
+    of_result = note_of_result({**texts, "loss": 0.5})
+    assert of_result is not None and len(of_result) < 20 and of_result["loss"] == 0.5
+    for note in (of_result, note_of_error(character * 50, character * 5000)):
+        outcome = wire.Outcome(kind=wire.Kind.ERROR, body="0" * 64, note=note, ended=1.0)
         metadata = outcome.signed(b"key", "batches/g/", 7, 1)
         receipt = wire.Receipt(index=7, attempt=1, metadata=metadata, body=b"x" * 4096)
         assert wire.parse_receipt(receipt.to_text()) == wire.Receipt(
@@ -156,7 +154,7 @@ def test_a_receipt_holds_the_header_with_the_longest_note(character: str) -> Non
         )
 
 
-def test_a_header_carries_a_note_under_its_signature_and_one_without_is_read() -> None:
+def test_the_signature_of_a_header_covers_its_note_which_is_optional() -> None:
     outcome = wire.Outcome(kind=wire.Kind.VALUE, note={"loss": 0.5})
     metadata = outcome.signed(b"key", "batches/g/", 7, 1)
     assert wire.Outcome.verified(metadata, b"key", "batches/g/", 7, 1) == outcome
@@ -166,5 +164,5 @@ def test_a_header_carries_a_note_under_its_signature_and_one_without_is_read() -
     before = json.loads(metadata["header"])
     del before["note"]
     assert wire.Outcome.parse(json.dumps(before)).note is None
-    odd = wire.Outcome.parse(json.dumps({**before, "note": {"a": [1], "b": 2}}))
-    assert odd.note == {"b": 2}
+    partly_valid = wire.Outcome.parse(json.dumps({**before, "note": {"a": [1], "b": 2}}))
+    assert partly_valid.note == {"b": 2}

@@ -1,4 +1,4 @@
-"""Profiles are read strictly, changed as values, and written so that no reader sees half a file."""
+"""Test profiles: strict reading, immutable changes, and atomic writes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def write(path: Path, content: object) -> None:
 def test_what_is_saved_is_loaded(path: Path) -> None:
     assert load(path) == Profiles()
     assert load(path).active({}) is None
-    kept = Profiles().create(WORK).create(PLAY).use("play")
-    save(path, kept)
-    assert load(path) == kept
+    profiles = Profiles().create(WORK).create(PLAY).use("play")
+    save(path, profiles)
+    assert load(path) == profiles
     assert load(path).active({}) == PLAY
-    assert [one.name for one in path.parent.iterdir()] == ["profiles.json"]
+    assert os.listdir(path.parent) == ["profiles.json"]
 
 
 def test_the_file_has_the_documented_form(path: Path) -> None:
@@ -51,12 +51,12 @@ def test_the_file_has_the_documented_form(path: Path) -> None:
     }
 
 
-def test_null_and_empty_settings_are_not_said(path: Path) -> None:
+def test_null_and_empty_settings_count_as_unset(path: Path) -> None:
     write(path, {"profiles": {"work": {"project": None, "zone": "", "cluster": "c"}}})
     assert load(path)["work"].settings == {"cluster": "c"}
 
 
-def test_what_this_version_does_not_know_survives_a_change(path: Path) -> None:
+def test_unknown_keys_survive_a_change(path: Path) -> None:
     write(
         path,
         {"version": 7, "current": None, "profiles": {"work": {"project": "p", "colour": [1]}}},
@@ -68,7 +68,7 @@ def test_what_this_version_does_not_know_survives_a_change(path: Path) -> None:
     assert document["current"] == "work"
 
 
-def test_a_current_profile_that_is_gone_counts_as_none_and_is_said_once(
+def test_a_missing_current_profile_counts_as_none_with_one_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(path, {"current": "wrok", "profiles": {"work": {}}})
@@ -80,7 +80,7 @@ def test_a_current_profile_that_is_gone_counts_as_none_and_is_said_once(
     assert "did you mean 'work'?" in record.getMessage()
 
 
-def test_a_key_of_a_profile_that_is_no_setting_is_said_once_and_kept(
+def test_an_unknown_setting_is_kept_with_one_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(path, {"profiles": {"work": {"zome": "z", "zone": "y"}}})
@@ -148,11 +148,11 @@ def test_any_json_is_profiles_or_a_profile_error(
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps(content))
     try:
-        kept = load(path)
+        profiles = load(path)
     except ProfileError:
         return
-    save(path, kept)
-    assert repr(load(path)) == repr(kept)  # by repr: not-a-number is kept, and is no equal
+    save(path, profiles)
+    assert repr(load(path)) == repr(profiles)  # not by value, because NaN never equals NaN
 
 
 def test_a_file_that_cannot_be_read_is_an_error(path: Path) -> None:
@@ -171,12 +171,12 @@ def test_the_file_and_its_directory_are_private(path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_failed_write_leaves_what_was_there(path: Path) -> None:
+def test_a_failed_write_changes_nothing(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "kept").touch()
     with pytest.raises(ProfileError, match="can't write"):
         save(path, Profiles().create(WORK))
-    assert [one.name for one in path.parent.iterdir()] == ["profiles.json"]
+    assert os.listdir(path.parent) == ["profiles.json"]
     assert (path / "kept").exists()
 
 
@@ -192,7 +192,7 @@ for turn in range(50):
 
 
 def test_a_reader_never_sees_half_a_file(path: Path) -> None:
-    """Another process writes two versions in turn while this one reads."""
+    """Another process alternates between two versions while this one reads."""
     both = Profiles().create(WORK).create(PLAY)
     save(path, both)
     seen = []
@@ -200,7 +200,7 @@ def test_a_reader_never_sees_half_a_file(path: Path) -> None:
         while writer.poll() is None:
             seen.append(load(path))
     assert writer.returncode == 0
-    assert all(one in (both, both.remove("play")) for one in seen)
+    assert all(profiles in (both, both.remove("play")) for profiles in seen)
     assert load(path) == both.remove("play")
 
 
@@ -213,13 +213,13 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     assert load(elsewhere) == load(path) == Profiles().create(WORK)
 
 
-def test_creating_twice_needs_a_word() -> None:
-    one = Profiles().create(WORK)
+def test_an_existing_profile_is_replaced_only_on_request() -> None:
+    profiles = Profiles().create(WORK)
     other = Profile.checked("work", {"project": "other"})
     with pytest.raises(ProfileError, match="'work' exists already"):
-        one.create(other)
-    assert one.create(other, replacing=True)["work"] == other
-    assert one["work"] == WORK  # changes make another value
+        profiles.create(other)
+    assert profiles.create(other, replacing=True)["work"] == other
+    assert profiles["work"] == WORK  # profiles are immutable
 
 
 def test_unsetting_and_removing() -> None:
@@ -235,8 +235,8 @@ def test_unsetting_and_removing() -> None:
 def test_names_that_profiles_may_not_have(name: str) -> None:
     with pytest.raises(ProfileError, match="can't be the name"):
         Profile.checked(name, {})
-    for good in ("a", "A-b_c", "9", "x" * 64):
-        assert Profile.checked(good, {}).name == good
+    for valid in ("a", "A-b_c", "9", "x" * 64):
+        assert Profile.checked(valid, {}).name == valid
 
 
 def test_a_profile_takes_only_settings_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""How long is tried again and with which pauses, in virtual time: every second below takes none."""
+"""Test the limits and the pauses of retries, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
 
 
 class Work:
-    """Fails with what *failures* says for each try, None for success; notes when it was tried."""
+    """Record the time of each try, and raise the exception that *failures* returns for it."""
 
     def __init__(self, failures: Callable[[int], Exception | None]) -> None:
         self.times: list[float] = []
@@ -31,16 +30,16 @@ class Work:
         return "done"
 
 
-def gone(number: int = 0) -> Unavailable:
-    return Unavailable(f"gone {number}", retryable=True)
+def unavailable(number: int = 0) -> Unavailable:
+    return Unavailable(f"failure {number}", retryable=True)
 
 
-def busy(wish_s: float) -> Throttled:
-    return Throttled("busy", retryable=True, retry_after=wish_s)
+def busy(delay_s: float) -> Throttled:
+    return Throttled("busy", retryable=True, retry_after=delay_s)
 
 
-async def tried(work: Work, policy: RetryPolicy | None = None, **more: Any) -> str:
-    return await retry(work, policy or RetryPolicy(), Outage("the server"), **more)
+async def retried(work: Work) -> str:
+    return await retry(work, RetryPolicy(), Outage("the server"))
 
 
 async def test_growing_pauses_have_a_bound() -> None:
@@ -49,37 +48,37 @@ async def test_growing_pauses_have_a_bound() -> None:
 
 
 async def test_pauses_grow_to_their_bound_and_are_random() -> None:
-    work = Work(lambda n: gone() if n < 20 else None)
-    assert await tried(work) == "done"
+    work = Work(lambda n: unavailable() if n < 20 else None)
+    assert await retried(work) == "done"
     waits = [after - before for before, after in itertools.pairwise(work.times)]
     assert all(0 < wait <= min(10, 0.1 * 2**n) + 1e-6 for n, wait in enumerate(waits))
     assert len({round(wait, 6) for wait in waits}) > 10
     assert max(waits) > 5
 
 
-async def test_patience_ends_with_the_last_failure() -> None:
-    work = Work(gone)
+async def test_retries_end_with_the_last_failure() -> None:
+    work = Work(unavailable)
     with pytest.raises(Unavailable) as raised:
-        await tried(work)
-    assert str(raised.value) == f"gone {len(work.times)}"
+        await retried(work)
+    assert str(raised.value) == f"failure {len(work.times)}"
     assert 100 <= work.times[-1] <= 120
     assert len(work.times) < 60
 
 
-async def test_what_the_server_wishes_is_waited_for() -> None:
+async def test_the_delay_that_the_server_asks_for_is_respected() -> None:
     work = Work(lambda n: busy(30.0) if n == 1 else None)
-    await tried(work)
+    await retried(work)
     assert 30 <= work.times[1] <= 30.2
 
 
-async def test_a_wish_past_patience_ends_it_at_once() -> None:
+async def test_a_delay_beyond_the_limit_ends_the_retries_at_once() -> None:
     work = Work(lambda n: busy(3600.0))
     with pytest.raises(Throttled):
-        await tried(work)
+        await retried(work)
     assert work.times == [0]
 
 
-async def test_progress_starts_patience_afresh() -> None:
+async def test_progress_restarts_the_limit() -> None:
     done = 0
 
     async def work() -> None:
@@ -87,23 +86,23 @@ async def test_progress_starts_patience_afresh() -> None:
         await asyncio.sleep(100)
         if done < 10:
             done += 1
-            raise gone()
+            raise unavailable()
 
     await retry(work, RetryPolicy(), Outage("the server"), progress=lambda: done)
     assert asyncio.get_running_loop().time() > 1000
 
 
 @pytest.mark.parametrize("failure", [AuthError("no"), Unavailable("no"), ValueError("a bug")])
-async def test_what_does_not_pass_is_not_tried_again(failure: Exception) -> None:
+async def test_permanent_failures_are_not_retried(failure: Exception) -> None:
     work = Work(lambda n: failure)
     with pytest.raises(type(failure)):
-        await tried(work)
+        await retried(work)
     assert len(work.times) == 1
 
 
 async def test_cancelling_ends_the_waiting() -> None:
     work = Work(lambda n: busy(100.0))
-    task = asyncio.create_task(tried(work))
+    task = asyncio.create_task(retried(work))
     await asyncio.sleep(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -111,36 +110,38 @@ async def test_cancelling_ends_the_waiting() -> None:
     assert len(work.times) == 1
 
 
-async def test_an_outage_is_told_once_for_all_and_so_is_its_end(
+async def test_the_beginning_and_the_end_of_an_outage_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="absl")
     outage = Outage("the server")
 
-    def some(tries: int) -> Work:
-        return Work(lambda n: busy(2.0) if n <= tries else None)
+    def failing_work(failures: int) -> Work:
+        return Work(lambda n: busy(2.0) if n <= failures else None)
 
-    await retry(some(2), RetryPolicy(), outage)
-    assert not caplog.records, "it was short"
+    await retry(failing_work(2), RetryPolicy(), outage)
+    assert not caplog.records, "a short outage is not logged"
     for _ in range(2):
         caplog.clear()
-        failing = [asyncio.create_task(retry(some(10), RetryPolicy(), outage)) for _ in range(50)]
-        for _ in range(8):  # meanwhile others are lucky
+        retries = [
+            asyncio.create_task(retry(failing_work(10), RetryPolicy(), outage)) for _ in range(50)
+        ]
+        for _ in range(8):  # meanwhile other calls succeed
             await asyncio.sleep(2)
-            await retry(some(0), RetryPolicy(), outage)
-        await asyncio.gather(*failing)
+            await retry(failing_work(0), RetryPolicy(), outage)
+        await asyncio.gather(*retries)
         first, last = [record.getMessage() for record in caplog.records]
         assert first == "the server has failed for 6 s: busy; retrying"
         assert last == "the server works again"
 
 
-async def test_an_outage_that_outlasts_patience_is_over_with_the_next_success(
+async def test_an_outage_longer_than_the_limit_ends_with_the_next_success(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, logger="absl")
     outage = Outage("the server")
     with pytest.raises(Unavailable):
-        await retry(Work(gone), RetryPolicy(), outage)
+        await retry(Work(unavailable), RetryPolicy(), outage)
     await retry(Work(lambda n: None), RetryPolicy(), outage)
     _, last = [record.getMessage() for record in caplog.records]
     assert last == "the server works again"

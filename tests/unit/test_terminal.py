@@ -1,4 +1,4 @@
-"""What a terminal is sent of a job's output."""
+"""Test which control sequences of a job's output reach the terminal."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ texts = st.lists(tokens | st.text(max_size=3), max_size=30).map("".join)
 
 
 @given(texts)
-def test_nothing_but_styles_survives(text: str) -> None:
+def test_only_styles_are_kept(text: str) -> None:
     assert not CONTROL.search(STYLE.sub("", remove_control_sequences(text)))
     assert not CONTROL.search(unstyled(text))
 
 
 @given(st.lists(texts, max_size=5))
-def test_sequences_that_are_split_across_blocks_do_not_survive_either(blocks: list[str]) -> None:
+def test_sequences_split_across_blocks_are_removed(blocks: list[str]) -> None:
     assert not CONTROL.search(
         STYLE.sub("", "".join(remove_control_sequences(block) for block in blocks))
     )
 
 
 @given(texts)
-def test_what_is_shown_once_stays_and_lines_stay_lines(text: str) -> None:
+def test_removal_is_idempotent_and_keeps_line_breaks(text: str) -> None:
     assert remove_control_sequences(remove_control_sequences(text)) == remove_control_sequences(
         text
     )
@@ -43,12 +43,12 @@ def test_what_is_shown_once_stays_and_lines_stay_lines(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cc"])))
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert remove_control_sequences(f"{text}\t\n") == f"{text}\t\n"
 
 
 @pytest.mark.parametrize(
-    ("written", "seen"),
+    ("written", "shown"),
     [
         ("\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m"),
         ("a\x1b[2Jb\x1b[?25lc\x1b[>4;1md", "abcd"),
@@ -58,5 +58,5 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
         ("\x1b[32m50%\x1b[0m\r100%", "\x1b[32m\x1b[0m100%"),
     ],
 )
-def test_a_line_is_shown_as_a_terminal_would_have_left_it(written: str, seen: str) -> None:
-    assert remove_control_sequences(written) == seen
+def test_a_line_is_shown_in_its_final_state(written: str, shown: str) -> None:
+    assert remove_control_sequences(written) == shown

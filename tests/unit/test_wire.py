@@ -1,4 +1,4 @@
-"""The wire format: one rule for an item, signatures, round trips."""
+"""Test the wire format: states of items, signatures, round trips, and damaged content."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STOP = Request(kind="stop")
 
 
 def attempts(*outcomes: Outcome | None) -> dict[int, Attempt]:
-    """Claimed attempts 1, 2, …; None is one without an outcome."""
+    """Return claimed attempts from number 1; ``None`` is an attempt without an outcome."""
     return {number: Attempt("pod", outcome) for number, outcome in enumerate(outcomes, start=1)}
 
 
 @pytest.mark.parametrize(
-    ("requests", "there", "retries", "state", "attempt"),
+    ("requests", "found", "retries", "state", "attempt"),
     [
         ([], attempts(), 0, ItemState.OPEN, 1),
         ([], attempts(None), 0, ItemState.OPEN, 1),
@@ -57,7 +57,7 @@ def attempts(*outcomes: Outcome | None) -> dict[int, Attempt]:
         ([STOP, Request(kind="retry", bases={0: 1})], attempts(CANCELLED), 0, ItemState.OPEN, 2),
         ([Request(kind="retry", bases={0: 1})], attempts(ERROR), 0, ItemState.OPEN, 2),
         ([Request(kind="retry", bases={0: 1})], attempts(ERROR, ERROR), 0, ItemState.FAILED, 2),
-        # the request retired number 1, which may be on its way and has no outcome
+        # the request retired attempt 1, which may have started and has no outcome
         ([STOP, Request(kind="retry", bases={0: 1})], {}, 0, ItemState.OPEN, 2),
         (
             [Request(kind="retry", bases={0: 2})],
@@ -75,15 +75,15 @@ def attempts(*outcomes: Outcome | None) -> dict[int, Attempt]:
         ),
     ],
 )
-def test_the_objects_decide_what_an_item_is(
+def test_the_state_of_an_item_follows_from_its_objects(
     requests: list[Request],
-    there: dict[int, Attempt],
+    found: dict[int, Attempt],
     retries: int,
     state: ItemState,
     attempt: int,
 ) -> None:
-    seen = item_state(wire.standing(0, requests), there, RetryBudgets(user=retries))
-    assert (seen.state, seen.attempt) == (state, attempt)
+    item = item_state(wire.standing(0, requests), found, RetryBudgets(user=retries))
+    assert (item.state, item.attempt) == (state, attempt)
 
 
 outcomes = st.sampled_from([ERROR, PREEMPTED, VALUE, CANCELLED])
@@ -93,15 +93,15 @@ outcomes = st.sampled_from([ERROR, PREEMPTED, VALUE, CANCELLED])
 def test_a_value_stays_whatever_comes_after(
     before: list[Outcome], after: list[Outcome], retries: int
 ) -> None:
-    """Once an item has succeeded, no later object changes what is told."""
+    """Once an item has succeeded, later objects don't change its state."""
     budgets = RetryBudgets(user=retries)
-    told = item_state(wire.Standing(), attempts(*before), budgets)
+    first = item_state(wire.Standing(), attempts(*before), budgets)
     later = item_state(wire.standing(0, [STOP]), attempts(*before, *after), budgets)
-    if told.state is ItemState.SUCCEEDED:
-        assert later == told
+    if first.state is ItemState.SUCCEEDED:
+        assert later == first
 
 
-def test_a_signature_is_for_one_place_only() -> None:
+def test_a_signature_is_valid_for_one_attempt_only() -> None:
     signed = VALUE.signed(b"key", "jobs/a/", 0, 1)
     assert Outcome.verified(signed, b"key", "jobs/a/", 0, 1) == VALUE
     for key, scope, index, attempt in [
@@ -114,16 +114,16 @@ def test_a_signature_is_for_one_place_only() -> None:
             Outcome.verified(signed, key, scope, index, attempt)
 
 
-def test_an_order_survives_json_and_ignores_what_it_does_not_know() -> None:
-    part = wire.Input(name="inputs/0", start=0, stop=3, digest="d")
+def test_an_order_survives_json_and_ignores_unknown_fields() -> None:
+    stored = wire.Input(name="inputs/0", start=0, stop=3, digest="d")
     order = wire.Order(
         store="file:///s",
         scope="jobs/a/",
         job_id="a",
         index=0,
         attempt=1,
-        function=part,
-        arguments=part,
+        function=stored,
+        arguments=stored,
         code=wire.Code(name="c", digest="d", sys_path=("", "src"), cwd="x"),
         data=(wire.DataRef(uri="data/d", mount="/data"),),
     )
@@ -141,47 +141,47 @@ def test_a_request_survives_bytes() -> None:
     assert Request.from_bytes(request.to_bytes()) == request
 
 
-def test_what_is_signed_holds_for_its_place_only() -> None:
+def test_a_signed_request_is_valid_under_its_key_only() -> None:
     key, scope = b"key", "batches/g/"
     name, other = wire.control_key(scope, 0), wire.control_key(scope, 1)
     body, metadata = STOP.signed(key, scope, name)
     assert Request.verified(body, metadata, key, scope, name) == STOP
-    nothing = Request(kind=wire.UNSIGNED)
-    assert Request.verified(body, metadata, key, scope, other) == nothing
-    assert Request.verified(body, metadata, key, "batches/h/", name) == nothing
-    assert Request.verified(body, metadata, b"another", scope, name) == nothing
-    assert Request.verified(body.replace(b"stop", b"halt"), metadata, key, scope, name) == nothing
-    assert Request.verified(body, {}, key, scope, name) == nothing
+    unsigned = Request(kind=wire.UNSIGNED)
+    assert Request.verified(body, metadata, key, scope, other) == unsigned
+    assert Request.verified(body, metadata, key, "batches/h/", name) == unsigned
+    assert Request.verified(body, metadata, b"another", scope, name) == unsigned
+    assert Request.verified(body.replace(b"stop", b"halt"), metadata, key, scope, name) == unsigned
+    assert Request.verified(body, {}, key, scope, name) == unsigned
 
 
 @pytest.mark.parametrize("slot", [wire.Slot(3, 4, "f" * 64), wire.Slot(total=0)])
-def test_a_slot_of_the_inputs_survives_its_metadata_and_no_change_of_them(slot: wire.Slot) -> None:
+def test_a_slot_survives_its_metadata_but_no_change_of_them(slot: wire.Slot) -> None:
     key, scope = b"key", "batches/g/"
     name = wire.input_key(scope, 2)
     metadata = slot.signed(key, scope, name)
-    more = {**metadata, "nonce": "of who created it"}
-    assert wire.Slot.verified(more, key, scope, name) == slot
+    with_nonce = {**metadata, "nonce": "of the creator"}
+    assert wire.Slot.verified(with_nonce, key, scope, name) == slot
     changed = [{**metadata, field: "1"} for field in ("first", "count", "footer", "total", "mac")]
     left_out = [{f: v for f, v in metadata.items() if f != field} for field in metadata]
-    for bad in (*changed, *left_out, {}):
+    for invalid in (*changed, *left_out, {}):
         with pytest.raises(ValueError, match="not what its submitter signed"):
-            wire.Slot.verified(bad, key, scope, name)
+            wire.Slot.verified(invalid, key, scope, name)
 
 
-def test_signed_json_is_json_and_holds_for_its_place_only() -> None:
+def test_signed_json_is_json_and_is_valid_under_its_key_only() -> None:
     key, scope, name = b"key", "jobs/j/", "jobs/j/handle.json"
     content = json.dumps({"a": [1], "mac": "a field of this name"}).encode()
     signed = signing.signed_json(key, scope, name, content)
     assert json.loads(signed).keys() == {"a", "mac"}
     assert signing.verified_json(key, scope, name, signed) == content
-    for bad in (signed.replace(b"1", b"2"), signed.replace(b"[1]", b"[1] ")):
+    for invalid in (signed.replace(b"1", b"2"), signed.replace(b"[1]", b"[1] ")):
         with pytest.raises(ValueError, match=name):
-            signing.verified_json(key, scope, name, bad)
+            signing.verified_json(key, scope, name, invalid)
     with pytest.raises(ValueError, match="elsewhere"):
         signing.verified_json(key, scope, "jobs/j/elsewhere", signed)
-    for bad in (content, b"", signed + b" ", b"[]"):
+    for invalid in (content, b"", signed + b" ", b"[]"):
         with pytest.raises(KeyError):
-            signing.verified_json(key, scope, name, bad)
+            signing.verified_json(key, scope, name, invalid)
 
 
 def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
@@ -200,7 +200,7 @@ def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
     assert wire.attempts_of(emptied, key, scope) == {9: {1: Attempt(None, unverified)}}
 
 
-def test_an_attempt_nobody_signed_for_ends_its_item_and_a_retry_goes_past_it() -> None:
+def test_an_unverified_outcome_fails_its_item_and_a_retry_skips_it() -> None:
     attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=UNVERIFIED))}
     budgets = RetryBudgets(user=3)
     assert wire.item_state(wire.Standing(), attempts, budgets).state is wire.ItemState.FAILED
@@ -215,7 +215,7 @@ TEXTS = st.text() | st.sampled_from(["é", "\udc80", "[" * 5000, "null", "1e999"
 
 
 @given(st.dictionaries(st.sampled_from(["header", "mac", "executor"]), TEXTS))
-def test_no_metadata_stops_a_reader(metadata: dict[str, str]) -> None:
+def test_no_metadata_breaks_a_reader(metadata: dict[str, str]) -> None:
     name = wire.attempt_key("batches/g/", 7, 1, "outcome")
     [found] = wire.attempts_of([(name, metadata)], b"key", "batches/g/").values()
     assert found[1].outcome == Outcome(kind=Kind.ERROR, reason=UNVERIFIED)
@@ -241,8 +241,8 @@ BODIES = (
 
 
 @given(BODIES)
-def test_no_content_stops_a_reader(body: bytes) -> None:
-    """What says something is read, all else is damaged: no reader raises anything of its own."""
+def test_no_content_breaks_a_reader(body: bytes) -> None:
+    """Readers either understand any content or report it as damaged."""
     text = body.decode("latin-1").lstrip("{")
     wire.parse_receipt('{"kinetic":' + text)
     wire.parse_receipt('{"kinetic":1,' + text)
@@ -256,7 +256,7 @@ def test_no_content_stops_a_reader(body: bytes) -> None:
 PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
 
 
-def test_a_lease_is_stored_as_it_always_was() -> None:
+def test_the_stored_form_of_a_lease_is_stable() -> None:
     fields = {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}
     stored = {"owner": PROCESS, **fields}
     lease = Lease.from_bytes(json.dumps({**stored, "news": 1}).encode())
