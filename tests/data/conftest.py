@@ -1,4 +1,4 @@
-"""Trees on disk, a real store, and jobs as real processes that look at their views."""
+"""Fixtures for trees on disk, a directory store, and jobs in real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 
-# Asked before there are threads: it forks.
+# Ask before there are threads, because this forks.
 NAMESPACE = namespace.available()
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -43,7 +43,7 @@ if job["uid"] is not None:
     os.setgroups([])
     os.setresgid(job["uid"], job["uid"], job["uid"])
     os.setresuid(job["uid"], job["uid"], job["uid"])
-    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as after an exec
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, like a process after exec
 refs = [wire.DataRef(**ref) for ref in job["refs"]]
 code = wire.Code(**job["code"]) if job["code"] else None
 site = workspace.Site(work=Path(job["work"]), cache=Path(job["cache"]), mounts=job["mounts"])
@@ -62,8 +62,8 @@ print(json.dumps(answer))
 
 
 @dataclass
-class Place:
-    """The directories of one machine and the user that runs its jobs."""
+class Machine:
+    """One machine: its directories and the user that runs its jobs."""
 
     folder: Path
     uid: int | None = None
@@ -82,14 +82,14 @@ class Place:
         return DirectoryObjects(self.store)
 
     def own(self, *paths: Path) -> None:
-        """Give everything to the user of the jobs."""
+        """Make the user of the jobs the owner of *paths* and all below."""
         if self.uid is None:
             return
         for path in paths:
             os.chown(path, self.uid, self.uid)
-            for place, folders, files in os.walk(path):
+            for folder, folders, files in os.walk(path):
                 for name in (*folders, *files):
-                    os.chown(os.path.join(place, name), self.uid, self.uid, follow_symlinks=False)
+                    os.chown(os.path.join(folder, name), self.uid, self.uid, follow_symlinks=False)
 
     def start(
         self,
@@ -137,7 +137,7 @@ class Place:
         return json.loads(output.splitlines()[-1])
 
     def site(self) -> workspace.Site:
-        """A job of this process: nothing here may mount."""
+        """Make the site of a job that runs in this process, which may not mount."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
@@ -145,28 +145,28 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """Where jobs of this user run."""
-    folder = tmp_path / "place"
+def machine(tmp_path: Path) -> Machine:
+    """Return a machine whose jobs run as this user."""
+    folder = tmp_path / "machine"
     folder.mkdir()
-    return Place(folder)
+    return Machine(folder)
 
 
 @pytest.fixture
-def store(place: Place) -> DirectoryStore:
-    """The store of `place`."""
-    return DirectoryStore(place.store)
+def store(machine: Machine) -> DirectoryStore:
+    """Return the store of `machine`."""
+    return DirectoryStore(machine.store)
 
 
 Tree = Mapping[str, "bytes | None"]
-Plant = Callable[..., Path]
+MakeTree = Callable[..., Path]
 
 
 @pytest.fixture
-def plant(tmp_path: Path) -> Plant:
-    """Make a directory from paths and contents; None makes an empty directory."""
+def make_tree(tmp_path: Path) -> MakeTree:
+    """Return a function that writes files; the content ``None`` makes an empty directory."""
 
-    def plant(name: str, tree: Tree, executable: Sequence[str] = ()) -> Path:
+    def make_tree(name: str, tree: Tree, executable: Sequence[str] = ()) -> Path:
         root = tmp_path / name
         root.mkdir(parents=True)
         for path, content in tree.items():
@@ -179,21 +179,21 @@ def plant(tmp_path: Path) -> Plant:
                 target.chmod(0o755 if path in executable else 0o644)
         return root
 
-    return plant
+    return make_tree
 
 
 Ship = Callable[..., Awaitable[wire.DataRef]]
 
 
 @pytest.fixture
-def ship(store: DirectoryStore, plant: Plant) -> Ship:
-    """Upload a path, or a tree that is made for it, and refer to it; *mount* makes it a volume."""
+def ship(store: DirectoryStore, make_tree: MakeTree) -> Ship:
+    """Return a function that uploads a path or a new tree; *mount* makes it a volume."""
     count = itertools.count(1)
 
     async def ship(
-        what: Path | Tree, mount: str | None = None, *, file: str = "", **options: Any
+        source: Path | Tree, mount: str | None = None, *, file: str = "", **options: Any
     ) -> wire.DataRef:
-        root = what if isinstance(what, Path) else plant(f"tree-{next(count)}", what)
+        root = source if isinstance(source, Path) else make_tree(f"tree-{next(count)}", source)
         ref = await data_upload.upload(store, Data(str(root / file), **options))
         return replace(ref, mount=mount)
 

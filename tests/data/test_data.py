@@ -1,4 +1,4 @@
-"""The values: what a Data accepts, what it says, what its hash stands for."""
+"""Test `Data`: accepted paths and URIs, errors, ``repr``, and the content hash."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 from kinetic import aio
 from kinetic.data import Data
 from kinetic.errors import DataError
-from tests.data.conftest import Plant
+from tests.data.conftest import MakeTree
 
 
 def documented_hash(root: Path) -> str:
-    """The rule as it is documented, written as plainly as possible."""
+    """Compute the content hash by the documented rule, as simply as possible."""
     total = b""
-    for place, folders, files in os.walk(root, followlinks=False):
+    for folder, folders, files in os.walk(root, followlinks=False):
         folders.sort()
         for name in sorted(files):
-            file = Path(place, name)
+            file = Path(folder, name)
             relative = file.relative_to(root).as_posix().encode(errors="surrogateescape")
             total += hashlib.sha256(relative + b"\0" + file.read_bytes()).digest()
     return hashlib.sha256(b"dir:" + total).hexdigest()
@@ -51,7 +51,7 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("file").write_text("x")
     assert Data("file").path == Data("~/file").path == Data("./a/../file").path
     assert Data("file").path == str(tmp_path / "file")
-    assert Data(tmp_path).path == str(tmp_path)  # type: ignore[arg-type]  # kindness
+    assert Data(tmp_path).path == str(tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_hf_cannot_be_mounted() -> None:
         ("gs://my.bucket-1/a/b c.txt", False),
     ],
 )
-def test_a_trailing_slash_decides_what_gs_is(uri: str, is_dir: bool) -> None:
+def test_a_trailing_slash_makes_a_gs_uri_a_directory(uri: str, is_dir: bool) -> None:
     data = Data(uri, fuse=True)
     assert (data.path, data.is_dir, data.is_gcs, data.is_hf) == (uri, is_dir, True, False)
     assert data.fuse
@@ -105,7 +105,7 @@ def test_hf_is_a_directory(uri: str) -> None:
     )
 
 
-def test_gs_that_looks_like_a_directory_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gs_uri_without_slash_and_suffix_warns(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Data("gs://bucket/dataset")
         Data("gs://bucket/dataset/")
@@ -121,31 +121,31 @@ def test_a_uri_has_no_content_hash() -> None:
             Data(uri).content_hash()
 
 
-def test_equality_is_identity_and_repr_is_a_call(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
-    one, other = Data(str(root)), Data(str(root), fuse=True)
-    assert one != Data(str(root))
-    assert len({one, other}) == 2
-    assert repr(one) == f"Data({str(root)!r})"
+def test_equality_is_identity_and_repr_is_a_call(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1"})
+    data, other = Data(str(root)), Data(str(root), fuse=True)
+    assert data != Data(str(root))
+    assert len({data, other}) == 2
+    assert repr(data) == f"Data({str(root)!r})"
     assert repr(other) == f"Data({str(root)!r}, fuse=True)"
     assert repr(Data("hf://x", hf_trust_remote_code=True)) == (
         "Data('hf://x', hf_trust_remote_code=True)"
     )
     with pytest.raises(AttributeError):
-        one.path = "elsewhere"  # type: ignore[misc]
+        data.path = "elsewhere"  # type: ignore[misc]
 
 
-def test_the_hash_is_the_documented_one(plant: Plant) -> None:
+def test_the_hash_is_the_documented_one(make_tree: MakeTree) -> None:
     tree = {"b": b"2", "a": b"1", "b.d/c": b"3", "B/z": b"", "B/y/x": b"4", "ü": b"\0"}
-    root = plant("tree", tree)
+    root = make_tree("tree", tree)
     assert Data(str(root)).content_hash() == documented_hash(root)
     digest = hashlib.sha256(b"b\x00" + b"2").digest()
     assert Data(str(root / "b")).content_hash() == hashlib.sha256(b"file:" + digest).hexdigest()
 
 
-def test_big_files_hash_by_the_same_rule(plant: Plant) -> None:
+def test_big_files_hash_by_the_same_rule(make_tree: MakeTree) -> None:
     body = os.urandom(1 << 20)
-    root = plant("tree", {"x/big1": body * 3, "small": b"s", "big2": body + b"!", "z": b""})
+    root = make_tree("tree", {"x/big1": body * 3, "small": b"s", "big2": body + b"!", "z": b""})
     os.utime(root / "big2", (1, 1))
     expected = documented_hash(root)
     assert Data(str(root)).content_hash() == expected
@@ -153,9 +153,9 @@ def test_big_files_hash_by_the_same_rule(plant: Plant) -> None:
     assert Data(str(root)).content_hash() == documented_hash(root) != expected
 
 
-def test_links_to_files_are_read_and_links_to_directories_are_not(plant: Plant) -> None:
-    outside = plant("outside", {"in/x": b"secret"})
-    root = plant("tree", {"a": b"1", "d/e": b"2"})
+def test_links_to_files_are_read_and_links_to_directories_are_not(make_tree: MakeTree) -> None:
+    outside = make_tree("outside", {"in/x": b"secret"})
+    root = make_tree("tree", {"a": b"1", "d/e": b"2"})
     (root / "file").symlink_to(outside / "in/x")
     (root / "folder").symlink_to(outside / "in")
     (root / "d" / "loop").symlink_to(root)
@@ -164,27 +164,29 @@ def test_links_to_files_are_read_and_links_to_directories_are_not(plant: Plant) 
     assert Data(str(root)).content_hash() == documented_hash(root)
 
 
-def test_a_data_that_is_a_link_is_what_it_points_to(plant: Plant, tmp_path: Path) -> None:
-    root = plant("tree", {"a": b"1"})
+def test_a_data_whose_path_is_a_link_follows_it(make_tree: MakeTree, tmp_path: Path) -> None:
+    root = make_tree("tree", {"a": b"1"})
     link = tmp_path / "link"
     link.symlink_to(root)
     assert Data(str(link)).is_dir
     assert Data(str(link)).content_hash() == Data(str(root)).content_hash()
 
 
-def test_the_hash_is_a_snapshot_and_pickling_drops_it(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
+def test_the_hash_is_a_snapshot_and_pickling_drops_it(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1"})
     data = Data(str(root))
     before = data.content_hash()
     (root / "a").write_bytes(b"2")
     assert data.content_hash() == before
     copies = [pickle.loads(pickle.dumps(data)), copy.copy(data), copy.deepcopy(data)]
-    assert {one.content_hash() for one in copies} == {documented_hash(root)} != {before}
-    assert {(one.path, one.fuse, one.is_dir) for one in copies} == {(data.path, False, True)}
+    assert {found.content_hash() for found in copies} == {documented_hash(root)} != {before}
+    assert {(found.path, found.fuse, found.is_dir) for found in copies} == {
+        (data.path, False, True)
+    }
 
 
-def test_a_pickled_data_needs_no_path_to_come_back(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
+def test_a_data_can_be_unpickled_without_its_path(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1"})
     pickled = pickle.dumps(Data(str(root)))
     (root / "a").unlink()
     root.rmdir()
@@ -193,32 +195,32 @@ def test_a_pickled_data_needs_no_path_to_come_back(plant: Plant) -> None:
         pickle.loads(pickled).content_hash()
 
 
-def test_threads_hash_once(plant: Plant) -> None:
-    root = plant("tree", {f"{i}": os.urandom(100) for i in range(200)})
+def test_concurrent_threads_hash_a_data_once(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {f"{i}": os.urandom(100) for i in range(200)})
     data = Data(str(root))
     start = threading.Barrier(4)
-    found: list[object] = []
+    snapshots: list[object] = []
 
-    def look() -> None:
+    def hash_data() -> None:
         start.wait()
-        found.append(data.__kinetic_snapshot__())
+        snapshots.append(data.__kinetic_snapshot__())
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
+    threads = [threading.Thread(target=hash_data) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len({id(one) for one in found}) == 1
+    assert len(snapshots) == 4
+    assert len({id(snapshot) for snapshot in snapshots}) == 1
 
 
-def test_what_cannot_be_carried_is_named(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
+def test_the_error_names_a_file_that_cannot_be_uploaded(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1"})
     os.mkfifo(root / "pipe")
     started = time.monotonic()
     with pytest.raises(DataError, match="tree/pipe is neither a file"):
         Data(str(root)).content_hash()
-    assert time.monotonic() - started < 60  # and nobody waited for a writer
+    assert time.monotonic() - started < 60  # hashing does not wait for a writer
     (root / "pipe").unlink()
     (root / "dangling").symlink_to("nowhere")
     with pytest.raises(DataError, match="dangling is a link to nothing"):
@@ -230,8 +232,8 @@ def test_what_cannot_be_carried_is_named(plant: Plant) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names are Unicode there")
-def test_names_that_are_no_unicode_hash_like_others(plant: Plant) -> None:
-    root = plant("tree", {"a": b"1"})
+def test_names_that_are_not_unicode_are_hashed(make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1"})
     (root / os.fsdecode(b"\xff\xfe")).write_bytes(b"2")
     assert Data(str(root)).content_hash() == documented_hash(root)
 
@@ -246,7 +248,7 @@ def test_an_argument_of_a_wrong_type_is_named(tmp_path: Path) -> None:
             Data(str(tmp_path), **options)
 
 
-async def test_a_hash_is_a_coroutine_as_well(tmp_path: Path) -> None:
+async def test_the_hash_is_also_available_as_a_coroutine(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     data = Data(str(tmp_path))
     assert await aio.content_hash(data) == Data(str(tmp_path)).content_hash()

@@ -1,4 +1,4 @@
-"""Volumes at any path: private to the job, invisible outside, gone with it."""
+"""Test volumes at any path: private to the job, invisible outside, and removed with it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from kinetic._runner.job import namespace
-from tests.data.conftest import NOBODY, ROOT, Place, Ship
+from tests.data.conftest import NOBODY, ROOT, Machine, Ship
 
 pytestmark = pytest.mark.skipif(not namespace.available(), reason="the kernel gives no namespace")
 
 POINT = "/kinetic-test-volume"
-"""A path that no machine has."""
+"""A path that exists on no machine."""
 
 
 def alive(pid: int) -> bool:
-    """Whether a process does something still."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -34,49 +34,49 @@ def alive(pid: int) -> bool:
 
 
 @functools.cache
-def way_of(uid: int | None) -> str:
-    """What a process of this user says it can get."""
-    place = Place(Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp")), uid)
+def available_to(uid: int | None) -> str:
+    """Return the kind of namespace that processes of a user can get."""
+    machine = Machine(Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp")), uid)
     try:
-        answer = place.run("answer['way'] = namespace.available()")
-        return str(answer["way"])
+        answer = machine.run("answer['kind'] = namespace.available()")
+        return str(answer["kind"])
     finally:
-        shutil.rmtree(place.folder)
+        shutil.rmtree(machine.folder)
 
 
 @pytest.fixture(params=["own", "unprivileged"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Jobs of this user, and of one that may do nothing."""
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Return a machine whose jobs run as this user, then one of an unprivileged user."""
     uid = None
     if request.param == "unprivileged":
         if os.geteuid() != 0:
-            pytest.skip("only root can become somebody else, and `own` is unprivileged already")
-        if way_of(NOBODY) != "user":
+            pytest.skip("only root can change the user, and `own` is unprivileged already")
+        if available_to(NOBODY) != "user":
             pytest.skip("the kernel gives unprivileged users no namespace")
         uid = NOBODY
     folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
-    yield Place(folder, uid)
+    yield Machine(folder, uid)
     shutil.rmtree(folder)
 
 
-async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Ship) -> None:
+async def test_a_volume_at_a_path_that_does_not_exist(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1", "d/b": b"2"}, POINT)
     entries = os.listdir("/")
-    answer = place.run(
+    answer = machine.run(
         f"""
         answer["path"] = paths[0]
         answer["seen"] = Path("{POINT}/d/b").read_text()
-        Path("{POINT}/a").write_text("mine")
+        Path("{POINT}/a").write_text("changed")
         Path("{POINT}/new").mkdir()
         answer["names"] = sorted(os.listdir("{POINT}"))
-        answer["way"] = namespace.entered()
+        answer["kind"] = namespace.entered()
         answer["uid"] = [os.getuid(), os.getgid()]
         answer["others"] = sorted(os.listdir("/"))
         """,
         ref,
     )
-    assert answer.pop("way") == ("root" if os.geteuid() == 0 and not place.uid else "user")
-    uid = os.getuid() if place.uid is None else place.uid
+    assert answer.pop("kind") == ("root" if os.geteuid() == 0 and not machine.uid else "user")
+    uid = os.getuid() if machine.uid is None else machine.uid
     assert answer == {
         "path": POINT,
         "seen": "2",
@@ -85,14 +85,14 @@ async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Ship) 
         "others": sorted([*entries, POINT[1:]]),
     }
     assert sorted(os.listdir("/")) == sorted(entries)
-    again = place.run(f"answer['a'] = Path('{POINT}/a').read_text()", ref)
-    assert again == {"a": "1"}
+    answer = machine.run(f"answer['a'] = Path('{POINT}/a').read_text()", ref)
+    assert answer == {"a": "1"}
 
 
-async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Ship) -> None:
+async def test_other_processes_do_not_see_a_volume(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
-    marker = place.folder / "marker"
-    process = place.start(
+    marker = machine.folder / "marker"
+    process = machine.start(
         f"""
         import time
         Path({str(marker)!r}).touch()
@@ -112,12 +112,12 @@ async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Ship) -
     assert process.communicate(timeout=60)[0] == '{"still": "1"}\n'
 
 
-async def test_the_rest_of_the_system_works_on(place: Place, ship: Ship) -> None:
+async def test_the_rest_of_the_system_still_works(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     links = {
         name: os.readlink(f"/{name}") for name in os.listdir("/") if os.path.islink(f"/{name}")
     }
-    answer = place.run(
+    answer = machine.run(
         f"""
         answer["links"] = {{n: os.readlink("/" + n) for n in {sorted(links)!r}}}
         answer["proc"] = Path("/proc/self/comm").exists() and os.path.isdir("/sys/kernel")
@@ -127,7 +127,7 @@ async def test_the_rest_of_the_system_works_on(place: Place, ship: Ship) -> None
         ).stdout
         answer["cwd"] = os.getcwd()
         answer["temporary"] = Path(tempfile.mkdtemp()).is_dir()
-        outside = Path({str(place.folder)!r}, "result")
+        outside = Path({str(machine.folder)!r}, "result")
         outside.write_text("durable")
         try:
             Path("/kinetic-lost").touch()
@@ -136,7 +136,7 @@ async def test_the_rest_of_the_system_works_on(place: Place, ship: Ship) -> None
         """,
         ref,
     )
-    workspace = str(place.folder / "work-1" / "workspace")
+    workspace = str(machine.folder / "work-1" / "workspace")
     assert answer == {
         "links": links,
         "proc": True,
@@ -146,36 +146,40 @@ async def test_the_rest_of_the_system_works_on(place: Place, ship: Ship) -> None
         "temporary": True,
         "refused": True,
     }
-    assert (place.folder / "result").read_text() == "durable"
+    assert (machine.folder / "result").read_text() == "durable"
 
 
-async def test_a_volume_hides_what_is_there_only_inside(place: Place, ship: Ship) -> None:
-    there = place.folder / "there"
-    there.mkdir()
-    (there / "real").write_text("real")
-    ref = await ship({"a": b"1"}, str(there))
-    answer = place.run(
+async def test_a_volume_hides_existing_files_only_from_the_job(
+    machine: Machine, ship: Ship
+) -> None:
+    point = machine.folder / "point"
+    point.mkdir()
+    (point / "real").write_text("real")
+    ref = await ship({"a": b"1"}, str(point))
+    answer = machine.run(
         f"""
-        answer["names"] = os.listdir({str(there)!r})
-        shutil.rmtree({str(there)!r}, ignore_errors=True)
-        answer["after"] = os.listdir({str(there)!r})
+        answer["names"] = os.listdir({str(point)!r})
+        shutil.rmtree({str(point)!r}, ignore_errors=True)
+        answer["after"] = os.listdir({str(point)!r})
         """,
         ref,
     )
     assert answer == {"names": ["a"], "after": []}
-    assert os.listdir(there) == ["real"]
+    assert os.listdir(point) == ["real"]
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-async def test_under_a_directory_that_exists(place: Place, ship: Ship, sticky: bool) -> None:
-    """What was in there is still there, and can be written to; nothing new is lost unseen."""
-    outer = place.folder / "outer"
+async def test_a_volume_below_an_existing_directory(
+    machine: Machine, ship: Ship, sticky: bool
+) -> None:
+    """Existing files stay writable. A new file is kept, or creating it is an error."""
+    outer = machine.folder / "outer"
     (outer / "sub").mkdir(parents=True)
     (outer / "file").write_text("old")
     (outer / "link").symlink_to("file")
     outer.chmod(0o1777 if sticky else 0o755)
     refs = [await ship({"a": b"1"}, f"{outer}/x/y"), await ship({"b": b"2"}, f"{outer}/z")]
-    answer = place.run(
+    answer = machine.run(
         f"""
         os.chdir({str(outer)!r})
         answer["names"] = sorted(os.listdir())
@@ -199,7 +203,7 @@ async def test_under_a_directory_that_exists(place: Place, ship: Ship, sticky: b
     assert (outer / "file").read_text() == (outer / "sub" / "made").read_text() == "new"
 
 
-async def test_volumes_in_volumes(place: Place, ship: Ship) -> None:
+async def test_volumes_inside_volumes(machine: Machine, ship: Ship) -> None:
     refs = [
         await ship({"deep": b"4"}, f"{POINT}/made/for/it"),
         await ship({"in": b"2"}, f"{POINT}/sub"),
@@ -207,7 +211,7 @@ async def test_volumes_in_volumes(place: Place, ship: Ship) -> None:
         await ship({"in": b"3"}, f"{POINT}/sub/sub"),
         await ship({"side": b"5"}, f"{POINT}-2/x"),
     ]
-    answer = place.run(
+    answer = machine.run(
         f"""
         for name in ("a", "sub/in", "sub/sub/in", "made/for/it/deep"):
             answer[name] = Path("{POINT}", name).read_text()
@@ -226,12 +230,12 @@ async def test_volumes_in_volumes(place: Place, ship: Ship) -> None:
     }
 
 
-async def test_a_volume_in_a_read_only_one(place: Place, ship: Ship) -> None:
+async def test_a_volume_inside_a_read_only_volume(machine: Machine, ship: Ship) -> None:
     refs = [
         await ship({"a": b"1", "d/b": b"2"}, POINT, fuse=True),
         await ship({"c": b"3"}, f"{POINT}/d/made"),
     ]
-    answer = place.run(
+    answer = machine.run(
         f"""
         answer["seen"] = [Path("{POINT}", n).read_text() for n in ("a", "d/b", "d/made/c")]
         Path("{POINT}/d/made/new").touch()
@@ -245,18 +249,18 @@ async def test_a_volume_in_a_read_only_one(place: Place, ship: Ship) -> None:
     assert answer == {"seen": ["1", "2", "3"], "error": "EROFS"}
 
 
-async def test_a_file_as_a_volume(place: Place, ship: Ship) -> None:
-    """In a directory, or as itself when the place has its name."""
+async def test_a_file_as_a_volume(machine: Machine, ship: Ship) -> None:
+    """The file is in the mounted directory, or at the path itself if that ends with its name."""
     tree = {"config.json": b"{}"}
     refs = [
         await ship(tree, POINT, file="config.json"),
         await ship(tree, f"{POINT}-2/config.json", file="config.json"),
     ]
-    answer = place.run(
+    answer = machine.run(
         """
         answer["paths"] = paths
         answer["seen"] = [Path(path).read_text() for path in paths]
-        Path(paths[1]).write_text("mine")
+        Path(paths[1]).write_text("changed")
         """,
         *refs,
     )
@@ -266,43 +270,48 @@ async def test_a_file_as_a_volume(place: Place, ship: Ship) -> None:
     }
 
 
-async def test_a_volume_is_an_argument_at_its_place(place: Place, ship: Ship) -> None:
+async def test_data_paths_of_volumes_and_arguments(machine: Machine, ship: Ship) -> None:
     refs = [await ship({"a": b"1"}, f"{POINT}/"), await ship({"b": b"2"})]
-    answer = place.run("answer['paths'] = paths", *refs)
-    assert answer == {"paths": [POINT, str(place.folder / "work-1" / "data" / "1")]}
+    answer = machine.run("answer['paths'] = paths", *refs)
+    assert answer == {"paths": [POINT, str(machine.folder / "work-1" / "data" / "1")]}
 
 
-async def test_large_volumes_do_not_reach_the_cache(place: Place, ship: Ship) -> None:
+async def test_large_volumes_do_not_reach_the_cache(machine: Machine, ship: Ship) -> None:
     ref = await ship({f"{i}": b"x" for i in range(250)}, POINT)
     body = f"""
     answer["found"] = len(os.listdir("{POINT}"))
     answer["one"] = Path("{POINT}/1").read_text()
-    Path("{POINT}/1").write_text("mine")
+    Path("{POINT}/1").write_text("changed")
     os.remove("{POINT}/2")
     answer["overlay"] = " overlay " in open("/proc/self/mountinfo").read()
     """
     for _ in range(2):
-        answer = place.run(body, ref)
+        answer = machine.run(body, ref)
         assert answer.pop("overlay") or not answer
         assert answer == {"found": 250, "one": "x"}
-    # What the layers leave behind can be removed by the job's own user, without more ado.
-    script = f"shutil.rmtree({str(place.folder / 'work-1')!r}); answer['removed'] = True"
-    assert place.run(script) == {"removed": True}
+    # The job's user can remove the files that the layers leave behind.
+    script = f"shutil.rmtree({str(machine.folder / 'work-1')!r}); answer['removed'] = True"
+    assert machine.run(script) == {"removed": True}
 
 
-async def test_places_that_cannot_be(place: Place, ship: Ship) -> None:
+async def test_mount_paths_that_are_refused(machine: Machine, ship: Ship) -> None:
     stdlib = os.path.dirname(os.__file__)
     mounts = ["/", "//", "/proc/x", "/sys", "/dev/kinetic", "relative", "/usr/..", stdlib]
-    mounts += [str(place.folder), str(place.store), f"{place.cache}/new", f"{place.store}/jobs/x"]
+    mounts += [
+        str(machine.folder),
+        str(machine.store),
+        f"{machine.cache}/new",
+        f"{machine.store}/jobs/x",
+    ]
     ref = await ship({"a": b"1"})
-    answer = place.run(
+    answer = machine.run(
         f"""
         import dataclasses
         for number, mount in enumerate({mounts!r}):
-            there = dataclasses.replace(site, work=site.work / str(number))
-            there.work.mkdir()
+            own_site = dataclasses.replace(site, work=site.work / str(number))
+            own_site.work.mkdir()
             try:
-                views.prepare([dataclasses.replace(refs[0], mount=mount)], objects, there)
+                views.prepare([dataclasses.replace(refs[0], mount=mount)], objects, own_site)
             except Exception as error:
                 answer[mount] = f"{{type(error).__name__}}: {{error}}"
         """,
@@ -314,46 +323,46 @@ async def test_places_that_cannot_be(place: Place, ship: Ship) -> None:
         assert os.path.normpath(mount) in error
 
 
-async def test_two_volumes_at_one_place(place: Place, ship: Ship) -> None:
+async def test_two_volumes_at_one_path_are_refused(machine: Machine, ship: Ship) -> None:
     refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, f"{POINT}/.")]
-    assert "have the same path" in place.run("", *refs)["error"]
-    link = place.folder / "link"
+    assert "have the same path" in machine.run("", *refs)["error"]
+    link = machine.folder / "link"
     link.symlink_to(POINT)
     refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, str(link))]
-    assert "have the same path" in place.run("", *refs)["error"]
+    assert "have the same path" in machine.run("", *refs)["error"]
 
 
-async def test_a_file_in_the_way(place: Place, ship: Ship) -> None:
-    file = place.folder / "file"
+async def test_a_volume_at_or_below_a_file_is_an_error(machine: Machine, ship: Ship) -> None:
+    file = machine.folder / "file"
     file.write_text("x")
-    answer = place.run("", await ship({"a": b"1"}, f"{file}/below"))
+    answer = machine.run("", await ship({"a": b"1"}, f"{file}/below"))
     assert answer["error"].startswith("NotADirectoryError")
-    answer = place.run("", await ship({"a": b"1"}, str(file)))
+    answer = machine.run("", await ship({"a": b"1"}, str(file)))
     assert "is a directory, and there is something else" in answer["error"]
 
 
-async def test_without_mounts_the_error_names_the_way_out(place: Place, ship: Ship) -> None:
+async def test_without_mounts_the_error_names_an_alternative(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
-    answer = place.run("", ref, mounts=False)
+    answer = machine.run("", ref, mounts=False)
     assert answer["error"].startswith("RuntimeError: volumes need a private mount namespace")
     assert "pass the Data as an argument instead" in answer["error"]
 
 
-async def test_a_process_with_threads_is_refused(place: Place, ship: Ship) -> None:
+async def test_a_process_with_threads_is_refused(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"}, POINT)
     before = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    answer = place.run("", ref, before=before)
+    answer = machine.run("", ref, before=before)
     assert "a process with threads cannot get a mount namespace" in answer["error"]
 
 
-async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Ship) -> None:
-    """A chroot into a plain directory, as some sandboxes have it."""
-    if namespace.available() != "root" or place.uid is not None:
-        pytest.skip("only root can make such a root")
-    jail = place.folder / "jail"
-    jail.mkdir()
+async def test_a_volume_in_a_root_that_cannot_be_pivoted(machine: Machine, ship: Ship) -> None:
+    """The root is a chroot into a plain directory, like in some sandboxes."""
+    if namespace.available() != "root" or machine.uid is not None:
+        pytest.skip("only root can call chroot")
+    chroot = machine.folder / "chroot"
+    chroot.mkdir()
     ref = await ship({"a": b"1"}, POINT)
-    answer = place.run(
+    answer = machine.run(
         f"""
         answer["seen"] = Path("{POINT}/a").read_text()
         answer["names"] = "proc" in os.listdir("/")
@@ -366,23 +375,23 @@ async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Ship) -> Non
         namespace.enter()
         with os.scandir("/") as entries:
             for entry in entries:
-                namespace._mirror_entry(entry, f"{jail}/{{entry.name}}")
-        os.chroot({str(jail)!r})
+                namespace._mirror_entry(entry, f"{chroot}/{{entry.name}}")
+        os.chroot({str(chroot)!r})
         os.chdir("/")
         """,
     )
     assert answer == {"seen": "1", "names": True, "output": "1"}
-    assert os.listdir(jail) != []
+    assert os.listdir(chroot) != []
 
 
-def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> None:
+def test_the_job_still_dies_with_its_parent_and_can_be_read(machine: Machine) -> None:
     """A user namespace changes credentials; the death signal and /proc must survive that."""
     script = f"""
     import ctypes, os, signal, sys, time
     sys.path.insert(0, {str(ROOT)!r})
     from kinetic._runner.job import namespace
     from kinetic._runner.job import processes
-    uid = {place.uid!r}
+    uid = {machine.uid!r}
     if uid is not None:
         os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
@@ -403,7 +412,7 @@ def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> Non
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
     )
-    output, _ = process.communicate(timeout=60)  # ends when the child's copy is closed, too
+    output, _ = process.communicate(timeout=60)  # until parent and child have closed the pipe
     assert process.returncode == -signal.SIGKILL
     child, readable = output.split()
     assert readable == "True"
@@ -412,13 +421,13 @@ def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> Non
         assert time.monotonic() < deadline
 
 
-def test_the_answer_is_kept(place: Place) -> None:
+def test_available_is_cached(machine: Machine) -> None:
     body = """
     answer["first"] = namespace.available()
     answer["again"] = namespace.available()
     answer["forks"] = namespace.available.cache_info().misses
     answer["entered"] = namespace.entered()
     """
-    answer = place.run(body)
+    answer = machine.run(body)
     assert answer["first"] == answer["again"] != ""
     assert (answer["forks"], answer["entered"]) == (1, "")

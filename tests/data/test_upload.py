@@ -1,4 +1,4 @@
-"""Data on its way into the store: once, whole, and never another content under its hash."""
+"""Test the upload of data: once, complete, and never other content under its hash."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 from kinetic.errors import DataError
 from kinetic.testing import MemoryStore
-from tests.data.conftest import Place, Plant
+from tests.data.conftest import Machine, MakeTree
 from tests.data.watched import BIG, Watched
 
 
 @pytest.fixture
-def watched(place: Place) -> Watched:
-    return Watched(place.store)
+def watched(machine: Machine) -> Watched:
+    return Watched(machine.store)
 
 
 async def names(store: DirectoryStore | MemoryStore) -> list[str]:
     return [info.name for info in await store.list("")]
 
 
-async def test_files_and_a_manifest_created_last(watched: Watched, plant: Plant) -> None:
-    root = plant("tree", {"a": b"1", "d/b": b"22", "big": BIG}, executable=["d/b"])
+async def test_the_manifest_is_created_after_the_files(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    root = make_tree("tree", {"a": b"1", "d/b": b"22", "big": BIG}, executable=["d/b"])
     data = Data(str(root))
     seen: list[tuple[int, int]] = []
     ref = await data_upload.upload(watched, data, progress=lambda *now: seen.append(now))
@@ -43,7 +45,7 @@ async def test_files_and_a_manifest_created_last(watched: Watched, plant: Plant)
     )
     content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
     assert content.content_hash() == sha
-    assert [(one.path, one.size, one.mode) for one in content.entries] == [
+    assert [(entry.path, entry.size, entry.mode) for entry in content.entries] == [
         ("a", 1, 0o644),
         ("big", len(BIG), 0o644),
         ("d/b", 2, 0o755),
@@ -53,10 +55,10 @@ async def test_files_and_a_manifest_created_last(watched: Watched, plant: Plant)
     assert seen == sorted(seen)
 
 
-async def test_a_second_time_sends_nothing(
-    watched: Watched, plant: Plant, caplog: pytest.LogCaptureFixture
+async def test_a_second_upload_sends_nothing(
+    watched: Watched, make_tree: MakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = plant("tree", {"a": b"1"})
+    root = make_tree("tree", {"a": b"1"})
     with caplog.at_level(logging.INFO, logger="absl"):
         first = await data_upload.upload(watched, Data(str(root)))
         assert [record.getMessage() for record in caplog.records] == [
@@ -69,8 +71,8 @@ async def test_a_second_time_sends_nothing(
         assert caplog.records[0].getMessage().startswith(f"Data cache hit: {root}")
 
 
-async def test_what_changed_is_uploaded_again(watched: Watched, plant: Plant) -> None:
-    root = plant("tree", {"a": b"1", "b": b"2"})
+async def test_changed_data_is_uploaded_again(watched: Watched, make_tree: MakeTree) -> None:
+    root = make_tree("tree", {"a": b"1", "b": b"2"})
     first = await data_upload.upload(watched, Data(str(root)))
     (root / "a").write_bytes(b"changed")
     second = await data_upload.upload(watched, Data(str(root)))
@@ -78,9 +80,11 @@ async def test_what_changed_is_uploaded_again(watched: Watched, plant: Plant) ->
     assert (await watched.get(f"data/{second.digest}/files/a")).body == b"changed"
 
 
-async def test_a_look_that_differs_shares_the_files(watched: Watched, plant: Plant) -> None:
-    """The hash knows neither modes nor empty directories, and still all of them arrive."""
-    root = plant("tree", {"run": b"#!/bin/sh\n"})
+async def test_trees_that_differ_only_in_modes_or_empty_directories_share_files(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    """The hash ignores modes and empty directories, but the manifest has them."""
+    root = make_tree("tree", {"run": b"#!/bin/sh\n"})
     refs = [await data_upload.upload(watched, Data(str(root)))]
     (root / "run").chmod(0o755)
     refs.append(await data_upload.upload(watched, Data(str(root))))
@@ -91,15 +95,15 @@ async def test_a_look_that_differs_shares_the_files(watched: Watched, plant: Pla
     assert [name for name in watched.created if "/files/" in name] == [
         f"data/{refs[0].digest}/files/run"
     ]
-    looks = [manifest.Manifest.from_bytes((await watched.get(ref.uri)).body) for ref in refs]
-    assert [(look.entries[0].executable, look.empty) for look in looks] == [
+    manifests = [manifest.Manifest.from_bytes((await watched.get(ref.uri)).body) for ref in refs]
+    assert [(found.entries[0].executable, found.empty) for found in manifests] == [
         (False, ()),
         (True, ()),
         (True, ("empty",)),
     ]
 
 
-async def test_a_uri_is_passed_on(watched: Watched) -> None:
+async def test_a_uri_is_not_uploaded(watched: Watched) -> None:
     ref = await data_upload.upload(watched, Data("gs://bucket/x/", fuse=True))
     assert (ref.uri, ref.digest, ref.is_dir, ref.fuse) == ("gs://bucket/x/", "", True, True)
     ref = await data_upload.upload(watched, Data("hf://imdb", hf_trust_remote_code=True))
@@ -107,8 +111,10 @@ async def test_a_uri_is_passed_on(watched: Watched) -> None:
     assert watched.created == []
 
 
-async def test_many_at_once_send_it_once(watched: Watched, plant: Plant) -> None:
-    root = plant("tree", {f"{i}": b"%d" % i for i in range(50)})
+async def test_concurrent_uploads_of_a_client_send_data_once(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    root = make_tree("tree", {f"{i}": b"%d" % i for i in range(50)})
     same = Data(str(root))
     uploads = [data_upload.upload(watched, same) for _ in range(20)]
     uploads += [data_upload.upload(watched, Data(str(root))) for _ in range(20)]
@@ -117,20 +123,22 @@ async def test_many_at_once_send_it_once(watched: Watched, plant: Plant) -> None
     assert len(watched.created) == 51
 
 
-async def test_two_clients_at_once_both_succeed(
-    store: DirectoryStore, place: Place, plant: Plant
+async def test_concurrent_uploads_of_several_clients_succeed(
+    store: DirectoryStore, machine: Machine, make_tree: MakeTree
 ) -> None:
-    root = plant("tree", {f"{i}": b"%d" % i for i in range(50)} | {"big": BIG})
-    clients = [Watched(place.store) for _ in range(3)]
-    refs = await asyncio.gather(*(data_upload.upload(one, Data(str(root))) for one in clients))
+    root = make_tree("tree", {f"{i}": b"%d" % i for i in range(50)} | {"big": BIG})
+    clients = [Watched(machine.store) for _ in range(3)]
+    refs = await asyncio.gather(
+        *(data_upload.upload(client, Data(str(root))) for client in clients)
+    )
     assert len(set(refs)) == 1
     assert len(await names(store)) == 52
 
 
-async def test_when_the_first_is_cancelled_the_next_takes_over(
-    watched: Watched, plant: Plant
+async def test_when_an_upload_is_cancelled_another_takes_over(
+    watched: Watched, make_tree: MakeTree
 ) -> None:
-    root = plant("tree", {"a": b"1", "b": b"2"})
+    root = make_tree("tree", {"a": b"1", "b": b"2"})
     reached = asyncio.Event()
 
     async def hang(name: str) -> None:
@@ -152,8 +160,10 @@ async def test_when_the_first_is_cancelled_the_next_takes_over(
     assert ref.uri in await names(watched)
 
 
-async def test_a_small_file_that_changes_is_never_stored(watched: Watched, plant: Plant) -> None:
-    root = plant("tree", {"a": b"1", "b": b"2"})
+async def test_a_small_file_that_changes_is_never_stored(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    root = make_tree("tree", {"a": b"1", "b": b"2"})
     data = Data(str(root))
     sha = data.content_hash()
     (root / "b").write_bytes(b"3")
@@ -166,29 +176,33 @@ async def test_a_small_file_that_changes_is_never_stored(watched: Watched, plant
 
 
 @pytest.mark.parametrize("name", ["a", "big"])
-async def test_a_file_that_vanishes_is_an_error(watched: Watched, plant: Plant, name: str) -> None:
-    root = plant("tree", {"a": b"1", "big": BIG})
+async def test_a_file_that_vanishes_is_an_error(
+    watched: Watched, make_tree: MakeTree, name: str
+) -> None:
+    root = make_tree("tree", {"a": b"1", "big": BIG})
     data = Data(str(root))
     data.content_hash()
     (root / name).unlink()
     with pytest.raises(DataError, match=f"{name} (changed|cannot be read)"):
         await data_upload.upload(watched, data)
-    assert not any("manifest" in one for one in await names(watched))
+    assert not any("manifest" in stored for stored in await names(watched))
 
 
-async def test_a_big_file_that_was_only_touched_is_the_same(watched: Watched, plant: Plant) -> None:
-    root = plant("tree", {"big": BIG})
+async def test_a_big_file_with_a_new_mtime_is_unchanged(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    root = make_tree("tree", {"big": BIG})
     data = Data(str(root))
     data.content_hash()
     os.utime(root / "big", (1, 1))
     assert (await data_upload.upload(watched, data)).uri in await names(watched)
 
 
-async def test_a_big_file_that_changes_on_its_way_is_not_registered(
-    watched: Watched, plant: Plant
+async def test_a_big_file_that_changes_during_its_upload_is_deleted(
+    watched: Watched, make_tree: MakeTree
 ) -> None:
-    """It is in the store under the wrong hash only until the change is noticed."""
-    root = plant("tree", {"big": BIG})
+    """The store has it under the wrong hash only until the upload notices the change."""
+    root = make_tree("tree", {"big": BIG})
     data = Data(str(root))
     sha = data.content_hash()
     body = BIG[:-3] + b"BAD"
@@ -207,10 +221,10 @@ async def test_a_big_file_that_changes_on_its_way_is_not_registered(
     assert (await watched.get(f"data/{sha}/files/big")).body == BIG
 
 
-async def test_what_a_killed_upload_left_is_used_when_it_is_right(
-    watched: Watched, plant: Plant
+async def test_files_that_a_killed_upload_left_are_used(
+    watched: Watched, make_tree: MakeTree
 ) -> None:
-    root = plant("tree", {"a": b"1", "big": BIG})
+    root = make_tree("tree", {"a": b"1", "big": BIG})
     data = Data(str(root))
     sha = data.content_hash()
     await watched.create(f"data/{sha}/files/big", BIG)
@@ -221,9 +235,9 @@ async def test_what_a_killed_upload_left_is_used_when_it_is_right(
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names are Unicode there")
-async def test_names_that_no_store_can_have(watched: Watched, plant: Plant) -> None:
-    """They are stored under another name, and come back under their own."""
-    root = plant("tree", {"plain": b"1", "ü" * 120: b"2", "new\nline": b"3"})
+async def test_files_whose_names_no_object_can_have(watched: Watched, make_tree: MakeTree) -> None:
+    """They are stored under other names; the manifest has the original names."""
+    root = make_tree("tree", {"plain": b"1", "ü" * 120: b"2", "new\nline": b"3"})
     (root / os.fsdecode(b"\xff")).write_bytes(b"4")
     deep = "/".join(["d" * 100] * 12)
     (root / deep).mkdir(parents=True)
@@ -244,9 +258,9 @@ async def test_names_that_no_store_can_have(watched: Watched, plant: Plant) -> N
 
 
 async def test_a_linked_directory_is_left_out_with_a_warning(
-    watched: Watched, plant: Plant, caplog: pytest.LogCaptureFixture
+    watched: Watched, make_tree: MakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = plant("tree", {"a": b"1", "d/b": b"2"})
+    root = make_tree("tree", {"a": b"1", "d/b": b"2"})
     (root / "link").symlink_to(root / "d")
     with caplog.at_level(logging.WARNING):
         ref = await data_upload.upload(watched, Data(str(root)))
@@ -256,34 +270,36 @@ async def test_a_linked_directory_is_left_out_with_a_warning(
     assert content.empty == ()
 
 
-async def test_an_empty_directory_is_a_data(watched: Watched, plant: Plant) -> None:
-    ref = await data_upload.upload(watched, Data(str(plant("tree", {}))))
+async def test_an_empty_directory_has_only_a_manifest(
+    watched: Watched, make_tree: MakeTree
+) -> None:
+    ref = await data_upload.upload(watched, Data(str(make_tree("tree", {}))))
     assert await names(watched) == [ref.uri]
 
 
-async def test_the_loop_goes_on_while_much_is_hashed_and_sent(
-    watched: Watched, plant: Plant, loop_guard: Callable[[], object]
+async def test_hashing_and_uploading_do_not_block_the_loop(
+    watched: Watched, make_tree: MakeTree, loop_guard: Callable[[], object]
 ) -> None:
-    root = plant("tree", {f"{i // 100}/{i}": b"%d" % i for i in range(600)} | {"big": BIG * 30})
+    root = make_tree("tree", {f"{i // 100}/{i}": b"%d" % i for i in range(600)} | {"big": BIG * 30})
     with loop_guard():  # type: ignore[attr-defined]
         await data_upload.upload(watched, Data(str(root)))
     assert len(watched.created) == 602
 
 
-async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> None:
-    """A sparse file that would take minutes: the thread must see that nobody waits."""
-    root = plant("tree", {})
+async def test_cancelling_stops_the_hashing(watched: Watched, make_tree: MakeTree) -> None:
+    """Hashing this sparse file would take minutes, so the thread must notice the cancellation."""
+    root = make_tree("tree", {})
     with open(root / "huge", "wb") as file:
         file.truncate(1 << 38)
     data = Data(str(root))
     task = asyncio.create_task(data_upload.upload(watched, data))
     async with asyncio.timeout(30):
-        while not data._lock.locked():  # the thread hashes
+        while not data._lock.locked():  # until the thread hashes
             await asyncio.sleep(0.005)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(30):  # the thread has let go of the Data
+    async with asyncio.timeout(30):  # until the thread releases the data
         while not data._lock.acquire(blocking=False):
             await asyncio.sleep(0.005)
     data._lock.release()

@@ -1,4 +1,4 @@
-"""What a job sees of its Data: exactly what was shipped, and its own to write to."""
+"""Test the views that a job has of its data: exact copies that only this job changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
-from tests.data.conftest import Place, Plant, Ship
+from tests.data.conftest import Machine, MakeTree, Ship
 
 PLAIN = st.sampled_from(["a", "b.txt", ".hidden", "with space", "per%cent", "-", "...", "~"])
 ANY = (
@@ -30,7 +30,7 @@ ANY = (
     .filter(lambda name: not set(name) & {0, 47} and name not in (b".", b".."))
     .map(os.fsdecode)
 )
-NAMES = PLAIN if sys.platform == "darwin" else PLAIN | ANY  # its names are Unicode, without case
+NAMES = PLAIN if sys.platform == "darwin" else PLAIN | ANY  # whose names are Unicode
 CONTENTS = st.one_of(
     st.binary(max_size=60),
     st.just(b"\x89KNO\r\n\x1a\n like the header of an object"),
@@ -43,27 +43,27 @@ TREES = st.recursive(
 )
 
 
-def plant_tree(root: Path, tree: Any) -> None:
-    """Write nested dicts, of (content, executable) in the end."""
+def write_tree(root: Path, tree: Any) -> None:
+    """Write nested dicts whose leaves are tuples of content and executable."""
     if isinstance(tree, dict):
         root.mkdir()
         for name, inner in tree.items():
-            plant_tree(root / name, inner)
+            write_tree(root / name, inner)
     else:
         root.write_bytes(tree[0])
         root.chmod(0o755 if tree[1] else 0o644)
 
 
-def harvest(root: Path) -> Any:
-    """The inverse of `plant_tree`."""
+def read_tree(root: Path) -> Any:
+    """Read what `write_tree` has written."""
     if root.is_dir():
-        return {entry.name: harvest(entry) for entry in root.iterdir()}
+        return {entry.name: read_tree(entry) for entry in root.iterdir()}
     return root.read_bytes(), bool(root.stat().st_mode & 0o100)
 
 
-def same_process(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) -> list[Path]:
-    """Views without a process of their own: nothing here may mount."""
-    views.prepare(refs, store_objects(store), Place(folder).site())
+def prepare_views(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) -> list[Path]:
+    """Prepare views in this process, which may not mount, and return their paths."""
+    views.prepare(refs, store_objects(store), Machine(folder).site())
     return [Path(stand_ins.data_path(k)) for k in range(len(refs))]
 
 
@@ -73,14 +73,14 @@ def store_objects(store: DirectoryStore) -> DirectoryObjects:
 
 @given(tree=TREES)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-async def test_any_tree_arrives_bit_by_bit(tree: Any) -> None:
+async def test_the_view_of_any_tree_is_exact(tree: Any) -> None:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
-        plant_tree(folder / "name", tree)
+        write_tree(folder / "name", tree)
         store = DirectoryStore(folder / "store")
         ref = await data_upload.upload(store, Data(str(folder / "name")))
-        (view,) = same_process([ref], store, folder)
-        assert harvest(view) == tree
+        (view,) = prepare_views([ref], store, folder)
+        assert read_tree(view) == tree
         assert isinstance(tree, dict) or view.name == "name"
         assert ref.digest == Data(str(view)).content_hash()
     finally:
@@ -89,7 +89,7 @@ async def test_any_tree_arrives_bit_by_bit(tree: Any) -> None:
 
 @given(content=TREES.filter(lambda tree: isinstance(tree, dict)), cut=st.integers(1, 400))
 @settings(max_examples=40, deadline=None)
-def test_a_manifest_comes_back_or_is_refused(content: Any, cut: int) -> None:
+def test_a_manifest_is_read_whole_or_refused(content: Any, cut: int) -> None:
     entries: list[manifest.Entry] = []
     empty: list[str] = []
 
@@ -104,22 +104,22 @@ def test_a_manifest_comes_back_or_is_refused(content: Any, cut: int) -> None:
             walk(inner, f"{path}/{name}" if path else name)
 
     walk(content, "")
-    whole = manifest.Manifest(is_dir=True, entries=tuple(entries), empty=tuple(empty))
-    body = whole.to_bytes()
-    assert manifest.Manifest.from_bytes(body) == whole
+    original = manifest.Manifest(is_dir=True, entries=tuple(entries), empty=tuple(empty))
+    body = original.to_bytes()
+    assert manifest.Manifest.from_bytes(body) == original
     with pytest.raises(ValueError, match="a manifest cannot be read"):
         manifest.Manifest.from_bytes(body[: max(0, len(body) - cut)])
 
 
 @pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "a//b", ".", "", "a\0b"])
-def test_a_manifest_names_nothing_outside(path: str) -> None:
+def test_a_manifest_with_paths_outside_its_tree_is_refused(path: str) -> None:
     entry = manifest.Entry(path, 1, False, "00" * 32)
-    for bad in (
+    for invalid in (
         manifest.Manifest(is_dir=True, entries=(entry,)),
         manifest.Manifest(is_dir=True, entries=(), empty=(path,)),
     ):
         with pytest.raises(ValueError, match="not inside its tree"):
-            manifest.Manifest.from_bytes(bad.to_bytes())
+            manifest.Manifest.from_bytes(invalid.to_bytes())
 
 
 @pytest.mark.parametrize(
@@ -130,27 +130,27 @@ def test_a_damaged_manifest_is_a_value_error(body: bytes) -> None:
         manifest.Manifest.from_bytes(body)
 
 
-async def test_each_job_writes_for_itself(place: Place, ship: Ship) -> None:
+async def test_changes_of_a_job_are_private_to_it(machine: Machine, ship: Ship) -> None:
     tree = {"a": b"1", "d/b": b"2", "empty/": None}
     refs = [await ship(tree), await ship(tree, file="a")]
     body = """
     answer["seen"] = [Path(paths[0], "a").read_text(), Path(paths[1]).read_text()]
     answer["names"] = sorted(os.listdir(paths[0])) + [os.path.basename(paths[1])]
     for file in (Path(paths[0], "a"), Path(paths[1])):
-        file.write_text("mine")
+        file.write_text("changed")
     shutil.rmtree(Path(paths[0], "d"))
     Path(paths[0], "new").touch()
     """
     for _ in range(2):
-        answer = place.run(body, *refs)
+        answer = machine.run(body, *refs)
         assert answer == {"seen": ["1", "1"], "names": ["a", "d", "empty", "a"]}
 
 
-async def test_the_same_data_twice_are_two_views(place: Place, ship: Ship) -> None:
+async def test_each_reference_to_a_data_has_its_own_view(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"})
-    answer = place.run(
+    answer = machine.run(
         """
-        Path(paths[0], "a").write_text("mine")
+        Path(paths[0], "a").write_text("changed")
         answer["other"] = Path(paths[1], "a").read_text()
         """,
         ref,
@@ -160,21 +160,21 @@ async def test_the_same_data_twice_are_two_views(place: Place, ship: Ship) -> No
 
 
 @pytest.mark.parametrize("mounts", [True, False])
-async def test_large_content_is_shared_where_it_can_be(
-    place: Place, ship: Ship, mounts: bool
+async def test_large_content_is_mounted_where_possible(
+    machine: Machine, ship: Ship, mounts: bool
 ) -> None:
-    """And still nothing a job writes reaches the next, or the cache."""
+    """Changes of a job reach neither the next job nor the cache."""
     tree = {f"{i % 7}/{i}": b"%d" % i for i in range(300)} | {"gone/": None}
     big = os.urandom(1 << 20) * 40
     refs = [await ship(tree), await ship({"big.bin": big}, file="big.bin")]
     body = """
     mounted = [line.split()[4] for line in open("/proc/self/mountinfo") if " overlay " in line]
-    own = (one for one in mounted if one.startswith(f"{site.work}/"))
-    answer["mounted"] = sorted(os.path.relpath(one, site.work) for one in own)
+    own = (path for path in mounted if path.startswith(f"{site.work}/"))
+    answer["mounted"] = sorted(os.path.relpath(path, site.work) for path in own)
     answer["found"] = sum(len(names) for _, _, names in os.walk(paths[0]))
     answer["byte"] = open(paths[1], "rb").read(1).hex()
     answer["name"] = os.path.basename(paths[1])
-    Path(paths[0], "0", "0").write_text("mine")
+    Path(paths[0], "0", "0").write_text("changed")
     shutil.rmtree(Path(paths[0], "1"))
     os.rename(Path(paths[0], "2"), Path(paths[0], "two"))
     with open(paths[1], "r+b") as file:
@@ -183,33 +183,39 @@ async def test_large_content_is_shared_where_it_can_be(
     """
     overlays = mounts and namespace.available() == "root"
     for _ in range(2):
-        answer = place.run(body, *refs, mounts=mounts)
+        answer = machine.run(body, *refs, mounts=mounts)
         assert answer.pop("mounted") == (["data/0", "data/1"] if overlays else [])
         assert answer == {
             "found": 300,
             "byte": big[:1].hex(),
             "name": "big.bin",
         }
-    assert (place.cache / "data").exists() == overlays
-    shutil.rmtree(place.folder / "work-1")  # what an overlay leaves can be removed
+    assert (machine.cache / "data").exists() == overlays
+    shutil.rmtree(machine.folder / "work-1")  # an overlay's files can be removed
 
 
-async def test_odd_folders_can_be_layers(tmp_path: Path, plant: Plant) -> None:
-    """Commas, colons and backslashes mean something in the options of an overlay."""
-    place = Place(tmp_path / "a,b:c\\d e=f")
-    place.folder.mkdir()
-    root = plant("tree", {f"{i}": b"x" for i in range(201)})
-    ref = await data_upload.upload(DirectoryStore(place.store), Data(str(root)))
+async def test_folders_with_special_characters_can_be_layers(
+    tmp_path: Path, make_tree: MakeTree
+) -> None:
+    """Commas, colons, and backslashes have a meaning in the mount options of an overlay."""
+    machine = Machine(tmp_path / "a,b:c\\d e=f")
+    machine.folder.mkdir()
+    root = make_tree("tree", {f"{i}": b"x" for i in range(201)})
+    ref = await data_upload.upload(DirectoryStore(machine.store), Data(str(root)))
     body = """
     answer["overlays"] = sum(" overlay " in line for line in open("/proc/self/mountinfo"))
     answer["found"] = len(os.listdir(paths[0]))
     """
-    before = place.run("answer['n'] = sum(' overlay ' in l for l in open('/proc/self/mountinfo'))")
+    before = machine.run(
+        "answer['n'] = sum(' overlay ' in l for l in open('/proc/self/mountinfo'))"
+    )
     overlays = before["n"] + (namespace.available() == "root")
-    assert place.run(body, ref) == {"overlays": overlays, "found": 201}
+    assert machine.run(body, ref) == {"overlays": overlays, "found": 201}
 
 
-async def test_fuse_is_read_only_where_it_can_be_mounted(place: Place, ship: Ship) -> None:
+async def test_fuse_data_is_read_only_where_mounts_are_possible(
+    machine: Machine, ship: Ship
+) -> None:
     tree = {"a": b"1", "d/b": b"2"}
     refs = [await ship(tree, fuse=True), await ship(tree, file="a", fuse=True)]
     body = """
@@ -223,23 +229,25 @@ async def test_fuse_is_read_only_where_it_can_be_mounted(place: Place, ship: Shi
     """
     denied = ["EROFS"] * 3 if namespace.available() else []
     for _ in range(2):
-        assert place.run(body, *refs) == {"seen": ["2", "1"], "errors": denied}
-    assert place.run(body, *refs, mounts=False) == {"seen": ["2", "1"], "errors": []}
+        assert machine.run(body, *refs) == {"seen": ["2", "1"], "errors": denied}
+    assert machine.run(body, *refs, mounts=False) == {"seen": ["2", "1"], "errors": []}
 
 
-async def test_content_that_was_changed_in_the_store_is_refused(place: Place, ship: Ship) -> None:
+async def test_content_that_was_changed_in_the_store_is_refused(
+    machine: Machine, ship: Ship
+) -> None:
     tree = {"small": b"1", "large": b"x" * (1 << 19)}
     for name, body in tree.items():
         ref = await ship(tree | {"id": name.encode()})
-        file = place.store / "data" / ref.digest / "files" / name
+        file = machine.store / "data" / ref.digest / "files" / name
         file.chmod(0o600)
         file.write_bytes(b"y" + body[1:])
-        answer = place.run("", ref)
+        answer = machine.run("", ref)
         assert answer["error"].startswith("ValueError")
         assert answer["error"].endswith(f"{name} is not what was submitted: its SHA-256 differs")
 
 
-async def test_a_manifest_is_checked_against_the_order(place: Place, ship: Ship) -> None:
+async def test_a_manifest_is_checked_against_the_order(machine: Machine, ship: Ship) -> None:
     ref = await ship({"a": b"1"})
     other = await ship({"a": b"2"})
     for wrong in (
@@ -247,41 +255,43 @@ async def test_a_manifest_is_checked_against_the_order(place: Place, ship: Ship)
         replace(ref, digest=other.digest),
         replace(ref, is_dir=False),
     ):
-        assert "is not what was submitted" in place.run("", wrong)["error"]
-    file = place.store / ref.uri
-    file.write_bytes(file.read_bytes().replace(b"420", b"493"))  # somebody makes it executable
-    assert "is not what was submitted" in place.run("", ref)["error"]
+        assert "is not what was submitted" in machine.run("", wrong)["error"]
+    file = machine.store / ref.uri
+    file.write_bytes(file.read_bytes().replace(b"420", b"493"))  # makes a file executable
+    assert "is not what was submitted" in machine.run("", ref)["error"]
 
 
-async def test_what_is_gone_is_named_with_what_to_do(place: Place, ship: Ship) -> None:
+async def test_the_error_about_a_missing_object_names_it_and_the_fix(
+    machine: Machine, ship: Ship
+) -> None:
     ref = await ship({"a": b"1"})
-    (place.store / "data" / ref.digest / "files" / "a").unlink()
-    answer = place.run("", ref)
+    (machine.store / "data" / ref.digest / "files" / "a").unlink()
+    answer = machine.run("", ref)
     assert answer["error"].startswith(
         f"RuntimeError: data/{ref.digest}/files/a is no longer in the store"
     )
     assert "submit again" in answer["error"]
-    place.objects.delete([ref.uri])
-    assert f"RuntimeError: {ref.uri} is no longer in the store" in place.run("", ref)["error"]
+    machine.objects.delete([ref.uri])
+    assert f"RuntimeError: {ref.uri} is no longer in the store" in machine.run("", ref)["error"]
 
 
 @pytest.mark.parametrize("uri", ["hf://imdb", "hf://imdb?split=train"])
-def test_a_library_that_is_missing_is_named(place: Place, uri: str) -> None:
+def test_a_library_that_is_missing_is_named(machine: Machine, uri: str) -> None:
     if importlib.util.find_spec("datasets") or importlib.util.find_spec("huggingface_hub"):
-        pytest.skip("it is not missing here")
-    answer = place.run("", wire.DataRef(uri=uri))
+        pytest.skip("a library is installed")
+    answer = machine.run("", wire.DataRef(uri=uri))
     assert answer["error"].startswith(f"RuntimeError: {uri} needs datasets")
 
 
-def test_a_process_without_data_says_so(place: Place) -> None:
-    answer = place.run("stand_ins.data_path(0)")
+def test_a_process_without_data_says_so(machine: Machine) -> None:
+    answer = machine.run("stand_ins.data_path(0)")
     assert answer["error"] == (
         "RuntimeError: there is no Data 0 here: this is not the job it was sent to"
     )
 
 
-class Fetched:
-    """A store that only has a network: no file of this machine holds an object."""
+class RemoteObjects:
+    """A remote store: no file of this machine is an object."""
 
     def __init__(self, objects: DirectoryObjects) -> None:
         self._objects = objects
@@ -298,20 +308,20 @@ class Fetched:
         self._objects.fetch(name, path)
 
 
-async def test_a_store_elsewhere_is_fetched_from(
-    place: Place, ship: Ship, store: DirectoryStore, plant: Plant
+async def test_objects_of_a_remote_store_are_fetched(
+    machine: Machine, ship: Ship, store: DirectoryStore, make_tree: MakeTree
 ) -> None:
     tree = {"small": b"1", "large": os.urandom(1 << 19)}
-    ref = await ship(plant("tree", tree, executable=["large"]))
-    objects = Fetched(store_objects(store))
-    views.prepare([ref], objects, place.site())
+    ref = await ship(make_tree("tree", tree, executable=["large"]))
+    objects = RemoteObjects(store_objects(store))
+    views.prepare([ref], objects, machine.site())
     view = Path(stand_ins.data_path(0))
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)
     assert len(objects.fetched) == 1
 
 
-def test_how_much_is_worth_a_mount() -> None:
+def test_only_large_trees_are_mounted() -> None:
     if namespace.SUPPORTED and os.geteuid() == 0:
         large = [workspace.Weight(201, 0), workspace.Weight(1, 33 << 20)]
         assert all(workspace.worth_mounting(weight, mounts=True) for weight in large)

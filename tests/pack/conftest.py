@@ -1,4 +1,4 @@
-"""Real projects on disk, packed here and unpacked in a fresh interpreter."""
+"""Fixtures that write projects, pack them, and run scripts in fresh interpreters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Python = Callable[..., str]
 
 @pytest.fixture
 def make() -> Make:
-    """Write files, by name; a name that ends with ``/`` makes a directory."""
+    """Return a function that writes files; a name that ends with ``/`` makes a directory."""
 
     def write(root: Path, files: Mapping[str, str | bytes]) -> Path:
         root.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def make() -> Make:
 
 @pytest.fixture
 def python(home: Path) -> Python:
-    """Run a script in a fresh interpreter that can import kinetic, and return what it prints."""
+    """Return a function that runs a script, which can import kinetic, and returns its output."""
 
     def run(*command: str, cwd: Path, stdin: str = "", **environ: str) -> str:
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environ}
@@ -55,20 +55,20 @@ def python(home: Path) -> Python:
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Callable[..., archive.Archive]:
-    """Pack a tree whose last change is long enough ago for the result to be kept."""
+    """Return a function that packs a directory."""
 
-    def packed(
-        root: Path, *exclude: Path, cache: Path | None = None, **more: Any
+    def pack_directory(
+        root: Path, *exclude: Path, cache: Path | None = None, **options: Any
     ) -> archive.Archive:
-        environ = more.pop("environ", {"HOME": str(tmp_path)})
-        where = tmp_path / "cache" if cache is None else cache
-        return archive.pack(root, exclude=exclude, cache=where, environ=environ, **more)
+        environ = options.pop("environ", {"HOME": str(tmp_path)})
+        cache = tmp_path / "cache" if cache is None else cache
+        return archive.pack(root, exclude=exclude, cache=cache, environ=environ, **options)
 
-    return packed
+    return pack_directory
 
 
 def settle(root: Path) -> None:
-    """Wait until the latest change in *root* can no longer share a tick with the next one."""
+    """Wait until a new change in *root* gets a later timestamp than all earlier ones."""
     newest = max((path.lstat().st_ctime_ns for path in root.rglob("*")), default=0)
     deadline = time.monotonic() + 60
     while time.time_ns() - newest <= archive.FRESH_NS:
@@ -85,7 +85,7 @@ def contents(packed: archive.Archive) -> dict[str, bytes]:
     """Return the files by name, after checking that the archive isn't damaged."""
     with zipfile.ZipFile(packed.path) as opened:
         assert opened.testzip() is None
-        return {one: opened.read(one) for one in opened.namelist() if not one.endswith("/")}
+        return {name: opened.read(name) for name in opened.namelist() if not name.endswith("/")}
 
 
 def last_line(text: str) -> Any:

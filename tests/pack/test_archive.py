@@ -1,4 +1,4 @@
-"""The archive of a project: the same bytes for the same tree, kept, and never damaged."""
+"""Test the archive of a project: contents, reproducibility, cache, errors, and warnings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pack = Callable[..., archive.Archive]
 LARGE = 5 * 1024 * 1024
 
 
-# What scripts in other processes begin with.
+# The beginning of scripts that run in other processes.
 PACK = """
 import json, os, pathlib, resource, signal, sys
 from kinetic._packing import archive
@@ -44,7 +44,7 @@ def pack(cache):
 """
 
 
-SAID = """
+COLLECT_MESSAGES = """
 import json, logging, os, pathlib
 seen = []
 class Keep(logging.Handler):
@@ -53,7 +53,7 @@ logging.getLogger().addHandler(Keep())
 """
 
 
-def never(done: int, total: int) -> None:
+def fail_if_packed(done: int, total: int) -> None:
     raise AssertionError("it was packed again")
 
 
@@ -72,7 +72,7 @@ def test_the_archive_has_the_tree(tmp_path: Path, make: Make, pack: Pack) -> Non
     with zipfile.ZipFile(packed.path) as opened:
         modes = {one.filename: one.external_attr >> 16 for one in opened.infolist()}
         methods = {one.filename: one.compress_type for one in opened.infolist()}
-    assert modes["run.sh"] == stat.S_IFREG | 0o755  # set-id bits do not travel
+    assert modes["run.sh"] == stat.S_IFREG | 0o755  # without the set-id bit
     assert modes["e/"] == stat.S_IFDIR | 0o750
     assert methods["a/b.bin"] == zipfile.ZIP_STORED
     assert methods["a/zeros"] == methods["m.py"] == zipfile.ZIP_DEFLATED
@@ -94,7 +94,7 @@ NAME = st.text("aAbä._- 1", min_size=1, max_size=3).filter(lambda name: name.st
     order=st.randoms(use_true_random=False),
 )
 def test_the_same_tree_gives_the_same_bytes(files: dict[str, bytes], order: random.Random) -> None:
-    """Whenever, wherever and in whatever order it was written."""
+    """The time, the place, and the order of writing the files don't matter."""
     with tempfile.TemporaryDirectory(prefix="kinetic-same-") as scratch:
         digests = set()
         for number in range(2):
@@ -103,8 +103,8 @@ def test_the_same_tree_gives_the_same_bytes(files: dict[str, bytes], order: rand
             for name in order.sample(sorted(files), len(files)):
                 (root / name).parent.mkdir(exist_ok=True)
                 (root / name).write_bytes(files[name])
-                moment = order.randrange(2**31)
-                os.utime(root / name, (moment, moment))
+                mtime = order.randrange(2**31)
+                os.utime(root / name, (mtime, mtime))
             cache = Path(scratch, f"cache{number}")
             packed = archive.pack(root, exclude=(), cache=cache, environ={"HOME": scratch})
             digests.add((packed.digest, packed.path.read_bytes()))
@@ -116,7 +116,7 @@ def test_an_unchanged_tree_is_not_read_again(tmp_path: Path, make: Make, pack: P
     root = make(tmp_path / "project", {"a/m.py": "1", "b": "2"})
     settle(root)
     first = pack(root)
-    assert pack(root, progress=never) == first
+    assert pack(root, progress=fail_if_packed) == first
     (root / "a/m.py").write_text("3")
     changed = pack(root)
     assert contents(changed)["a/m.py"] == b"3"
@@ -128,14 +128,16 @@ def test_an_unchanged_tree_is_not_read_again(tmp_path: Path, make: Make, pack: P
 def test_a_change_within_the_same_tick_is_not_missed(
     tmp_path: Path, make: Make, pack: Pack
 ) -> None:
-    """The clock of a file system stands still for milliseconds."""
+    """Timestamps of a file system advance only every few milliseconds."""
     root = make(tmp_path / "project", {"m.py": "0"})
     for number in range(200):
         (root / "m.py").write_text(f"{number % 10}")
         assert contents(pack(root)) == {"m.py": f"{number % 10}".encode()}
 
 
-def test_progress_counts_bytes_and_can_end_it(tmp_path: Path, make: Make, pack: Pack) -> None:
+def test_progress_counts_bytes_and_may_stop_the_packing(
+    tmp_path: Path, make: Make, pack: Pack
+) -> None:
     root = make(tmp_path / "project", {"a": bytes(LARGE), "b": b"x" * 10, "c": b""})
     seen: list[tuple[int, int]] = []
     pack(root, progress=lambda done, total: seen.append((done, total)))
@@ -143,15 +145,15 @@ def test_progress_counts_bytes_and_can_end_it(tmp_path: Path, make: Make, pack: 
     assert seen[-1] == (LARGE + 10, LARGE + 10)
     assert len(seen) > 3
 
-    def enough(done: int, total: int) -> None:
+    def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pack(root, cache=tmp_path / "other", progress=enough)
+        pack(root, cache=tmp_path / "other", progress=interrupt)
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_data_and_what_kinetic_keeps_do_not_ship(tmp_path: Path, make: Make, pack: Pack) -> None:
+def test_data_and_files_of_kinetic_are_not_packed(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "", "data/x": "", ".kinetic/local/key": "secret"})
     make(root, {"store/jobs/1/outcome": ""})
     environ = {
@@ -166,11 +168,11 @@ def test_data_and_what_kinetic_keeps_do_not_ship(tmp_path: Path, make: Make, pac
     assert again.digest == packed.digest
 
 
-# --- what goes wrong ---------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
-def test_a_damaged_cache_costs_one_packing(
+def test_a_damaged_archive_is_packed_again(
     damage: str, tmp_path: Path, make: Make, pack: Pack
 ) -> None:
     root = make(tmp_path / "project", {"m.py": "x" * 100})
@@ -184,23 +186,25 @@ def test_a_damaged_cache_costs_one_packing(
     again = pack(root)
     assert again == first
     assert contents(again) == before
-    assert pack(root, progress=never) == first
+    assert pack(root, progress=fail_if_packed) == first
 
 
-@pytest.mark.parametrize("cache", ["file", "file/cache", "/proc/kinetic"])  # the last for root
-def test_a_cache_that_cannot_be_used_costs_only_time(
+@pytest.mark.parametrize(
+    "cache", ["file", "file/cache", "/proc/kinetic"]
+)  # the last fails even for root
+def test_packing_works_without_a_usable_cache(
     cache: str, tmp_path: Path, make: Make, pack: Pack, python: Python
 ) -> None:
     root = make(tmp_path / "project", {"m.py": "x"})
     make(tmp_path, {"file": "", "tmp/": ""})
-    script = f"""{PACK}{SAID}
+    script = f"""{PACK}{COLLECT_MESSAGES}
 packed = pack({cache!r})
 assert packed.path.exists()
 print(json.dumps([packed.digest, seen]))
 """
-    digest, said = last_line(python("-c", script, cwd=tmp_path, TMPDIR=str(tmp_path / "tmp")))
+    digest, messages = last_line(python("-c", script, cwd=tmp_path, TMPDIR=str(tmp_path / "tmp")))
     assert digest == pack(root).digest
-    assert any("not kept" in one for one in said)
+    assert any("not kept" in message for message in messages)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -216,31 +220,33 @@ except PackError as exc:
 
 
 @pytest.mark.parametrize("disk", ["large", "small"])
-def test_no_space_is_said_and_leaves_nothing(tmp_path: Path, make: Make, disk: str) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path, make: Make, disk: str) -> None:
     make(tmp_path / "project", {"m": random.Random(0).randbytes(300_000)})
     (tmp_path / "cache").mkdir()
-    inside: list[str] = []
-    if disk == "small":  # full before the file is as large as it may get
+    in_namespace: list[str] = []
+    if disk == "small":  # full before the file reaches the limit of its size
         if programs.run("unshare", "-rm", "true").returncode:
             pytest.skip("no private mounts here")
         mount = "mount -t tmpfs -o size=128k tmpfs cache"
-        inside = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+        in_namespace = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    said = programs.output(*inside, sys.executable, "-c", NO_SPACE, cwd=tmp_path, env=environ)
-    message, left = last_line(said)
+    printed = programs.output(
+        *in_namespace, sys.executable, "-c", NO_SPACE, cwd=tmp_path, env=environ
+    )
+    message, left = last_line(printed)
     assert "No space is left" in message
     assert "KINETIC_HOME" in message
     assert left == []
 
 
-UNREADABLE = f"""{SAID}
+UNREADABLE = f"""{COLLECT_MESSAGES}
 import sys, zipfile
 from kinetic._packing import archive
 root, cache = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-def never(done, total): raise AssertionError("it was packed again")
-for progress in (None, never):
+def fail_if_packed(done, total): raise AssertionError("it was packed again")
+for progress in (None, fail_if_packed):
     packed = archive.pack(
         root, exclude=(), cache=cache, environ={{"HOME": "/x"}}, progress=progress
     )
@@ -248,7 +254,7 @@ print(json.dumps([str(packed.path), seen]))
 """
 
 
-def test_what_cannot_be_read_is_named_and_left_out(make: Make, python: Python) -> None:
+def test_unreadable_files_are_named_and_left_out(make: Make, python: Python) -> None:
     with tempfile.TemporaryDirectory(prefix="kinetic-read-") as scratch:
         os.chmod(scratch, 0o755)
         root = make(Path(scratch, "project"), {"m.py": "x", "key": "y", "closed/x": "z"})
@@ -263,17 +269,17 @@ def test_what_cannot_be_read_is_named_and_left_out(make: Make, python: Python) -
             )
         finally:
             (root / "closed").chmod(0o700)
-        path, said = last_line(printed)
+        path, messages = last_line(printed)
         with zipfile.ZipFile(path) as opened:
             assert opened.namelist() == ["closed/", "m.py"]
-    assert any("key (Permission denied)" in one for one in said)
-    assert any("closed/ cannot be read" in one for one in said)
+    assert any("key (Permission denied)" in message for message in messages)
+    assert any("closed/ cannot be read" in message for message in messages)
 
 
-def test_files_that_change_meanwhile_do_not_damage_the_archive(
+def test_files_that_change_while_packed_do_not_damage_the_archive(
     tmp_path: Path, make: Make, pack: Pack
 ) -> None:
-    """They grow, shrink, and vanish while they are read."""
+    """Files may grow, shrink, and vanish while they are read."""
     root = make(
         tmp_path / "project", {f"d{n}/f{m}": bytes(3000) for n in range(8) for m in range(30)}
     )
@@ -281,23 +287,23 @@ def test_files_that_change_meanwhile_do_not_damage_the_archive(
     stop = threading.Event()
 
     def disturb() -> None:
-        chance = random.Random(3)
+        rng = random.Random(3)
         while not stop.is_set():
-            victim = root / f"d{chance.randrange(8)}/f{chance.randrange(30)}"
+            path = root / f"d{rng.randrange(8)}/f{rng.randrange(30)}"
             with contextlib.suppress(OSError):
-                match chance.randrange(4):
+                match rng.randrange(4):
                     case 0:
-                        victim.write_bytes(b"y" * chance.randrange(9000))
+                        path.write_bytes(b"y" * rng.randrange(9000))
                     case 1:
-                        victim.unlink()
+                        path.unlink()
                     case 2:
-                        os.truncate(root / "big", chance.randrange(2 * LARGE))
+                        os.truncate(root / "big", rng.randrange(2 * LARGE))
                     case _:
                         with (root / "log").open("ab") as log:
                             log.write(b"line\n" * 1000)
 
-    disturbing = threading.Thread(target=disturb)
-    disturbing.start()
+    thread = threading.Thread(target=disturb)
+    thread.start()
     try:
         for _ in range(15):
             packed = pack(root)
@@ -305,28 +311,28 @@ def test_files_that_change_meanwhile_do_not_damage_the_archive(
             assert archive.ArchiveCache(packed.path.parent).find("nothing") is None
     finally:
         stop.set()
-        disturbing.join()
+        thread.join()
 
 
-def test_what_was_packed_while_it_changed_is_not_kept(
+def test_an_archive_of_files_that_changed_is_not_reused(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "project", {"a": bytes(LARGE), "b": b"old"})
     settle(root)
     written: list[int] = []
 
-    def meanwhile(done: int, total: int) -> None:
-        if not written:  # b was scanned; it may have been read or not
+    def change_b(done: int, total: int) -> None:
+        if not written:  # the scan has seen b, whether or not it was read
             written.append((root / "b").write_bytes(b"new!"))
 
-    pack(root, progress=meanwhile)
+    pack(root, progress=change_b)
     assert written
     settle(root)
     assert contents(pack(root))["b"] == b"new!"
 
 
 @pytest.mark.full
-def test_memory_stays_flat_however_large_a_file_is(
+def test_packing_a_large_file_takes_little_memory(
     tmp_path: Path, make: Make, python: Python
 ) -> None:
     root = make(tmp_path / "project", {"m.py": ""})
@@ -339,13 +345,13 @@ def test_memory_stays_flat_however_large_a_file_is(
 pack("cache")
 if sys.platform == "darwin":
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20)
-else:  # the other number starts with what this process was forked from
+else:  # ru_maxrss would include the peak of the parent process
     print(int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10)
 """
     assert last_line(python("-c", script, cwd=tmp_path)) < 90
 
 
-# --- several at once -----------------------------------------------------------------------
+# --- concurrent packing --------------------------------------------------------------------
 
 
 PACKS = f"""{PACK}
@@ -371,16 +377,16 @@ def test_processes_may_pack_the_same_tree_at_once(tmp_path: Path, make: Make, pa
         )
         for _ in range(3)
     ]
-    for one in packers:
-        assert one.stdin is not None
-        one.stdin.write("\n")
-        one.stdin.flush()
-    answers = {one.communicate()[0] for one in packers}
-    assert answers == {json.dumps(pack(root).digest) + "\n"}
+    for packer in packers:
+        assert packer.stdin is not None
+        packer.stdin.write("\n")
+        packer.stdin.flush()
+    digests = {packer.communicate()[0] for packer in packers}
+    assert digests == {json.dumps(pack(root).digest) + "\n"}
     assert not list((tmp_path / "cache").glob("*.new"))
 
 
-def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, make: Make, pack: Pack) -> None:
+def test_the_draft_of_a_killed_packer_is_ignored(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"b": random.Random(0).randbytes(2 * LARGE)})
     script = PACKS.replace("sys.stdin.readline()", "print(flush=True)")
     script = script.replace("for _ in range(12):", "while True:")
@@ -405,11 +411,11 @@ def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, make: Make, 
 # --- the cache ------------------------------------------------------------------------------
 
 
-def test_what_nobody_used_for_long_goes(tmp_path: Path, make: Make, pack: Pack) -> None:
+def test_archives_unused_for_long_are_deleted(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     old = pack(root)
-    draft = archive.ArchiveCache(old.path.parent).make_draft()  # of a process that was killed
+    draft = archive.ArchiveCache(old.path.parent).make_draft()  # like that of a killed process
     long_ago = time.time() - archive.MAX_AGE_S - 60
     for path in (old.path, draft):
         os.utime(path, (long_ago, long_ago))
@@ -419,59 +425,61 @@ def test_what_nobody_used_for_long_goes(tmp_path: Path, make: Make, pack: Pack) 
     assert [*old.path.parent.iterdir()] == [fresh.path]
 
 
-def test_a_use_keeps_an_archive(tmp_path: Path, make: Make, pack: Pack) -> None:
+def test_using_an_archive_renews_its_age(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     path = pack(root).path
     long_ago = time.time() - archive.MAX_AGE_S - 60
     os.utime(path, (long_ago, long_ago))
-    pack(root, progress=never)
+    pack(root, progress=fail_if_packed)
     assert path.stat().st_mtime > time.time() - 60
 
 
-def test_a_full_cache_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
-    kept = [tmp_path / f"{number}.zip" for number in range(4)]
+def test_a_full_cache_deletes_the_least_recently_used_archive(tmp_path: Path) -> None:
+    archives = [tmp_path / f"{number}.zip" for number in range(4)]
     now = time.time()
-    for number, path in enumerate(kept):
+    for number, path in enumerate(archives):
         path.touch()
-        os.truncate(path, archive.MAX_BYTES // 3 - 1)  # holes
+        os.truncate(path, archive.MAX_BYTES // 3 - 1)  # sparse files
         used = now - (10 - number) * archive.IN_USE_S
         os.utime(path, (used, used))
     archive.ArchiveCache(tmp_path).prune(now)
-    assert [path.exists() for path in kept] == [False, True, True, True]
+    assert [path.exists() for path in archives] == [False, True, True, True]
 
 
 def test_an_archive_that_is_in_use_stays(tmp_path: Path) -> None:
     archives = [tmp_path / f"{number}.zip" for number in range(2)]
     for path in archives:
         path.touch()
-        os.truncate(path, archive.MAX_BYTES)  # holes
+        os.truncate(path, archive.MAX_BYTES)  # sparse files
     archive.ArchiveCache(tmp_path).prune(time.time())
     assert sorted(tmp_path.iterdir()) == archives
 
 
-# --- what is said -----------------------------------------------------------------------------
+# --- warnings and credentials ----------------------------------------------------------------
 
 
-def test_what_looks_like_a_secret_is_named_once(
+def test_files_that_look_like_secrets_are_named_once(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = ["a/.env.local", "server.pem", "tls.key", "credentials.json"]
     plain = [".env.example", "id_rsa.pub", "keys.py", "environment.yml", "monkey.txt"]
     root = make(tmp_path / "project", dict.fromkeys([*secret, *plain], ""))
     assert {*secret, *plain} <= set(names(pack(root)))
-    (record,) = (one for one in caplog.records if "secrets" in one.getMessage())
-    assert all(one in record.getMessage() for one in secret)
-    assert not any(one in record.getMessage() for one in plain)
-    assert ".kineticignore" in record.getMessage()
+    messages = [record.getMessage() for record in caplog.records]
+    (message,) = (message for message in messages if "secrets" in message)
+    assert all(name in message for name in secret)
+    assert not any(name in message for name in plain)
+    assert ".kineticignore" in message
 
 
 def test_no_file_of_this_repository_looks_like_a_secret() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("this is no clone")
-    named = [one for one in listed.stdout.splitlines() if looks_private(one.rpartition("/")[2])]
-    assert named == [], "README's first command would warn of them"
+        pytest.skip("this is not a clone")
+    names = listed.stdout.splitlines()
+    private = [name for name in names if looks_private(name.rpartition("/")[2])]
+    assert private == [], "the README's first command would warn about them"
 
 
 PEM = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE\n"
@@ -496,7 +504,7 @@ HARMLESS = {
 }
 
 
-def test_credentials_stay_here_and_one_line_says_which(
+def test_credentials_are_not_packed_and_one_warning_names_them(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "project", CREDENTIALS | HARMLESS)
@@ -504,34 +512,32 @@ def test_credentials_stay_here_and_one_line_says_which(
     (root / "ssh").symlink_to("a/.ssh")
     environ = {"HOME": str(tmp_path), "KINETIC_NO_DEFAULT_EXCLUDES": "1"}
     packed = pack(root, environ=environ)
-    assert {one for one in names(packed) if not one.endswith("/")} == set(HARMLESS)
+    assert {name for name in names(packed) if not name.endswith("/")} == set(HARMLESS)
     assert packed.files == len(HARMLESS)
-    (said,) = (one for one in caplog.records if "they are cred" in one.getMessage())
-    assert ".aws/, .env, .netrc, a/.env, a/.ssh/, a/key.json, a/tls.key" in said.getMessage()
-    assert "server.pem" not in "".join(
-        one.getMessage() for one in caplog.records if one is not said
-    )
+    messages = [record.getMessage() for record in caplog.records]
+    (warning,) = (message for message in messages if "they are cred" in message)
+    assert ".aws/, .env, .netrc, a/.env, a/.ssh/, a/key.json, a/tls.key" in warning
+    assert "server.pem" not in "".join(message for message in messages if message is not warning)
 
 
-def test_kineticignore_takes_credentials_in(
+def test_kineticignore_can_include_credentials(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "project", CREDENTIALS)
     lines = [f"!{name}" for name in [*CREDENTIALS, ".aws", ".ssh"]]
-    # Nothing that ships says that the rules have changed.
+    # The rules exclude their own file, so no packed file shows that they change.
     rules = root / ".kineticignore"
     rules.write_text(".kineticignore\n")
     assert names(pack(root)) == ["a/", "k/"]
     rules.write_text("\n".join([".kineticignore", *lines]))
     caplog.clear()
-    wanted = names(pack(root))
-    assert set(CREDENTIALS) <= set(wanted)
-    assert not [one for one in caplog.records if "they are cred" in one.getMessage()]
-    rules.write_text("\n".join([".kineticignore", *(one for one in lines if "pem" not in one)]))
+    assert set(CREDENTIALS) <= set(names(pack(root)))
+    assert "they are cred" not in caplog.text
+    rules.write_text("\n".join([".kineticignore", *(line for line in lines if "pem" not in line)]))
     assert "server.pem" not in names(pack(root))
 
 
-def test_a_credential_that_is_listed_is_left_out_in_silence(
+def test_a_credential_that_kineticignore_lists_gives_no_warning(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "project", {".env": "", "m.py": "", ".kineticignore": ".env\n"})
@@ -539,7 +545,7 @@ def test_a_credential_that_is_listed_is_left_out_in_silence(
     assert not caplog.records
 
 
-def test_a_large_project_is_said_with_its_largest_files(
+def test_the_warning_of_a_large_project_names_its_largest_files(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "project", {f"f{n}": bytes(100_000 * n) for n in range(1, 8)})

@@ -1,4 +1,4 @@
-"""What an image installs for a project."""
+"""Test which dependencies of a project an image installs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from .conftest import Make
 SOURCE = Path("requirements.txt")
 
 
-def text(*lines: str) -> str:
+def filter_lines(*lines: str) -> str:
     return filter_requirements("\n".join(lines), SOURCE).text
 
 
-def test_requirements_beat_pyproject_and_near_beats_far(tmp_path: Path, make: Make) -> None:
+def test_the_nearest_file_counts_and_requirements_come_before_pyproject(
+    tmp_path: Path, make: Make
+) -> None:
     make(
         tmp_path,
         {
@@ -38,8 +40,8 @@ def test_requirements_beat_pyproject_and_near_beats_far(tmp_path: Path, make: Ma
 
 def test_the_search_ends_at_the_root(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"requirements.txt": "far\n", "root/a/m.py": ""})
-    nothing = find_dependencies(tmp_path / "root/a", tmp_path / "root")
-    assert (nothing.source, nothing.text) == (None, "")
+    dependencies = find_dependencies(tmp_path / "root/a", tmp_path / "root")
+    assert (dependencies.source, dependencies.text) == (None, "")
     assert find_dependencies(tmp_path, None).text == "far\n"
     assert find_dependencies(tmp_path / "root", None).text == ""
 
@@ -51,7 +53,7 @@ def test_a_project_without_dependencies_has_none(tmp_path: Path, make: Make) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("[tool.poetry.dependencies]\nnumpy = '1'\n", "tool.poetry"),
         ("[project]\nname = 'a'\ndynamic = ['dependencies']\n", "dynamic"),
@@ -59,13 +61,15 @@ def test_a_project_without_dependencies_has_none(tmp_path: Path, make: Make) -> 
         ("[project]\nname = 'a'\n[dependency-groups]\nml = ['numpy']\n", "(ml)"),
     ],
 )
-def test_what_is_not_read_is_said(content: str, words: str, tmp_path: Path, make: Make) -> None:
+def test_a_notice_names_dependencies_that_are_not_read(
+    content: str, message: str, tmp_path: Path, make: Make
+) -> None:
     make(tmp_path, {"pyproject.toml": content})
     (notice,) = find_dependencies(tmp_path, tmp_path).notices
-    assert words in notice
+    assert message in notice
 
 
-def test_groups_beside_dependencies_are_nothing_to_mention(tmp_path: Path, make: Make) -> None:
+def test_groups_beside_dependencies_give_no_notice(tmp_path: Path, make: Make) -> None:
     groups = "[project]\nname = 'a'\ndependencies = []\n[dependency-groups]\ndev = ['pytest']\n"
     make(tmp_path, {"pyproject.toml": groups})
     assert find_dependencies(tmp_path, tmp_path).notices == ()
@@ -74,15 +78,13 @@ def test_groups_beside_dependencies_are_nothing_to_mention(tmp_path: Path, make:
 @pytest.mark.parametrize(
     "content", ["[project", "[project]\ndependencies = [1]\n", b"\xff\xfe\xfa"]
 )
-def test_a_file_that_makes_no_sense_is_named(
-    content: str | bytes, tmp_path: Path, make: Make
-) -> None:
+def test_the_error_names_an_invalid_file(content: str | bytes, tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"pyproject.toml": content})
     with pytest.raises(PackError, match=r"pyproject\.toml"):
         find_dependencies(tmp_path, tmp_path)
 
 
-def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
+def test_files_in_utf_16_with_windows_line_ends_are_read(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_bytes("numpy\r\nscipy\r\n".encode("utf-16"))
     assert find_dependencies(tmp_path, tmp_path).text == "numpy\nscipy\n"
 
@@ -93,7 +95,7 @@ def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
      "libtpu_nightly", "jax @ https://example.com/jax.whl", "jax  # pinned elsewhere",
      "keras-kinetic", "Keras.Kinetic==1"],
 )  # fmt: skip
-def test_what_the_image_has_is_dropped_with_a_notice(line: str) -> None:
+def test_packages_that_the_image_has_are_dropped_with_a_notice(line: str) -> None:
     found = filter_requirements(f"numpy\n{line}\n# end\n", SOURCE)
     assert found.text == "numpy\n# end\n"
     (notice,) = found.notices
@@ -111,17 +113,17 @@ def test_what_the_image_has_is_dropped_with_a_notice(line: str) -> None:
      "git+https://example.com/a/b@main#egg=c", "-e git+https://example.com/a/b#egg=c",
      "https://example.com/pkg-1.0.tar.gz", "-r https://example.com/r.txt"],
 )  # fmt: skip
-def test_everything_else_stays_as_it_is(line: str) -> None:
-    assert text(line, "x").removesuffix("x\n") == f"{line}\n"
+def test_other_lines_are_kept_unchanged(line: str) -> None:
+    assert filter_lines(line, "x").removesuffix("x\n") == f"{line}\n"
 
 
-def test_lines_that_continue_stay_and_go_together() -> None:
+def test_continued_lines_are_kept_or_dropped_together() -> None:
     hashes = ["    --hash=sha256:aa \\", "    --hash=sha256:bb"]
-    assert text("numpy==2 \\", *hashes, "x") == "\n".join(["numpy==2 \\", *hashes, "x", ""])
-    assert text("jax==2 \\", *hashes, "x") == "x\n"
-    kept = text("jax==2 \\", *hashes[:-1], "    --hash=sha256:bb  # kn:keep", "x")
+    assert filter_lines("numpy==2 \\", *hashes, "x") == "\n".join(["numpy==2 \\", *hashes, "x", ""])
+    assert filter_lines("jax==2 \\", *hashes, "x") == "x\n"
+    kept = filter_lines("jax==2 \\", *hashes[:-1], "    --hash=sha256:bb  # kn:keep", "x")
     assert kept.startswith("jax==2")
-    assert text("# a comment ends with its line \\", "jax", "x \\") == (
+    assert filter_lines("# a comment ends with its line \\", "jax", "x \\") == (
         "# a comment ends with its line \\\nx \\\n"
     )
 
@@ -133,16 +135,16 @@ def test_lines_that_continue_stay_and_go_together() -> None:
      "pkg-1.0.tar.gz", "pkg @ file:///opt/pkg", "pkg@../pkg", "pkg[extra] @ ./pkg", "file:///opt/pkg",
      "git+file:///opt/pkg", "-f ./wheels", "--find-links=/wheels", "C:\\pkg"],
 )  # fmt: skip
-def test_what_lies_on_this_machine_is_refused_with_its_line(line: str) -> None:
+def test_paths_of_this_machine_are_refused_with_their_line(line: str) -> None:
     with pytest.raises(PackError, match="line 2") as caught:
-        text("numpy", line)
+        filter_lines("numpy", line)
     assert caught.value.culprit == "requirements.txt:2"
 
 
-def test_a_password_is_said_and_not_repeated() -> None:
+def test_a_notice_about_a_password_does_not_repeat_it() -> None:
     found = filter_requirements("--index-url https://me:secret@example.com/simple\n", SOURCE)
     (notice,) = found.notices
     assert "password" in notice
     assert "secret" not in notice
-    plain = "--index-url https://${USER}:${TOKEN}@example.com/simple\n"
-    assert filter_requirements(plain, SOURCE).notices == ()
+    with_variables = "--index-url https://${USER}:${TOKEN}@example.com/simple\n"
+    assert filter_requirements(with_variables, SOURCE).notices == ()

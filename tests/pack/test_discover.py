@@ -1,4 +1,4 @@
-"""The project of a function: where its root is, and how it was imported."""
+"""Test how the project of a function is found: its root and its import path."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Load = Callable[[Path], ModuleType]
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """Import a file under a new name."""
+    """Return a function that imports a file under a new name."""
     loaded: list[str] = []
 
-    def importing(path: Path) -> ModuleType:
+    def load_module(path: Path) -> ModuleType:
         name = f"discover_{len(loaded)}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
@@ -48,7 +48,7 @@ def load() -> Iterator[Load]:
         spec.loader.exec_module(module)
         return module
 
-    yield importing
+    yield load_module
     for name in loaded:
         del sys.modules[name]
 
@@ -87,7 +87,9 @@ def test_the_nearest_marker_outside_the_package_makes_the_root(
     assert found.entry_dir == (tmp_path / module).parent
 
 
-def test_functions_are_found_behind_what_wraps_them(tmp_path: Path, make: Make, load: Load) -> None:
+def test_wrapped_functions_belong_to_the_project_of_their_file(
+    tmp_path: Path, make: Make, load: Load
+) -> None:
     make(
         tmp_path / "project",
         {
@@ -107,26 +109,26 @@ def test_functions_are_found_behind_what_wraps_them(tmp_path: Path, make: Make, 
         },
     )
     module = load(tmp_path / "project/m.py")
-    made = module.C()
+    instance = module.C()
     wrapped = [
         module.f,
         functools.partial(functools.partial(module.f, 1), x=2),
-        made.method,
+        instance.method,
         module.C.made,
         module.C.plain,
-        made,
+        instance,
         module.C,
-        functools.partial(made.method),
+        functools.partial(instance.method),
         module.cached,
         lambda: 0,
     ]
-    roots = [find(one, tmp_path).root for one in wrapped]
+    roots = [find(function, tmp_path).root for function in wrapped]
     assert roots[:-1] == [tmp_path / "project"] * (len(wrapped) - 1)
     assert roots[-1] == Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("function", [len, operator.add, json.dumps, pytest.skip, functools.reduce])
-def test_code_of_others_belongs_to_the_working_directory(
+def test_library_functions_belong_to_the_project_of_the_working_directory(
     function: Any, tmp_path: Path, make: Make
 ) -> None:
     make(tmp_path, {"pyproject.toml": "", "work/": ""})
@@ -134,7 +136,7 @@ def test_code_of_others_belongs_to_the_working_directory(
     assert find(function, tmp_path / "work").cwd == "work"
 
 
-def test_home_and_what_is_above_it_are_never_roots(
+def test_home_and_its_parents_are_never_roots(
     tmp_path: Path,
     make: Make,
     load: Load,
@@ -152,29 +154,31 @@ def test_home_and_what_is_above_it_are_never_roots(
     assert "KINETIC_PACKAGE_ROOT" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["/", tempfile.gettempdir()])
-def test_nothing_ships_from_the_top_of_the_machine(place: str) -> None:
-    assert find(len, Path(place)).root is None
+@pytest.mark.parametrize("folder", ["/", tempfile.gettempdir()])
+def test_the_root_folder_and_the_temporary_folder_are_never_roots(folder: str) -> None:
+    assert find(len, Path(folder)).root is None
 
 
-def test_a_root_can_be_named(tmp_path: Path, make: Make, load: Load) -> None:
+def test_a_variable_may_set_the_root(tmp_path: Path, make: Make, load: Load) -> None:
     make(tmp_path, {"mono/one/pyproject.toml": "", "mono/one/m.py": "def f(): ..."})
     module = load(tmp_path / "mono/one/m.py")
     assert find(module.f, tmp_path).root == tmp_path / "mono/one"
     named = find(module.f, tmp_path, KINETIC_PACKAGE_ROOT=str(tmp_path / "mono"))
     assert named.root == tmp_path / "mono"
-    # Home, too, when somebody says so; relative to the working directory.
+    # The variable may also name the home directory, and be relative to the working directory.
     home = find(module.f, tmp_path, KINETIC_PACKAGE_ROOT="mono", HOME=str(tmp_path / "mono"))
     assert home.root == tmp_path / "mono"
 
 
-@pytest.mark.parametrize(("root", "words"), [("other", "does not contain"), ("none", "not a dir")])
-def test_a_named_root_must_exist_and_contain_the_function(
-    root: str, words: str, tmp_path: Path, make: Make, load: Load
+@pytest.mark.parametrize(
+    ("root", "message"), [("other", "does not contain"), ("none", "not a dir")]
+)
+def test_the_root_in_the_variable_must_exist_and_contain_the_function(
+    root: str, message: str, tmp_path: Path, make: Make, load: Load
 ) -> None:
-    make(tmp_path, {"other/": "", "mine/m.py": "def f(): ..."})
-    function = load(tmp_path / "mine/m.py").f
-    with pytest.raises(ConfigurationError, match=words):
+    make(tmp_path, {"other/": "", "project/m.py": "def f(): ..."})
+    function = load(tmp_path / "project/m.py").f
+    with pytest.raises(ConfigurationError, match=message):
         find(function, tmp_path, KINETIC_PACKAGE_ROOT=str(tmp_path / root))
     with pytest.raises(ConfigurationError, match="root of the file system"):
         find(function, tmp_path, KINETIC_PACKAGE_ROOT="/")
@@ -213,12 +217,16 @@ def test_the_import_path_is_the_callers_within_the_root(tmp_path: Path, make: Ma
     assert find_project(len, environ={}, cwd=root, path=[""]).sys_path == ("",)
 
 
-def test_links_lead_to_where_things_are(tmp_path: Path, make: Make, load: Load) -> None:
+def test_a_linked_folder_is_resolved_and_a_linked_file_is_not(
+    tmp_path: Path, make: Make, load: Load
+) -> None:
     make(tmp_path, {"real/pyproject.toml": "", "shared/m.py": "def f(): ..."})
     (tmp_path / "alias").symlink_to("real")
     (tmp_path / "real/m.py").symlink_to("../shared/m.py")
     function = load(tmp_path / "alias/m.py").f
-    assert find(function, tmp_path).root == tmp_path / "real"  # the link's place, not the target's
+    assert (
+        find(function, tmp_path).root == tmp_path / "real"
+    )  # the folder of the link, not of its target
     assert find(len, tmp_path / "alias").cwd == ""
 
 
@@ -236,22 +244,22 @@ def test_a_script_is_in_its_own_project(tmp_path: Path, make: Make, python: Pyth
     assert last_line(python("-m", "bin.run", cwd=tmp_path / "project"))[:2] == [root, project_bin]
 
 
-@pytest.mark.parametrize("way", ["command", "stdin", "interactive", "notebook"])
+@pytest.mark.parametrize("kind", ["command", "stdin", "interactive", "notebook"])
 def test_code_without_a_file_is_in_the_project_of_the_working_directory(
-    way: str, tmp_path: Path, make: Make, python: Python
+    kind: str, tmp_path: Path, make: Make, python: Python
 ) -> None:
     make(tmp_path, {"project/setup.py": "", "project/notes/": ""})
     commands = {
         "command": (("-c", REPORT), ""),
         "stdin": (("-",), REPORT),
         "interactive": (("-i", "-q"), REPORT.replace(": pass", ": pass\n") + "\n"),
-        # A kernel compiles cells under names of files that are not there.
+        # A kernel compiles cells under names of files that don't exist.
         "notebook": (
             ("-c", f"exec(compile({REPORT!r}, '/tmp/ipykernel_1/2.py', 'exec'), globals())"),
             "",
         ),
     }
-    command, stdin = commands[way]
+    command, stdin = commands[kind]
     printed = python(*command, cwd=tmp_path / "project/notes", stdin=stdin)
     root, notes = str(tmp_path / "project"), str(tmp_path / "project/notes")
     assert last_line(printed) == [root, notes, "notes", ["notes", ""]]
@@ -266,7 +274,7 @@ def test_the_code_in_a_zip_file_is_in_the_project_around_it(
     assert last_line(python(str(target), cwd=tmp_path))[0] == str(tmp_path / "project")
 
 
-def test_the_interpreters_own_home_is_not_needed(tmp_path: Path) -> None:
+def test_an_environment_without_home_is_enough(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "HOME"}
     project = find_project(len, environ=environ, cwd=tmp_path)
     assert project.root == tmp_path

@@ -1,4 +1,4 @@
-"""Pickled calls: what is in them, what is said when they fail, and who waits meanwhile."""
+"""Test pickled calls: contents, data, errors, warnings, and threads."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kinetic.errors import DataError, PackError
 
 from .conftest import Make, Python, last_line
 
-HERE = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def project() -> Project:
-    return Project(root=HERE, entry_dir=HERE / "tests/pack", cwd="", sys_path=("",))
+    return Project(root=REPOSITORY, entry_dir=REPOSITORY / "tests/pack", cwd="", sys_path=("",))
 
 
 Dump = Callable[..., Stored]
@@ -43,13 +43,13 @@ Dump = Callable[..., Stored]
 
 @pytest.fixture
 def dump(project: Project, tmp_path: Path) -> Dump:
-    """Pickle positional and keyword arguments of a function called ``f(x, y, ...)``."""
+    """Return a function that pickles arguments of the call ``f(x, y, ...)``."""
 
-    def dumped(*args: Any, table: payload.DataTable | None = None, **kwargs: Any) -> Any:
+    def dump_arguments(*args: Any, table: payload.DataTable | None = None, **kwargs: Any) -> Any:
         table = payload.DataTable() if table is None else table
         return payload.dump_arguments(args, kwargs, project, table, tmp_path, "f", function=f)
 
-    return dumped
+    return dump_arguments
 
 
 def f(x: Any, y: Any = None, *rest: Any, **more: Any) -> Any:
@@ -62,16 +62,16 @@ def project_of(function: Any) -> Project:
 
 @pytest.fixture
 def imported(tmp_path: Path, make: Make) -> Iterator[Callable[..., ModuleType]]:
-    """Modules of a project that this interpreter imported."""
+    """Return a function that writes modules of a project and imports one of them."""
     root, before = tmp_path / "project", set(sys.modules)
     sys.path.insert(0, str(root))
 
-    def importing(name: str, /, **files: str) -> ModuleType:
-        make(root, {"pyproject.toml": "", **{f"{one}.py": text for one, text in files.items()}})
+    def import_module(name: str, /, **files: str) -> ModuleType:
+        make(root, {"pyproject.toml": "", **{f"{stem}.py": text for stem, text in files.items()}})
         importlib.invalidate_caches()
         return importlib.import_module(name)
 
-    yield importing
+    yield import_module
     sys.path.remove(str(root))
     for name in set(sys.modules) - before:
         if str(root) in (getattr(sys.modules[name], "__file__", None) or ""):
@@ -83,7 +83,7 @@ def loaded(pickled: Stored) -> Any:
     return pickles.load(content) if isinstance(content, bytes) else pickles.load_file(content)
 
 
-def test_arguments_come_back(dump: Dump) -> None:
+def test_arguments_unpickle_unchanged(dump: Dump) -> None:
     shared = [1]
     args, kwargs = loaded(dump(shared, shared, z={"a": shared}))
     assert args == ([1], [1])
@@ -107,12 +107,12 @@ def test_large_content_is_in_a_private_file(size: int, dump: Dump, tmp_path: Pat
     assert loaded(pickled) == ((b"x" * size,), {})
 
 
-def test_arrays_travel_beside_the_pickle(dump: Dump) -> None:
+def test_arrays_unpickle_equal_and_writable(dump: Dump) -> None:
     array = np.arange(500_000.0)
     views = [array, array[::2], np.asfortranarray(array.reshape(1000, 500))]
     (first, second, third), _ = loaded(dump(*views))
     assert all(np.array_equal(a, b) for a, b in zip(views, (first, second, third), strict=True))
-    first[0] = 7  # what arrives can be written to
+    first[0] = 7  # must not raise
 
 
 # --- Data -------------------------------------------------------------------------------
@@ -127,28 +127,28 @@ class Slotted:
     __slots__ = ("data",)
 
 
-def test_data_becomes_a_number_wherever_it_is(dump: Dump, tmp_path: Path) -> None:
+def test_data_in_any_container_is_added_to_the_table(dump: Dump, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    one, two, same = Data(str(tmp_path)), Data(str(tmp_path / "d")), Data(str(tmp_path))
+    first, second, same = Data(str(tmp_path)), Data(str(tmp_path / "d")), Data(str(tmp_path))
     held = Slotted()
-    held.data = two
-    by_name = collections.defaultdict(list, {"k": [one]})
-    table = payload.DataTable([two])
-    dump([one, {"k": (same,)}], Pair(two, by_name), held, k=one, table=table)
-    assert [one is item for item in table.items] == [False, True, False]
-    assert table.items[0] is two
+    held.data = second
+    by_name = collections.defaultdict(list, {"k": [first]})
+    table = payload.DataTable([second])
+    dump([first, {"k": (same,)}], Pair(second, by_name), held, k=first, table=table)
+    assert [first is item for item in table.items] == [False, True, False]
+    assert table.items[0] is second
     assert table.items[2] is same
 
 
-def test_one_data_in_two_volumes_keeps_both_places(tmp_path: Path) -> None:
-    one = Data(str(tmp_path))
-    table = payload.DataTable([one, one])
-    assert table.items == (one, one)
-    assert table.index(one) == 0
+def test_one_data_in_two_volumes_has_two_entries(tmp_path: Path) -> None:
+    data = Data(str(tmp_path))
+    table = payload.DataTable([data, data])
+    assert table.items == (data, data)
+    assert table.index(data) == 0
 
 
 def test_an_alias_stays_one_object(dump: Dump, tmp_path: Path) -> None:
-    """The path is made once, however often the Data is there."""
+    """The job computes the path once, however often the data occurs."""
     data = Data(str(tmp_path))
     content = dump([data, data, {"k": data}]).content
     assert isinstance(content, bytes)
@@ -163,7 +163,7 @@ def test_data_that_the_function_captures_is_found(project: Project, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("place", "where"),
+    ("wrap", "message"),
     [
         (lambda data: {data}, "argument 'x' has a Data in a set"),
         (lambda data: [1, 2, frozenset({data})], r"argument 'x'\[2\] has a Data in a set"),
@@ -173,10 +173,10 @@ def test_data_that_the_function_captures_is_found(project: Project, tmp_path: Pa
     ],
 )
 def test_data_cannot_be_in_a_set_or_a_key(
-    place: Callable[[Data], Any], where: str, dump: Dump, tmp_path: Path
+    wrap: Callable[[Data], Any], message: str, dump: Dump, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=where) as caught:
-        dump(place(Data(str(tmp_path))))
+    with pytest.raises(DataError, match=message) as caught:
+        dump(wrap(Data(str(tmp_path))))
     assert isinstance(caught.value, ValueError)
     assert caught.value.path == str(tmp_path)
     assert not list(tmp_path.glob("*.pkl"))
@@ -188,7 +188,7 @@ def test_containers_that_contain_themselves_may_hold_data(dump: Dump, tmp_path: 
     dump(value)
 
 
-# --- what fails -------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------
 
 
 class Holder:
@@ -198,7 +198,7 @@ class Holder:
 
 class Stubborn:
     def __reduce__(self) -> Any:
-        raise RuntimeError("I stay")
+        raise RuntimeError("not picklable")
 
 
 LOCK = threading.Lock()
@@ -227,19 +227,25 @@ def test_the_argument_that_does_not_pickle_is_named(
     with pytest.raises(PackError) as caught:
         dump(*args, **kwargs)
     assert caught.value.culprit == culprit
-    assert str(caught.value).startswith(culprit)  # the cause, before what follows from it
+    assert str(caught.value).startswith(culprit)  # the cause comes first
     assert not list(tmp_path.glob("*.pkl"))
     assert not cloudpickle.list_registry_pickle_by_value()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="it cannot even be defined before 3.14")
-def test_an_argument_is_named_also_where_annotations_cannot_be_computed(project: Project) -> None:
-    space: dict[str, Any] = {}
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="fails before 3.14 on definition")
+def test_an_argument_is_named_although_annotations_cannot_be_computed(project: Project) -> None:
+    namespace: dict[str, Any] = {}
     code = "def annotated(first: missing.Name, second: missing.Name): ..."
-    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), namespace)
     with pytest.raises(PackError) as caught:
         payload.dump_arguments(
-            (1, LOCK), {}, project, payload.DataTable(), HERE, "f", function=space["annotated"]
+            (1, LOCK),
+            {},
+            project,
+            payload.DataTable(),
+            REPOSITORY,
+            "f",
+            function=namespace["annotated"],
         )
     assert caught.value.culprit == "argument 'second'"
 
@@ -264,7 +270,7 @@ def recursive(n: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "named"),
+    ("function", "expected"),
     [
         (helper_with_lock, "global 'LOCK'"),
         (calls_helper, "global 'helper_with_lock', global 'LOCK'"),
@@ -279,7 +285,7 @@ def recursive(n: int) -> Any:
     ],
 )
 def test_the_captured_variable_that_does_not_pickle_is_named(
-    function: Any, named: str, project: Project
+    function: Any, expected: str, project: Project
 ) -> None:
     with pytest.raises(PackError, match="cannot be shipped") as caught:
         payload.dump_function(function, project, payload.DataTable())
@@ -287,7 +293,7 @@ def test_the_captured_variable_that_does_not_pickle_is_named(
     if isinstance(function, functools.partial):
         assert found.endswith(".args[0]")
     else:
-        assert found == named
+        assert found == expected
 
 
 def test_too_deep_a_structure_is_an_error_not_a_crash(dump: Dump) -> None:
@@ -297,16 +303,16 @@ def test_too_deep_a_structure_is_an_error_not_a_crash(dump: Dump) -> None:
     with pytest.raises(PackError, match="recursion") as caught:
         dump(deep)
     assert caught.value.culprit.startswith("argument 'x'")
-    while deep:  # or freeing it recurses as deep
+    while deep:  # otherwise freeing it would recurse as deep
         deep = deep[0]
 
 
-def test_a_search_ends_in_time_with_what_it_has() -> None:
+def test_the_search_for_the_culprit_has_a_time_limit() -> None:
     tried: list[Any] = []
 
     def failure(_: object, value: Any) -> Exception | None:
         tried.append(value)
-        if len(tried) == 4:  # it takes all the time there is
+        if len(tried) == 4:  # this attempt exceeds the limit
             threading.Event().wait(1.1)
         return ValueError("no")
 
@@ -316,10 +322,10 @@ def test_a_search_ends_in_time_with_what_it_has() -> None:
     assert len(tried) < 10
 
 
-def test_a_module_that_submits_jobs_is_not_imported_there(
+def test_a_module_that_imports_kinetic_is_not_imported_by_the_job(
     imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job may not have kinetic; and its own module would be half of the job."""
+    """The job may lack kinetic, so the module cannot be imported there."""
     module = imported(
         "submits_main",
         submits_main="""
@@ -341,7 +347,7 @@ def test_a_module_that_submits_jobs_is_not_imported_there(
     assert not caplog.records
 
 
-def test_a_replaced_module_is_said_once_for_all_dumps(
+def test_the_warning_about_an_imported_module_appears_once(
     imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     module = imported(
@@ -365,7 +371,7 @@ def test_a_replaced_module_is_said_once_for_all_dumps(
     assert "global 'said_helper'.lock" in record.getMessage()
 
 
-def test_no_space_for_the_arguments_is_said(tmp_path: Path, python: Python) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path, python: Python) -> None:
     script = """
 import json, os, pathlib, resource, signal
 from kinetic._packing import discover
@@ -386,10 +392,10 @@ except PackError as exc:
     assert left == []
 
 
-# --- what is said -----------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------
 
 
-def test_a_large_function_is_said_with_what_it_takes_along(
+def test_the_warning_of_a_large_function_names_its_captured_variables(
     project: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights, small = b"w" * 2_000_000, 1
@@ -403,7 +409,7 @@ def test_a_large_function_is_said_with_what_it_takes_along(
     assert "small" not in record.getMessage()
 
 
-def test_large_arguments_are_said_by_name(
+def test_the_warning_of_large_arguments_names_them(
     dump: Dump, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_PAYLOAD_SIZE_WARN_MB", "1.5")
@@ -414,13 +420,13 @@ def test_large_arguments_are_said_by_name(
     assert "argument 'x' (1.4 MB), argument 'y' (800 kB)" in record.getMessage()
 
 
-# --- many at once ------------------------------------------------------------------------
+# --- concurrent pickling -----------------------------------------------------------------
 
 
-def test_threads_do_not_take_modules_from_each_other(
+def test_threads_may_pickle_functions_of_the_same_modules(
     imported: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
-    """What the project defines goes by value in every one of a thousand pickles."""
+    """Every pickle has the functions and classes of the project by value."""
     module = imported(
         "threads_main",
         threads_main="import threads_helper\ndef train(): return threads_helper.value()\n",
@@ -435,21 +441,21 @@ def test_threads_do_not_take_modules_from_each_other(
             function = payload.dump_function(module.train, project, table)
             config = module.threads_helper.Config()
             args = payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
-            for one in (function, args):
-                assert isinstance(one.content, bytes)
-                if b"_make_function" not in one.content or b"subimport" in one.content:
-                    wrong.append(one.content)
+            for stored in (function, args):
+                assert isinstance(stored.content, bytes)
+                if b"_make_function" not in stored.content or b"subimport" in stored.content:
+                    wrong.append(stored.content)
 
     threads = [threading.Thread(target=submit) for _ in range(16)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
     assert not cloudpickle.list_registry_pickle_by_value()
 
 
-def test_what_the_user_registered_stays_registered(
+def test_modules_registered_by_the_user_stay_registered(
     imported: Callable[..., ModuleType],
 ) -> None:
     module = imported("registered_main", registered_main="def train(): return 1\n")
@@ -485,7 +491,7 @@ def test_a_process_forked_in_the_middle_of_a_dump_can_dump(
                     return int, ()
             def train(): return mid.value(), forks
             forks = Forks()
-            def dump(one): payload.dump_function(one, project, payload.DataTable())
+            def dump(function): payload.dump_function(function, project, payload.DataTable())
             project = discover.find_project(mid.value, environ=os.environ, cwd=pathlib.Path.cwd())
             dump(train)
             """,
@@ -505,10 +511,10 @@ def test_pickles_of_the_same_arguments_are_the_same(dump: Dump) -> None:
     assert json.dumps(dump(random.Random(0).random()).size)
 
 
-def test_pickles_of_a_class_are_the_same_once_its_annotations_were_asked_for(dump: Dump) -> None:
-    space: dict[str, Any] = {}
+def test_reading_the_annotations_of_a_class_does_not_change_its_pickle(dump: Dump) -> None:
+    namespace: dict[str, Any] = {}
     code = "class Here:\n    x: int\n    y: str\n"
-    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
-    before = dump(space["Here"]).digest
-    assert list(space["Here"].__annotations__) == ["x", "y"]
-    assert dump(space["Here"]).digest == before
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), namespace)
+    before = dump(namespace["Here"]).digest
+    assert list(namespace["Here"].__annotations__) == ["x", "y"]
+    assert dump(namespace["Here"]).digest == before

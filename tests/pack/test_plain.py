@@ -1,4 +1,4 @@
-"""The short way to pickle a call makes what the long way makes, or refuses."""
+"""Test `pickle_plain_call`, the fast path for calls with plain arguments."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ value = st.recursive(
 @given(
     st.lists(value, max_size=3).map(tuple), st.dictionaries(st.text(max_size=3), value, max_size=3)
 )
-def test_what_is_taken_comes_back_as_it_was(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_a_plain_call_unpickles_unchanged(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     content = pickle_plain_call(args, kwargs)
     if content is not None:
         assert pickles.load(content) == (args, kwargs)
         assert repr(pickles.load(content)) == repr((args, kwargs))
 
 
-def test_sweeps_take_the_short_way() -> None:
+def test_calls_of_sweeps_are_plain() -> None:
     for args, kwargs in [
         ((1,), {}),
         (("a", 0.5), {}),
@@ -55,11 +55,11 @@ def test_sweeps_take_the_short_way() -> None:
 
 
 class Number(int):
-    """Has a class of its own."""
+    """A subclass of a plain type."""
 
 
 class Liar:
-    """Says that it is a number."""
+    """It claims to be an ``int``."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -82,13 +82,13 @@ loop.append(loop)
         {"a": [{"b": object()}]}, Data("."),
     ],
 )  # fmt: skip
-def test_the_rest_takes_the_long_way(value: Any) -> None:
+def test_other_calls_are_not_plain(value: Any) -> None:
     assert pickle_plain_call((value,), {}) is None
-    assert pickle_plain_call((), {"it": value}) is None
+    assert pickle_plain_call((), {"name": value}) is None
     assert pickle_plain_call(([value],), {}) is None
 
 
-def test_what_is_shared_stays_shared() -> None:
+def test_a_shared_argument_stays_shared() -> None:
     inner = [1]
     content = pickle_plain_call((inner, inner), {})
     assert content is not None

@@ -1,4 +1,4 @@
-"""A function from one interpreter runs in another one, which has only what was packed."""
+"""Test that a function runs in another interpreter, which has only the packed files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(json.dumps(facts))
 
 JOB = """
 import json, os, pathlib, sys, zipfile
-sys.modules["kinetic"] = None  # it need not be there
+sys.modules["kinetic"] = None  # a job may lack kinetic
 from kinetic_runner.protocol import pickles
 out, facts = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 workspace = out / "workspace"
@@ -64,7 +64,7 @@ def travel(tmp_path: Path, make: Make, python: Python) -> Travel:
     Return the value, the names of the modules that the job imported, and its workspace.
     """
 
-    def travelled(
+    def pack_and_call(
         files: Mapping[str, str | bytes], call: str, setup: str = "import train", cwd: str = "."
     ) -> Any:
         project = make(tmp_path / "project", {"setup.py": "", **files})
@@ -79,10 +79,10 @@ def travel(tmp_path: Path, make: Make, python: Python) -> Travel:
         value, imported = last_line(printed)
         return value, imported, out / "workspace"
 
-    return travelled
+    return pack_and_call
 
 
-def test_what_the_project_defines_goes_by_value(travel: Travel) -> None:
+def test_functions_and_classes_of_the_project_are_pickled_by_value(travel: Travel) -> None:
     files = {
         "pkg/__init__.py": "",
         "pkg/shapes.py": """
@@ -113,7 +113,7 @@ def test_what_the_project_defines_goes_by_value(travel: Travel) -> None:
     assert not {"pkg.shapes", "train"} & set(imported)
 
 
-def test_the_annotations_of_a_class_travel(travel: Travel) -> None:
+def test_the_annotations_of_a_class_are_kept(travel: Travel) -> None:
     files = {
         "train.py": """
         import dataclasses, enum, typing
@@ -130,8 +130,8 @@ def test_the_annotations_of_a_class_travel(travel: Travel) -> None:
         class Whole:
             rate: float
         def train():
-            known = [one.__annotations__ == {"rate": float}
-                     for one in (Plain, Named, Entries, Mode, Whole)]
+            known = [kind.__annotations__ == {"rate": float}
+                     for kind in (Plain, Named, Entries, Mode, Whole)]
             return [known, dataclasses.dataclass(Plain)(2).rate, Whole(3).rate, Mode(1).name]
         """,
     }
@@ -139,14 +139,14 @@ def test_the_annotations_of_a_class_travel(travel: Travel) -> None:
     assert value == [[True] * 5, 2, 3, "TRAIN"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="it cannot even be defined before 3.14")
-def test_annotations_that_only_type_checkers_resolve_travel_as_text(travel: Travel) -> None:
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="fails before 3.14 on definition")
+def test_annotations_that_only_type_checkers_resolve_are_kept_as_text(travel: Travel) -> None:
     files = {
         "train.py": """
         import dataclasses, functools, threading, typing
         if typing.TYPE_CHECKING:
             import numpy as np
-        lock = threading.Lock()  # nothing that is needed, and not to be pickled
+        lock = threading.Lock()  # unused, and cannot be pickled
         class Plain:
             rate: np.ndarray
             def plus(self, other: np.ndarray, *, by: int = 2) -> "Plain":
@@ -157,7 +157,7 @@ def test_annotations_that_only_type_checkers_resolve_travel_as_text(travel: Trav
             rate: np.ndarray
         def counted(number: np.ndarray) -> list[np.ndarray]:
             return counted(number - 1) + [number] if number else []
-        counted.mark = "mine"
+        counted.mark = "marked"
         def train(config: Whole, *rest: np.ndarray, scale: np.ndarray = 1):
             def inner(x: np.ndarray):
                 return x * scale + config.rate
@@ -169,7 +169,7 @@ def test_annotations_that_only_type_checkers_resolve_travel_as_text(travel: Trav
         """,
     }
     value, _, _ = travel(files, "train.train, (train.Whole(3), 1)")
-    assert value[:5] == [5, [1, 2], "mine", 3, "Adds."]
+    assert value[:5] == [5, [1, 2], "marked", 3, "Adds."]
     assert value[5:8] == [
         {"rate": "np.ndarray"},
         {"number": "np.ndarray", "return": "list[np.ndarray]"},
@@ -180,7 +180,7 @@ def test_annotations_that_only_type_checkers_resolve_travel_as_text(travel: Trav
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
-def test_type_aliases_travel(travel: Travel) -> None:
+def test_type_aliases_are_kept(travel: Travel) -> None:
     setup = """
 import typing
 if typing.TYPE_CHECKING:
@@ -196,7 +196,7 @@ def train[T](box: Box[T], *more: Number, tree: Tree[int] | None = None,
              even: Even | None = None, array: Array | None = None) -> T:
     found = typing.get_type_hints(train)["more"]
     return [box.value, found.__name__, found is Number, str(Number.__value__),
-            [one.__name__ for one in Tree.__type_params__], Array.__name__]
+            [parameter.__name__ for parameter in Tree.__type_params__], Array.__name__]
 """
     value, _, _ = travel({}, "train, (Box(1), 2)", setup)
     assert value == [1, "Number", True, "int | float", ["T"], "Array"]
@@ -212,7 +212,7 @@ def train[T](box: Box[T], *more: Number, tree: Tree[int] | None = None,
         ),
     ],
 )
-def test_what_has_travelled_can_travel_back(kind: str, travel: Travel) -> None:
+def test_an_unpickled_class_can_be_pickled_again(kind: str, travel: Travel) -> None:
     setup = f"""
 import dataclasses, typing
 {kind}
@@ -227,7 +227,7 @@ def train():
     assert travel({}, "train, ()", setup)[0] == ["a", "Name"]
 
 
-def test_values_changed_in_memory_travel(travel: Travel) -> None:
+def test_values_changed_in_memory_are_kept(travel: Travel) -> None:
     files = {
         "settings.py": "RATE = 1\nTABLE = {}\n",
         "train.py": """
@@ -265,7 +265,7 @@ def test_a_module_and_its_functions_share_their_globals(travel: Travel) -> None:
     assert travel(files, "train.train, ()")[0] == [1, 2, 2, 2, True]
 
 
-def test_files_are_found_beside_the_code(travel: Travel) -> None:
+def test_files_beside_the_code_are_found(travel: Travel) -> None:
     files = {
         "notes/here.txt": "here",
         "pkg/__init__.py": "",
@@ -315,7 +315,7 @@ def test_a_function_keeps_the_file_line_and_source_of_its_code(
 
 
 @pytest.mark.parametrize("name", ["<python-input-1>", "/tmp/ipykernel_1/1.py"])
-def test_the_source_of_a_cell_travels_with_it(travel: Travel, name: str) -> None:
+def test_the_source_of_a_notebook_cell_is_kept(travel: Travel, name: str) -> None:
     setup = f"""
 import linecache
 cell = '''
@@ -333,7 +333,7 @@ exec(compile(cell, {name!r}, "exec"), globals())
     assert value == f'{name}:5: UserWarning: look\n  warnings.warn("look")\n'
 
 
-def test_cells_of_a_notebook_travel(travel: Travel) -> None:
+def test_functions_of_notebook_cells_run(travel: Travel) -> None:
     files = {"helper.py": "def twice(x): return 2 * x\n"}
     setup = """
 import functools, helper
@@ -350,13 +350,13 @@ async def later(x): return x
     assert travel(files, call, setup)[0] == 2 * 5 + 1 + 10 + 3
 
 
-def test_a_method_takes_its_object_along(travel: Travel) -> None:
+def test_a_method_keeps_its_object(travel: Travel) -> None:
     files = {"m.py": "class M:\n    n = 1\n    def get(self, x): return self.n + x\n"}
-    setup = "import m; one = m.M(); one.n = 41"
-    assert travel(files, "one.get, (1,)", setup)[0] == 42
+    setup = "import m; instance = m.M(); instance.n = 41"
+    assert travel(files, "instance.get, (1,)", setup)[0] == 42
 
 
-def test_decorated_functions_travel_as_plain_ones(travel: Travel) -> None:
+def test_decorated_functions_are_plain_functions_in_the_job(travel: Travel) -> None:
     files = {
         "steps.py": """
         import kinetic
@@ -377,7 +377,7 @@ def test_decorated_functions_travel_as_plain_ones(travel: Travel) -> None:
     assert not {"steps", "train"} & set(imported)
 
 
-def test_a_module_that_does_not_pickle_is_imported_there(travel: Travel) -> None:
+def test_a_module_that_cannot_be_pickled_is_imported_by_the_job(travel: Travel) -> None:
     files = {
         "pkg/__init__.py": "",
         "pkg/guarded.py": """
@@ -406,10 +406,10 @@ def test_a_module_that_does_not_pickle_is_imported_there(travel: Travel) -> None
     assert not {"train", "pkg.plain"} & set(imported)
 
 
-def test_a_virtual_environment_in_the_project_is_not_taken_along(
+def test_a_virtual_environment_in_the_project_is_not_packed(
     tmp_path: Path, make: Make, python: Python
 ) -> None:
-    """Neither by value nor as files; its packages are imported there, as others are."""
+    """Its packages are neither files of the archive nor pickled by value; the job imports them."""
     packages = "any name/lib/python3/site-packages"
     root = make(
         tmp_path / "project",
@@ -450,8 +450,8 @@ print(json.dumps([project.sys_path, pickled.size, zipfile.ZipFile(packed.path).n
     assert files == ["pyproject.toml", "train.py"]
 
 
-def test_a_compiled_module_of_the_project_is_imported_there(travel: Travel) -> None:
-    import _csv  # any extension that is a file of its own will do
+def test_a_compiled_module_of_the_project_is_imported_by_the_job(travel: Travel) -> None:
+    import _csv  # any extension module that has a file
 
     file = getattr(_csv, "__file__", None)
     if file is None:
@@ -467,7 +467,7 @@ def test_a_compiled_module_of_the_project_is_imported_there(travel: Travel) -> N
     assert "native._csv" in imported
 
 
-def test_packages_without_a_file_travel(travel: Travel) -> None:
+def test_namespace_packages_are_pickled(travel: Travel) -> None:
     files = {
         "space/inner/m.py": "def f(): return 1\n",
         "train.py": "import space.inner.m\ndef train(): return space.inner.m.f()\n",
@@ -475,8 +475,8 @@ def test_packages_without_a_file_travel(travel: Travel) -> None:
     assert travel(files, "train.train, ()")[0] == 1
 
 
-def test_kinetic_itself_is_imported_there(python: Python, tmp_path: Path) -> None:
-    """Also when the project is kinetic's own checkout."""
+def test_kinetic_itself_is_imported_by_the_job(python: Python, tmp_path: Path) -> None:
+    """This holds although the project is kinetic's own checkout."""
     script = """
 import os, pathlib
 from kinetic import errors
@@ -491,10 +491,10 @@ print(payload.dump_function(f, project, payload.DataTable()).size)
     assert int(python("-c", script, cwd=tmp_path)) < 1500
 
 
-def test_a_script_without_a_project_travels_alone(
+def test_a_script_without_a_project_has_only_its_pickle(
     tmp_path: Path, make: Make, python: Python
 ) -> None:
-    """Nothing ships from the home directory, but the modules beside the script do, by value."""
+    """No files of the home directory are packed; modules beside the script go by value."""
     home = make(
         tmp_path / "home",
         {

@@ -1,4 +1,4 @@
-"""What the scan of a project sees: order, links, odd files, and the fingerprint."""
+"""Test the scan of a project: order, links, special files, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -22,104 +22,104 @@ def scan(root: Path, *exclude: Path) -> tree.Tree:
 
 
 def names(root: Path, *exclude: Path) -> list[str]:
-    return [one.name for one in scan(root, *exclude).entries]
+    return [entry.name for entry in scan(root, *exclude).entries]
 
 
 def test_names_are_ordered_by_their_bytes(tmp_path: Path, make: Make) -> None:
-    made = ["a/x", "a.txt", "a-b/x", "A", "ä", "a/b/c", "z/", "a/b.c"]
-    make(tmp_path, dict.fromkeys(made, ""))
+    created = ["a/x", "a.txt", "a-b/x", "A", "ä", "a/b/c", "z/", "a/b.c"]
+    make(tmp_path, dict.fromkeys(created, ""))
     found = names(tmp_path)
     assert found == sorted(found, key=str.encode)
     assert {"a/", "a/b/", "z/", "ä"} <= set(found)
 
 
-def test_links_inside_the_project_are_what_they_point_to(tmp_path: Path, make: Make) -> None:
+def test_links_inside_the_project_are_followed(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"runs/7/w": "weights", "conf.a": "a"})
     (tmp_path / "latest").symlink_to("runs/7")
     (tmp_path / "conf").symlink_to(tmp_path / "conf.a")
     found = scan(tmp_path)
-    assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {one.name for one in found.entries}
+    assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {entry.name for entry in found.entries}
     assert found.omitted == ()
 
 
-def test_links_out_of_the_project_stay_and_are_named(tmp_path: Path, make: Make) -> None:
+def test_links_out_of_the_project_are_omitted_and_named(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"secret/key": "", "project/m.py": "", "project-2/x": ""})
     (tmp_path / "project/far").symlink_to(tmp_path / "secret")
     (tmp_path / "project/key").symlink_to("../secret/key")
     (tmp_path / "project/near").symlink_to("../project-2")
     (tmp_path / "project/host").symlink_to("/etc/hostname")
     found = scan(tmp_path / "project")
-    assert [one.name for one in found.entries] == ["m.py"]
-    assert [left.partition(" ")[0] for left in found.omitted] == ["far", "host", "key", "near"]
-    assert all("out of the project" in left for left in found.omitted)
+    assert [entry.name for entry in found.entries] == ["m.py"]
+    assert [line.partition(" ")[0] for line in found.omitted] == ["far", "host", "key", "near"]
+    assert all("out of the project" in line for line in found.omitted)
 
 
-def test_cycles_of_links_end(tmp_path: Path, make: Make) -> None:
+def test_cycles_of_links_are_cut(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"a/m": "", "b/n": ""})
     (tmp_path / "a/up").symlink_to("..")
     (tmp_path / "a/self").symlink_to("self")
-    (tmp_path / "a/here").symlink_to(".")
+    (tmp_path / "a/cwd").symlink_to(".")
     (tmp_path / "a/b").symlink_to("../b")
     (tmp_path / "b/a").symlink_to("../a")
     found = scan(tmp_path)
-    named = {one.name for one in found.entries}
-    assert {"a/m", "a/b/n", "b/a/m"} <= named
-    assert len(named) < 12
-    assert any("leads back" in left for left in found.omitted)
+    entry_names = {entry.name for entry in found.entries}
+    assert {"a/m", "a/b/n", "b/a/m"} <= entry_names
+    assert len(entry_names) < 12
+    assert any("leads back" in line for line in found.omitted)
 
 
-def test_a_web_of_links_does_not_explode(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, {f"{one}/f": "" for one in range(6)})
-    for one in range(6):
+def test_many_links_between_folders_do_not_multiply_the_entries(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {f"{folder}/f": "" for folder in range(6)})
+    for folder in range(6):
         for other in range(6):
-            if other != one:
-                (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
+            if other != folder:
+                (tmp_path / f"{folder}/to{other}").symlink_to(f"../{other}")
     assert len(scan(tmp_path).entries) < 6 * 5**4 * 3
 
 
-def test_broken_links_and_things_that_are_no_files_are_named(tmp_path: Path, make: Make) -> None:
+def test_broken_links_and_special_files_are_omitted_and_named(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"m.py": ""})
     (tmp_path / "gone").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")
-    here = os.getcwd()
-    os.chdir(tmp_path)  # a socket's path is short
+    cwd = os.getcwd()
+    os.chdir(tmp_path)  # the path of a socket is limited to 104 bytes
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind("sock")
     finally:
-        os.chdir(here)
+        os.chdir(cwd)
     os.makedirs(os.fsencode(tmp_path) + b"/d\xff")
     found = scan(tmp_path)
-    assert [one.name for one in found.entries] == ["m.py"]
+    assert [entry.name for entry in found.entries] == ["m.py"]
     assert len(found.omitted) == 4
 
 
-def test_excluded_paths_stay_under_every_name(tmp_path: Path, make: Make) -> None:
+def test_excluded_paths_are_left_out_under_every_name(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"data/big": "", "data/sub/x": "", "m.py": "", "database": ""})
     (tmp_path / "alias").symlink_to("data")
     (tmp_path / "one").symlink_to("data/big")
     assert names(tmp_path, tmp_path / "data") == ["database", "m.py"]
     assert names(tmp_path, tmp_path / "alias") == ["database", "m.py"]
     assert "data/sub/x" in names(tmp_path, tmp_path / "data/big")
-    # The code ships although somebody also passes it as data.
+    # An excluded folder that has the code is packed nevertheless.
     assert "m.py" in names(tmp_path, tmp_path)
     assert "m.py" in names(tmp_path, tmp_path.parent)
 
 
-def test_the_tree_may_be_deeper_than_the_interpreters_stack(tmp_path: Path) -> None:
-    here = os.getcwd()
+def test_a_project_may_be_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
+    cwd = os.getcwd()
     os.chdir(tmp_path)
     try:
         for _ in range(700):
             os.mkdir("d")
             os.chdir("d")
     finally:
-        os.chdir(here)
+        os.chdir(cwd)
     assert len(scan(tmp_path).entries) == 700
     shutil.rmtree(tmp_path / "d")
 
 
-def test_a_root_that_is_gone_is_an_error(tmp_path: Path, make: Make) -> None:
+def test_a_root_that_is_no_folder_is_an_error(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"file": ""})
     for root in (tmp_path / "none", tmp_path / "file"):
         with pytest.raises(PackError, match=root.name):
@@ -130,29 +130,29 @@ def test_every_change_of_a_file_changes_the_fingerprint(tmp_path: Path, make: Ma
     make(tmp_path, {"a": "1", "d/b": "2"})
     seen = {scan(tmp_path).fingerprint}
 
-    def changed() -> None:
-        now = scan(tmp_path).fingerprint
-        assert now not in seen
-        seen.add(now)
+    def assert_changed() -> None:
+        fingerprint = scan(tmp_path).fingerprint
+        assert fingerprint not in seen
+        seen.add(fingerprint)
 
     (tmp_path / "a").write_text("22")
-    changed()
+    assert_changed()
     (tmp_path / "a").chmod(0o755)
-    changed()
+    assert_changed()
     before = (tmp_path / "a").stat()
-    settle(tmp_path)  # or the time of change may be the same, too
+    settle(tmp_path)  # otherwise the ctime may be the same
     (tmp_path / "a").write_text("33")
-    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync does
-    changed()
+    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))  # like rsync
+    assert_changed()
     (tmp_path / "d/b").rename(tmp_path / "d/c")
-    changed()
+    assert_changed()
     (tmp_path / "e").mkdir()
-    changed()
+    assert_changed()
     (tmp_path / "e").chmod(0o700)
-    changed()
+    assert_changed()
 
 
-def test_what_does_not_ship_does_not_change_the_fingerprint(tmp_path: Path, make: Make) -> None:
+def test_excluded_files_do_not_change_the_fingerprint(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"a": "1"})
     before = scan(tmp_path).fingerprint
     make(tmp_path, {"__pycache__/a.pyc": "", ".git/index": ""})
