@@ -115,7 +115,7 @@ async def test_a_file_that_is_deleted_during_renewal_is_sent(
 async def test_files_of_a_fresh_manifest_are_at_most_a_day_older(
     store: AgingStore, make_tree: MakeTree
 ) -> None:
-    """Jobs renew nothing, so their files must be far younger than a rule's age."""
+    """Even a use that renews nothing then finds its files younger than any sensible rule's age."""
     data = Data(str(make_tree("tree", {"a": b"1"})))
     ref = await data_upload.upload(store, data)
     file = f"data/{ref.digest}/files/a"

@@ -34,8 +34,8 @@ async def test_the_manifest_is_created_after_the_files(
 ) -> None:
     root = make_tree("tree", {"a": b"1", "d/b": b"22", "big": BIG}, executable=["d/b"])
     data = Data(str(root))
-    seen: list[tuple[int, int]] = []
-    ref = await data_upload.upload(watched, data, progress=lambda *now: seen.append(now))
+    reported: list[tuple[int, int]] = []
+    ref = await data_upload.upload(watched, data, progress=lambda *counts: reported.append(counts))
     sha = data.content_hash()
     assert (ref.digest, ref.is_dir, ref.mount, ref.fuse) == (sha, True, None, False)
     assert watched.created[-1] == ref.uri
@@ -51,8 +51,8 @@ async def test_the_manifest_is_created_after_the_files(
         ("d/b", 2, 0o755),
     ]
     total = 3 + len(BIG)
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
+    assert reported[-1] == (total, total)
+    assert reported == sorted(reported)
 
 
 async def test_a_second_upload_sends_nothing(

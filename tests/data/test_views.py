@@ -30,7 +30,7 @@ ANY = (
     .filter(lambda name: not set(name) & {0, 47} and name not in (b".", b".."))
     .map(os.fsdecode)
 )
-NAMES = PLAIN if sys.platform == "darwin" else PLAIN | ANY  # whose names are Unicode
+NAMES = PLAIN if sys.platform == "darwin" else PLAIN | ANY  # macOS accepts only Unicode names
 CONTENTS = st.one_of(
     st.binary(max_size=60),
     st.just(b"\x89KNO\r\n\x1a\n like the header of an object"),
@@ -178,7 +178,7 @@ async def test_large_content_is_mounted_where_possible(
     shutil.rmtree(Path(paths[0], "1"))
     os.rename(Path(paths[0], "2"), Path(paths[0], "two"))
     with open(paths[1], "r+b") as file:
-        file.write(b"mine")
+        file.write(b"changed")
     os.rmdir(Path(paths[0], "gone"))
     """
     overlays = mounts and namespace.available() == "root"

@@ -32,7 +32,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def listener() -> socket.socket:
-    """Listen on a port that the system gives to no client once it is free again."""
+    """Listen on a port that, once free again, the system never assigns to a client."""
     while True:
         port = random.SystemRandom().randrange(20000, 30000)  # below the ephemeral range
         with contextlib.suppress(OSError):  # in use
@@ -50,21 +50,21 @@ class Child:
         self, code: str, *options: str, folder: Path | None = None, deadline: float = DEADLINE
     ) -> None:
         self._deadline = deadline
-        what = ["-c", textwrap.dedent(code)]
+        program = ["-c", textwrap.dedent(code)]
         if folder is not None:
             (folder / "pyproject.toml").touch()
             (folder / "script.py").write_text(textwrap.dedent(code))
-            what = ["script.py"]
+            program = ["script.py"]
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-W", "error", *options, *what],
+            [sys.executable, "-u", "-W", "error", *options, *program],
             cwd=folder or ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        self._read = b""
-        self._noise = b""
+        self._stdout = b""
+        self._stderr = b""
 
     def __enter__(self) -> Self:
         return self
@@ -89,38 +89,38 @@ class Child:
             self.expect(*lines)
             assert self.end() == (0, "", "")
 
-    def line(self, wanted: str = "a line") -> str:
+    def line(self, expected: str = "a line") -> str:
         """Return the next line that the child prints."""
-        until = time.monotonic() + self._deadline
-        while b"\n" not in self._read:
-            self._read += self._more(self._process.stdout, wanted, until)
-        got, _, self._read = self._read.partition(b"\n")
+        deadline = time.monotonic() + self._deadline
+        while b"\n" not in self._stdout:
+            self._stdout += self._read_more(self._process.stdout, expected, deadline)
+        got, _, self._stdout = self._stdout.partition(b"\n")
         return got.decode()
 
-    def hears(self, words: str) -> None:
-        """Wait until *words* are on the child's standard error."""
-        until = time.monotonic() + self._deadline
-        while words.encode() not in self._noise:
-            self._noise += self._more(self._process.stderr, words, until)
+    def wait_for_stderr(self, text: str) -> None:
+        """Wait until *text* is on the child's standard error."""
+        deadline = time.monotonic() + self._deadline
+        while text.encode() not in self._stderr:
+            self._stderr += self._read_more(self._process.stderr, text, deadline)
 
-    def _more(self, stream: IO[bytes] | None, wanted: str, until: float) -> bytes:
+    def _read_more(self, stream: IO[bytes] | None, expected: str, deadline: float) -> bytes:
         assert stream is not None
-        ready, _, _ = select.select([stream], [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
         more = os.read(stream.fileno(), 4096) if ready else b""
         if not more:
-            self._fail(wanted, "no more" if ready else "nothing within the deadline")
+            self._fail(expected, "no more" if ready else "nothing within the deadline")
         return more
 
     def _fail(self, line: str, instead: str) -> NoReturn:
         self._process.kill()
-        noise = (self._noise + self._process.communicate()[1]).decode()
-        pytest.fail(f"wanted {line!r}, got {instead}; its standard error:\n{noise}")
+        stderr = (self._stderr + self._process.communicate()[1]).decode()
+        pytest.fail(f"expected {line!r}, got {instead}; its standard error:\n{stderr}")
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line to the child's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
@@ -129,4 +129,8 @@ class Child:
     def end(self) -> tuple[int, str, str]:
         """Wait for the child; return its exit status, unread output, and standard error."""
         out, err = self._process.communicate(timeout=self._deadline)
-        return self._process.returncode, (self._read + out).decode(), (self._noise + err).decode()
+        return (
+            self._process.returncode,
+            (self._stdout + out).decode(),
+            (self._stderr + err).decode(),
+        )

@@ -1,4 +1,4 @@
-"""What the children of multiprocessing run; a spawned one imports it."""
+"""Functions that children of multiprocessing run; a spawned child imports this module."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ async def _hook() -> None:
     print("hook in the child")
 
 
-async def _for_ever() -> None:
+async def _run_forever() -> None:
     try:
         await asyncio.Event().wait()
     finally:
         print("cleaned in the child", flush=True)
 
 
-async def _begin() -> None:
-    _tasks.append(asyncio.create_task(_for_ever()))
+async def _start_task() -> None:
+    _tasks.append(asyncio.create_task(_run_forever()))
     await asyncio.sleep(0)
 
 
 def work() -> None:
     PORTAL.on_close(_hook)
     print("child", PORTAL.call(_double, 3))
-    PORTAL.call(_begin)
+    PORTAL.call(_start_task)

@@ -1,25 +1,19 @@
-"""What the tests of the face need of pytest."""
+"""Fixtures of the tests of the user-facing API."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.face.child import Child
 
-# Without this, asyncio makes up a loop for the main thread when pytest-asyncio asks for "the" loop,
-# and nobody closes it: the warning would fail whichever test the garbage collector runs in.
-asyncio.set_event_loop(None)
-
-
 COMMON = """
 import asyncio, itertools, os, pathlib, pickle, signal, sys, threading, time
 import kinetic
 from kinetic import Cancelled, Completion, Failed, JobStatus, Lost, Succeeded
 
-os.environ["KINETIC_PROGRESS"] = "off"  # on a slow machine, too, what is soon over is silent
+os.environ["KINETIC_PROGRESS"] = "off"  # a slow machine would show progress of short jobs
 
 def remote(function):
     return kinetic.run(backend="local", accelerator="cpu")(function)
@@ -46,5 +40,5 @@ here = os.getcwd()
 
 @pytest.fixture
 def script(tmp_path: Path):
-    """Starts a script of the project in *tmp_path*."""
+    """Return a function that starts a script of a project in *tmp_path*."""
     return lambda code, *options: Child(COMMON + code, *options, folder=tmp_path)

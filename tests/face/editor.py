@@ -1,4 +1,4 @@
-"""What an editor says to a debugger: what a breakpoint takes of the Debug Adapter Protocol."""
+"""A minimal editor: the part of the Debug Adapter Protocol that a breakpoint needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from kinetic import aio
 
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 
 
 class Editor:
     """A connection to the debugger on *port* of this machine."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
         self._file = self._socket.makefile("rb")
         self._number = 0
         self._events: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ class Editor:
         self._socket.close()
 
     def send(self, command: str, **arguments: Any) -> int:
-        """Ask for something; the answer may come much later."""
+        """Send a request and return its number."""
         self._number += 1
         message = {"seq": self._number, "type": "request", "command": command}
         body = json.dumps(message | {"arguments": arguments}).encode()
@@ -40,11 +40,11 @@ class Editor:
         return self._number
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer."""
+        """Send a request, wait for the response, and return its body."""
         return self.answer(self.send(command, **arguments))
 
     def answer(self, number: int) -> dict[str, Any]:
-        """The answer to a request."""
+        """Wait for the response to a request and return its body."""
         while True:
             message = self._read()
             if message["type"] == "response" and message["request_seq"] == number:
@@ -55,7 +55,7 @@ class Editor:
                 self._events.append(message)
 
     def event(self, name: str) -> dict[str, Any]:
-        """The next event of this name."""
+        """Wait for the next event of this name and return its body."""
         while True:
             for at, message in enumerate(self._events):
                 if message["event"] == name:
@@ -67,26 +67,27 @@ class Editor:
                 self._events.append(message)
 
     def begin(self, configuration: dict[str, Any], file: Path, line: int) -> bool:
-        """Attach with a breakpoint; whether that was found."""
+        """Attach, set a breakpoint, and return whether the debugger has verified it."""
         self.ask("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
-        attaching = self.send("attach", **configuration)
+        attach_number = self.send("attach", **configuration)
         self.event("initialized")
-        said = self.ask("setBreakpoints", source={"path": str(file)}, breakpoints=[{"line": line}])
+        breakpoints = [{"line": line}]
+        body = self.ask("setBreakpoints", source={"path": str(file)}, breakpoints=breakpoints)
         self.ask("configurationDone")
-        self.answer(attaching)
-        return bool(said["breakpoints"][0]["verified"])
+        self.answer(attach_number)
+        return bool(body["breakpoints"][0]["verified"])
 
     def stopped(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Where it stands: the innermost frame, and the local variables there."""
+        """Wait until the job stops; return the innermost frame and its local variables."""
         thread = self.event("stopped")["threadId"]
         (frame, *_) = self.ask("stackTrace", threadId=thread)["stackFrames"]
         scopes = self.ask("scopes", frameId=frame["id"])["scopes"]
         reference = scopes[0]["variablesReference"]
-        found = self.ask("variables", variablesReference=reference)["variables"]
-        return frame, {one["name"]: one["value"] for one in found}
+        variables = self.ask("variables", variablesReference=reference)["variables"]
+        return frame, {variable["name"]: variable["value"] for variable in variables}
 
-    def go_on(self) -> None:
-        """Let it run."""
+    def continue_job(self) -> None:
+        """Continue the job."""
         self.ask("continue", threadId=1)
 
     def _read(self) -> dict[str, Any]:
@@ -100,18 +101,20 @@ class Editor:
         return message
 
 
-async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Popen[bytes], Any]:
-    """The forwarder, and what an editor is told."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        forwarder = await job.debug_attach(local_port=0, **how)
-    return forwarder, json.loads(said.getvalue().partition("\n")[2])
+async def attached(job: aio.JobHandle[Any], **options: Any) -> tuple[subprocess.Popen[bytes], Any]:
+    """Attach to *job*; return the forwarder and the printed configuration for an editor."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        forwarder = await job.debug_attach(local_port=0, **options)
+    return forwarder, json.loads(printed.getvalue().partition("\n")[2])
 
 
-def stopped_at(told: Any, file: object, line: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Attach as an editor does, let it run to a line and on; what was seen there."""
-    with Editor(told["connect"]["port"]) as editor:
-        assert editor.begin(told, Path(str(file)), line)
-        seen = editor.stopped()
-        editor.go_on()
-    return seen
+def stopped_at(
+    configuration: Any, file: object, line: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Attach, wait until the job stops at *line*, continue it; return frame and variables."""
+    with Editor(configuration["connect"]["port"]) as editor:
+        assert editor.begin(configuration, Path(str(file)), line)
+        frame_and_variables = editor.stopped()
+        editor.continue_job()
+    return frame_and_variables

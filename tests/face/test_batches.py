@@ -1,4 +1,4 @@
-"""Batches of the sync face over real jobs: streams, Ctrl-C, and the end of the interpreter."""
+"""Test batches of the sync API with real jobs: iteration, Ctrl-C, exits, and forks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.face.child import until
 
 
-def test_outcomes_and_progress_serve_for_and_async_for(script) -> None:
+def test_outcomes_and_progress_work_in_for_and_async_for(script) -> None:
     code = """
 batch = inverse.run_async_map([1, 0, 4])
 for index, given, outcome in batch.outcomes(ordered=True):
@@ -33,16 +33,16 @@ try:
 except kinetic.BatchError as error:
     print(error.partial_results, batch.results(return_exceptions=True)[0])
     print([type(job) is kinetic.JobHandle for job in (*error.failures, *batch.failures())])
-last = [one for one in batch.progress()][-1]
+last = [progress for progress in batch.progress()][-1]
 print(last.total, last.succeeded, last.failed, last.first_failure)
 
 async def progress():
-    print([one.ended async for one in batch.progress()][-1])
+    print([progress.ended async for progress in batch.progress()][-1])
 
 asyncio.run(progress())
 for _ in batch.outcomes():
-    break  # dropped half-way
-print([one.ok for one in (completion.outcome for completion in batch.outcomes(ordered=True))])
+    break  # leaves the iteration unfinished
+print([completion.outcome.ok for completion in batch.outcomes(ordered=True)])
 """
     script(code).prints(
         "0 1 1.0",
@@ -58,7 +58,7 @@ print([one.ok for one in (completion.outcome for completion in batch.outcomes(or
     )
 
 
-def test_a_job_that_completed_is_held_by_who_takes_it_and_by_nobody_else(script) -> None:
+def test_the_batch_keeps_no_reference_to_completed_jobs(script) -> None:
     code = """
 import gc, weakref
 
@@ -70,13 +70,13 @@ for job in batch.as_completed():
 print(batch.jobs[job.group_index] is job, batch.job(job.group_index) is job)
 del job
 gc.collect()
-print(len(held), sum(one() is not None for one in held))
+print(len(held), sum(reference() is not None for reference in held))
 print(batch.jobs[0] is batch.jobs[0], batch.jobs[0].result())
 """
     script(code).prints("True True", "16 0", "True 1.0")
 
 
-def test_ctrl_c_of_a_waiting_call_leaves_the_batch_alone_and_says_so(script) -> None:
+def test_ctrl_c_while_waiting_does_not_cancel_the_batch(script) -> None:
     code = """
 import threading
 
@@ -87,7 +87,7 @@ def is_waiting():
         frame = frame.f_back
     return "_wait" in names
 
-def tell_when_it_waits():
+def report_waiting():
     until(is_waiting)
     print("waiting")
 
@@ -102,7 +102,7 @@ waits = (
 )
 for wait in waits:
     try:
-        threading.Thread(target=tell_when_it_waits).start()
+        threading.Thread(target=report_waiting).start()
         wait()
     except KeyboardInterrupt:
         print("interrupted", "NOT_FOUND" in batch.status_counts())
@@ -125,7 +125,7 @@ print(batch.results())
             assert f"kinetic batches {command} {group}" in line
 
 
-def test_ctrl_c_within_the_block_cancels_the_batch_and_says_so(script) -> None:
+def test_ctrl_c_within_the_block_cancels_the_batch(script) -> None:
     code = """
 try:
     with waits_for.run_async_map([f"{here}/never"] * 3, progress=False) as batch:
@@ -147,8 +147,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_lets_go_of_the_batch_at_once(script, tmp_path: Path) -> None:
-    """Its jobs do not end when they are asked to, and nobody waits for that."""
+def test_a_second_ctrl_c_exits_at_once(script, tmp_path: Path) -> None:
+    """The script doesn't wait for jobs that ignore SIGTERM."""
     code = """
 @remote
 def stubborn(folder):
@@ -208,7 +208,7 @@ except KeyboardInterrupt:
         process.expect("{'NOT_FOUND': 3}")
 
 
-def test_a_script_that_ends_seals_an_input_without_end(script, tmp_path: Path) -> None:
+def test_the_end_of_a_script_ends_an_infinite_input(script, tmp_path: Path) -> None:
     code = """
 (folder := pathlib.Path(here, "done")).mkdir()
 
@@ -238,7 +238,9 @@ print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.j
         assert process.end() == (0, "", "")
 
 
-def test_ctrl_c_at_the_end_stops_submitting_and_says_how_to_go_on(script, tmp_path: Path) -> None:
+def test_ctrl_c_at_the_end_stops_submitting_and_names_the_resume_command(
+    script, tmp_path: Path
+) -> None:
     code = """
 batch = waits_for.run_async_map([f"{here}/go"] * 3, max_concurrent=1, progress=False)
 until(lambda: batch.status_counts().get("RUNNING"))
@@ -246,7 +248,7 @@ print(batch.group_id)
 """
     with script(code) as process:
         group = process.line()
-        process.hears("not submitted yet")
+        process.wait_for_stderr("not submitted yet")
         process.interrupt()
         status, _, err = process.end()
         assert status == 0 and "Traceback" not in err
@@ -261,8 +263,8 @@ print(batch.resume().results())
         assert process.end()[0] == 0
 
 
-def test_at_the_end_of_a_script_nothing_waits_for_a_reader(script, tmp_path: Path) -> None:
-    """What was begun to be read bounds a batch by its window, until nobody can go on reading."""
+def test_at_the_end_of_a_script_the_window_no_longer_limits_a_batch(script, tmp_path: Path) -> None:
+    """A started iteration limits the batch to its window, but not after the script has ended."""
     code = """
 import threading
 
@@ -272,7 +274,7 @@ def note(name):
         time.sleep(0.01)
     pathlib.Path(name).touch()
 
-def tell_when_it_is_read():
+def report_reading():
     until(lambda: batch._async_handle._batch.coordinator.window.delivered is not None)
     pathlib.Path("read").touch()
 
@@ -280,7 +282,7 @@ folder = os.path.join(here, "done")
 os.mkdir(folder)
 names = [f"{folder}/{n}" for n in range(6)]
 batch = note.run_async_map(names, max_concurrent=1, window=1, progress=False)
-threading.Thread(target=tell_when_it_is_read).start()
+threading.Thread(target=report_reading).start()
 reading = batch.outcomes()
 print(next(reading).index, len(os.listdir(folder)) < 3)
 """
@@ -294,7 +296,7 @@ print(next(reading).index, len(os.listdir(folder)) < 3)
 @pytest.mark.parametrize(
     "kind", ["iterator", pytest.param("async iterator", marks=pytest.mark.full)]
 )
-def test_a_script_ends_though_its_inputs_never_come(script, kind: str) -> None:
+def test_a_script_ends_although_its_inputs_block(script, kind: str) -> None:
     code = f"""
 import threading
 
@@ -311,7 +313,7 @@ async def stuck_async():
 inputs = stuck() if {kind!r} == "iterator" else stuck_async()
 batch = inverse.run_async_map(inputs, progress=False)
 print(sorted(next(batch.outcomes(ordered=True)).index for _ in range(2)))
-print(len([one for _, one in zip(range(2), batch.outcomes())]))
+print(len([completion for _, completion in zip(range(2), batch.outcomes())]))
 """
     with script(code) as process:
         process.expect("[0, 0]", "2")
@@ -319,7 +321,7 @@ print(len([one for _, one in zip(range(2), batch.outcomes())]))
         assert status == 0 and "Traceback" not in err
 
 
-def test_a_debugger_without_a_terminal_is_refused_before_anything_is_sent(script) -> None:
+def test_a_debugger_without_a_terminal_is_refused_before_anything_is_uploaded(script) -> None:
     code = """
 try:
     inverse.options(debug=True)(1)
@@ -329,25 +331,25 @@ except kinetic.errors.ConfigurationError as error:
     script(code).prints("True []")
 
 
-def test_a_child_that_is_forked_in_a_block_leaves_the_batch_to_its_parent(script) -> None:
-    """It ends at once, by the block's end or within it; with jobs of its own, too."""
+def test_a_child_forked_in_a_block_does_not_end_the_batch(script) -> None:
+    """The child may exit inside the block or at its end, and may run its own jobs."""
     code = """
-def child(work):
+def exit_code_of_child(work):
     pid = os.fork()
     if pid == 0:
         work()
     else:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-def uses_it():
+def use_batch():
     print(inverse(4), list(batch.results()))
     sys.exit(4)
 
 with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
-    print(child(lambda: sys.exit(3)), batch.finished)
+    print(exit_code_of_child(lambda: sys.exit(3)), batch.finished)
     pathlib.Path("a").touch()
     pathlib.Path("b").touch()
-    print(child(uses_it))
+    print(exit_code_of_child(use_batch))
     print(batch.results())
 """
     with script(code, "-Wignore::DeprecationWarning") as process:
@@ -355,8 +357,8 @@ with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
         assert process.end()[0] == 0
 
 
-def test_a_client_of_asyncio_is_of_no_use_and_does_no_harm_in_a_forked_child(script) -> None:
-    """A child that ends the parent's loop would end it for the parent; so it leaves by _exit."""
+def test_an_async_client_is_closed_in_a_forked_child_and_works_in_the_parent(script) -> None:
+    """The child leaves by ``os._exit``, because closing the loop would affect the parent's."""
     code = """
 from kinetic import aio, errors
 

@@ -1,4 +1,4 @@
-"""The names by which keras-kinetic starts batches and names its data."""
+"""Test the API of keras-kinetic for batches and data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kinetic import RemoteCallable, RemoteFunction, collections, data
 
 
 @kinetic.run(accelerator="cpu")
-def scaled(by: int, number: int) -> int:
+def scale(by: int, number: int) -> int:
     return by * number
 
 
@@ -23,15 +23,15 @@ class Model:
 
 
 def test_a_decorated_function_is_a_remote_callable() -> None:
-    assert RemoteCallable is RemoteFunction and isinstance(scaled, kinetic.RemoteCallable)
+    assert RemoteCallable is RemoteFunction and isinstance(scale, kinetic.RemoteCallable)
 
 
-def test_map_is_run_async_map_of_the_function_whose_run_async_it_is_given(script) -> None:
+def test_map_of_run_async_starts_a_batch_like_run_async_map(script) -> None:
     code = """
 import functools
 
 @remote
-def scaled(by, number):
+def scale(by, number):
     return by * number
 
 class Model:
@@ -41,35 +41,35 @@ class Model:
     def predict(self, number):
         return self.by * number
 
-for given in (functools.partial(scaled.run_async, 2), functools.partial(scaled, 3)):
-    print(kinetic.collections.map(given, [1, 2], name="scaled").results())
+for function in (functools.partial(scale.run_async, 2), functools.partial(scale, 3)):
+    print(kinetic.collections.map(function, [1, 2], name="scale").results())
 print(kinetic.collections.map(Model().predict.run_async, [1, 2]).results())
-print(kinetic.collections.map(scaled.run_async, [{"by": 1, "number": 2}], tags={"k": "v"}).tags)
-print([batch.name for batch in kinetic.list_batches(name="scaled")])
+print(kinetic.collections.map(scale.run_async, [{"by": 1, "number": 2}], tags={"k": "v"}).tags)
+print([batch.name for batch in kinetic.list_batches(name="scale")])
 """
-    script(code).prints("[2, 4]", "[3, 6]", "[5, 10]", "{'k': 'v'}", "['scaled', 'scaled']")
+    script(code).prints("[2, 4]", "[3, 6]", "[5, 10]", "{'k': 'v'}", "['scale', 'scale']")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "function",
     [
         None,
-        lambda number: scaled.run_async(2, number),
-        functools.partial(scaled.local, 2),
-        scaled.run_async_map,
+        lambda number: scale.run_async(2, number),
+        functools.partial(scale.local, 2),
+        scale.run_async_map,
         Model().predict.local,
     ],
 )
-def test_map_refuses_what_submits_in_ways_of_its_own(given: object, home: Path) -> None:
+def test_map_refuses_functions_that_submit_in_other_ways(function: object, home: Path) -> None:
     with pytest.raises(TypeError, match=r"takes f.run_async of a function f"):
-        collections.map(given, [1])  # type: ignore[arg-type]
+        collections.map(function, [1])  # type: ignore[arg-type]
     assert not (home / "store").exists()
 
 
-def test_a_data_reference_is_known_by_its_mark() -> None:
-    made = data.make_data_ref("gs://b/x/", True, "/mnt", fuse=True)
-    assert data.is_data_ref(made)
-    assert made == {
+def test_a_data_reference_is_recognized_by_its_mark() -> None:
+    reference = data.make_data_ref("gs://b/x/", True, "/mnt", fuse=True)
+    assert data.is_data_ref(reference)
+    assert reference == {
         "__data_ref__": True,
         "uri": "gs://b/x/",
         "is_dir": True,

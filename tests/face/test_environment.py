@@ -1,4 +1,4 @@
-"""Which variables a job gets."""
+"""Test which environment variables a job gets, and the packing of a project."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ENVIRON = {
     ],
 )
 def test_names_and_prefixes_are_captured(patterns: list[str], names: set[str]) -> None:
-    """A star elsewhere than at the end is a star; a prefix never takes what is this process's."""
+    """Only a final star is a wildcard, and wildcards skip variables of this process."""
     assert capture(patterns, ENVIRON) == {name: ENVIRON[name] for name in names}
 
 
-def test_what_looks_like_a_secret_is_named_once_and_not_told(
+def test_variables_that_look_like_secrets_are_named_once_without_values(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     environ = {"api_token": "hush", "DB_PASSWORD": "hush", "MODE": "x"}
@@ -59,12 +59,12 @@ def test_what_looks_like_a_secret_is_named_once_and_not_told(
     assert "hush" not in caplog.text
 
 
-def test_nothing_is_said_when_nothing_looks_like_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_variables_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     capture(["WANDB_MODE"], ENVIRON)
     assert not caplog.records
 
 
-def test_the_base_is_small_and_has_what_every_program_needs() -> None:
+def test_the_base_environment_is_small() -> None:
     assert set(base_environment(ENVIRON)) == {"PATH", "HOME", "LC_ALL", "LANG", "https_proxy"}
 
 
@@ -84,7 +84,7 @@ asyncio.run(main())
 """
 
 
-def test_to_pack_a_project_is_a_coroutine_of_aio(script) -> None:
+def test_aio_pack_packs_a_project(script) -> None:
     with script(PACKING) as process:
         process.expect("2 ['pyproject.toml', 'script.py']", "True")
         assert process.end()[0] == 0

@@ -1,4 +1,4 @@
-"""The decorator, before anything is submitted: what it takes, and what it looks like."""
+"""Test decorated functions without submitting: attributes, local calls, errors, pickling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kinetic.options import Options
 
 @kinetic.run(accelerator="cpu")
 def factorial(number: int, *, start: int = 1) -> int:
-    """The product of all numbers up to *number*."""
+    """Multiply all numbers up to *number*."""
     return start if number == 0 else number * factorial.local(number - 1, start=start)
 
 
@@ -63,13 +63,13 @@ class Adder:
         return value + self.by
 
 
-# --- what it looks like ---
+# --- attributes ---
 
 
 def test_a_decorated_function_looks_like_the_function() -> None:
     assert factorial.__name__ == factorial.__qualname__ == "factorial"
     assert factorial.__module__ == __name__
-    assert factorial.__doc__ == "The product of all numbers up to *number*."
+    assert factorial.__doc__ == "Multiply all numbers up to *number*."
     assert list(inspect.signature(factorial).parameters) == ["number", "start"]
     assert inspect.unwrap(factorial) is factorial.__wrapped__
     assert repr(factorial) == "<kinetic function factorial on cpu>"
@@ -78,43 +78,43 @@ def test_a_decorated_function_looks_like_the_function() -> None:
 def test_a_decorated_function_has_the_functions_annotations() -> None:
     hints = {"number": int, "start": int, "return": int}
     partial = kinetic.run(functools.partial(factorial.__wrapped__))
-    for one in (factorial, factorial.options(timeout=3), partial):
-        assert one.__annotations__ == factorial.__wrapped__.__annotations__
-        assert typing.get_type_hints(one) == hints
+    for function in (factorial, factorial.options(timeout=3), partial):
+        assert function.__annotations__ == factorial.__wrapped__.__annotations__
+        assert typing.get_type_hints(function) == hints
     assert typing.get_type_hints(Model(2).predict) == {"value": int, "return": int}
     assert not hasattr(factorial, "anything")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="computed at once before 3.14")
-def test_annotations_are_computed_when_asked_for() -> None:
-    space: dict[str, Any] = {}
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="computed on definition before 3.14")
+def test_annotations_are_computed_on_access() -> None:
+    namespace: dict[str, Any] = {}
     code = "def early(x: Late) -> Late: ..."
-    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
-    decorated = kinetic.run(space["early"])
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), namespace)
+    decorated = kinetic.run(namespace["early"])
     with pytest.raises(NameError):
         _ = decorated.__annotations__
-    space["Late"] = int
+    namespace["Late"] = int
     assert decorated.__annotations__ == {"x": int, "return": int}
     assert typing.get_type_hints(decorated) == {"x": int, "return": int}
 
 
-def test_attributes_of_the_function_come_along_and_hide_nothing() -> None:
+def test_attributes_of_the_function_are_kept_and_hide_no_method() -> None:
     def plain() -> None: ...
 
-    plain.mark = "mine"  # type: ignore[attr-defined]
-    plain.options = "mine"  # type: ignore[attr-defined]
+    plain.mark = "marked"  # type: ignore[attr-defined]
+    plain.options = "hidden"  # type: ignore[attr-defined]
     decorated = kinetic.run(plain)
-    assert decorated.mark == "mine"  # type: ignore[attr-defined]
+    assert decorated.mark == "marked"  # type: ignore[attr-defined]
     assert callable(decorated.options)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no way to say so before 3.12")
-def test_an_async_function_is_known_as_one() -> None:
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="inspect has no marker before 3.12")
+def test_inspect_recognizes_an_async_function() -> None:
     assert inspect.iscoroutinefunction(fetch)
     assert not inspect.iscoroutinefunction(factorial)
 
 
-def test_settings_are_readable_and_a_copy_with_others_leaves_them() -> None:
+def test_options_returns_a_copy_with_other_settings() -> None:
     other = factorial.options(accelerator="l4", timeout=3)
     assert factorial.__kinetic__ == Options(accelerator="cpu")
     assert other.__kinetic__ == Options(accelerator="l4", timeout=3)
@@ -123,7 +123,7 @@ def test_settings_are_readable_and_a_copy_with_others_leaves_them() -> None:
         factorial.options(accelerator="abacus")
 
 
-def test_all_settings_of_the_seeds_may_be_positional() -> None:
+def test_all_settings_of_the_public_package_may_be_positional() -> None:
     data = {"/data": kinetic.Data("gs://bucket/x/")}
     decorated = kinetic.run(
         "l4", "prebuilt", "r", "z", "p", ["A_*"], "c", "gke", "ns", data, True, "gs://o/", False
@@ -144,7 +144,7 @@ def test_all_settings_of_the_seeds_may_be_positional() -> None:
     )
 
 
-# --- calling it here ---
+# --- local calls ---
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_all_settings_of_the_seeds_may_be_positional() -> None:
     ],
     ids=str,
 )
-def test_local_calls_it_here(
+def test_local_calls_the_function_in_this_process(
     function: RemoteFunction[..., Any], args: tuple[Any, ...], value: Any
 ) -> None:
     assert function.local(*args) == value
@@ -174,7 +174,7 @@ async def test_local_of_an_async_function_is_its_coroutine() -> None:
 
 def test_a_class_method_is_bound_to_its_class() -> None:
     bound = Model.name
-    if sys.version_info < (3, 13):  # later, a classmethod hides what it wraps: only calls are bound
+    if sys.version_info < (3, 13):  # since 3.13, classmethod binds only calls
         assert bound.local("!") == "Model!"
 
 
@@ -187,11 +187,11 @@ def test_a_class_method_is_bound_to_its_class() -> None:
         (lambda: None, "<lambda>"),
     ],
 )
-def test_what_has_no_name_gets_one(function: Callable[..., Any], name: str) -> None:
+def test_a_callable_without_a_name_gets_one(function: Callable[..., Any], name: str) -> None:
     assert kinetic.run(function).__name__ == name
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 class WithProperty:
@@ -209,7 +209,7 @@ async def stream() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         (classmethod(factorial.__wrapped__), "goes below @classmethod"),
         (staticmethod(factorial.__wrapped__), "goes below @staticmethod"),
@@ -223,12 +223,14 @@ async def stream() -> Any:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("bare", [True, False])
-def test_what_cannot_run_elsewhere_is_refused(function: Any, words: str, bare: bool) -> None:
-    with pytest.raises(TypeError, match=words):
+def test_a_callable_that_cannot_be_a_job_is_refused(
+    function: Any, message: str, bare: bool
+) -> None:
+    with pytest.raises(TypeError, match=message):
         kinetic.run(function) if bare else kinetic.run()(function)
 
 
-def test_something_else_is_refused_as_what_it_was_meant_to_be() -> None:
+def test_the_error_about_another_argument_depends_on_its_place() -> None:
     with pytest.raises(TypeError, match="decorates functions, not int"):
         kinetic.run()(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="accelerator must be a name"):
@@ -242,7 +244,7 @@ def test_a_function_and_settings_in_one_call_are_refused() -> None:
 
 # --- pickling ---
 
-READ = """
+CALL = """
 import pickle, sys
 sys.modules["kinetic"] = None
 function = pickle.load(sys.stdin.buffer)
@@ -250,18 +252,18 @@ print(type(function).__name__, function(*{args}))
 """
 
 
-def read_elsewhere(pickled: bytes, args: tuple[Any, ...], folder: Path) -> str:
-    """What an interpreter without kinetic makes of it."""
-    answer = subprocess.run(
-        [sys.executable, "-W", "error", "-c", READ.format(args=args)],
+def call_without_kinetic(pickled: bytes, args: tuple[Any, ...], folder: Path) -> str:
+    """Unpickle and call the function in an interpreter without kinetic; return its output."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CALL.format(args=args)],
         cwd=folder,
         input=pickled,
         capture_output=True,
         timeout=60,
         check=False,
     )
-    assert answer.returncode == 0, answer.stderr.decode()
-    return answer.stdout.decode().strip()
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout.decode().strip()
 
 
 def closures() -> tuple[Callable[..., Any], ...]:
@@ -290,20 +292,20 @@ def closures() -> tuple[Callable[..., Any], ...]:
 
 
 @pytest.mark.parametrize(
-    ("which", "args", "answer"), [(0, (7,), "False"), (1, (3,), "10"), (2, (1,), "7")]
+    ("index", "args", "answer"), [(0, (7,), "False"), (1, (3,), "10"), (2, (1,), "7")]
 )
 @pytest.mark.parametrize("start", ["the decorated one", "the plain one"])
-def test_it_is_pickled_as_the_plain_function_and_calls_itself_in_place(
-    which: int, args: tuple[Any, ...], answer: str, start: str, tmp_path: Path
+def test_a_decorated_function_is_pickled_as_the_plain_function(
+    index: int, args: tuple[Any, ...], answer: str, start: str, tmp_path: Path
 ) -> None:
-    """Each names itself, or the other, by its decorated name."""
-    function: Any = closures()[which]
+    """Each function calls itself or another one by its decorated name."""
+    function: Any = closures()[index]
     pickled = cloudpickle.dumps(function if start == "the decorated one" else function.__wrapped__)
-    kind = "method" if which == 2 else "function"
-    assert read_elsewhere(pickled, args, tmp_path) == f"{kind} {answer}"
+    kind = "method" if index == 2 else "function"
+    assert call_without_kinetic(pickled, args, tmp_path) == f"{kind} {answer}"
 
 
-def test_a_global_that_names_itself_is_pickled_as_the_plain_function(tmp_path: Path) -> None:
+def test_a_recursive_global_function_is_pickled_as_the_plain_function(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, cloudpickle, kinetic\n"
@@ -313,22 +315,26 @@ def test_a_global_that_names_itself_is_pickled_as_the_plain_function(tmp_path: P
         "sys.stdout.buffer.write(cloudpickle.dumps(fact))\n"
     )
     root = Path(kinetic.__file__).parents[1]
-    written = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}]; {exec_(script)}"],
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = [{str(root)!r}]; {exec_command(script)}",
+        ],
         capture_output=True,
         timeout=60,
         check=True,
     )
-    assert read_elsewhere(written.stdout, (5,), tmp_path) == "function 120"
+    assert call_without_kinetic(result.stdout, (5,), tmp_path) == "function 120"
 
 
-def exec_(script: Path) -> str:
+def exec_command(script: Path) -> str:
     return f"exec(compile(open({str(script)!r}).read(), 'script', 'exec'))"
 
 
 def test_a_bound_method_is_pickled_with_its_object() -> None:
-    again = pickle.loads(cloudpickle.dumps(Model(3).predict))
-    assert again(4) == 12
+    method = pickle.loads(cloudpickle.dumps(Model(3).predict))
+    assert method(4) == 12
 
 
 def test_copies_are_the_decorated_function_itself() -> None:

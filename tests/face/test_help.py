@@ -1,4 +1,4 @@
-"""What an editor shows while somebody writes a call: the words that stand in the source itself."""
+"""Test the docstrings in the source, which editors show without running code."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ METHODS = [
 ]
 
 
-def written(thing: Any) -> str:
-    """The docstring that its source has: an editor runs nothing that would put another there."""
+def source_docstring(thing: Any) -> str:
+    """Return the docstring in the source; decorators may replace the one at run time."""
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     return ast.get_docstring(node) or ""
 
 
-def named(text: str) -> set[str]:
-    """The parameters that a docstring has an entry for."""
+def documented_parameters(text: str) -> set[str]:
+    """Return the parameters for which a docstring has an entry."""
     entries = re.findall(r"^ {4}(\w+(?:, \w+)*): ", text, re.MULTILINE)
     return {name for entry in entries for name in entry.split(", ")}
 
@@ -60,32 +60,34 @@ def parameters(function: Any) -> set[str]:
     return {*inspect.signature(function).parameters} - {"self"}
 
 
-def titled(thing: Any) -> str:
+def qualified_name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-@pytest.mark.parametrize("thing", [*STARTS, *HANDLES], ids=titled)
-def test_the_help_of_what_people_write_first_has_its_own_parameters_and_an_example(
+@pytest.mark.parametrize("thing", [*STARTS, *HANDLES], ids=qualified_name)
+def test_the_docstring_of_an_entry_point_has_its_parameters_and_an_example(
     thing: Any,
 ) -> None:
-    text = written(thing)
-    assert parameters(thing) - named(text) == set()
+    text = source_docstring(thing)
+    assert parameters(thing) - documented_parameters(text) == set()
     assert "Example::" in text
 
 
-@pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda one: getattr(one, "__name__", one))
-def test_each_method_of_a_handle_says_what_it_does_and_names_its_parameters(
+@pytest.mark.parametrize(
+    ("owner", "name"), METHODS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_the_docstring_of_each_method_of_a_handle_names_its_parameters(
     owner: type[Any], name: str
 ) -> None:
     member = inspect.getattr_static(owner, name)
     function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    text = written(function)
+    text = source_docstring(function)
     assert text
     if not text.splitlines()[0].endswith("internal."):
-        mentioned = named(text) | {*re.findall(r"\*(\w+)\*", text)}
+        mentioned = documented_parameters(text) | {*re.findall(r"\*(\w+)\*", text)}
         assert parameters(function) - mentioned == set()
 
 
-def test_help_of_the_decorator_names_the_ways_to_run() -> None:
+def test_the_docstring_of_the_decorator_names_the_ways_to_run() -> None:
     for way in ("f.run_async(", "f.run_async_map(", "f.local(", "f.options("):
-        assert way in written(kinetic.run)
+        assert way in source_docstring(kinetic.run)

@@ -1,4 +1,4 @@
-"""What the end of a job's error says that a user can do about it."""
+"""Test the hints at the end of a job's error."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ CODE = """
 import traceback
 
 @kinetic.run(backend="local", accelerator="cpu", memory="256Mi")
-def fails(how):
-    if how == "variable":
+def fails(reason):
+    if reason == "variable":
         return os.environ["WANTED"]
-    if how == "other key":
+    if reason == "other key":
         return {}["WANTED"]
-    if how == "module":
+    if reason == "module":
         import nothing_of_this_name.inside
     return len(bytearray(1 << 40))
 
-for how in ("variable", "module", "memory", "other key"):
+for reason in ("variable", "module", "memory", "other key"):
     try:
-        fails(how)
+        fails(reason)
     except Exception:
         text = traceback.format_exc()
         last = text.rstrip().splitlines()[-1]
@@ -33,7 +33,7 @@ HINTS = (
 )
 
 
-def test_an_error_ends_with_what_to_do_about_it(script) -> None:
+def test_an_error_ends_with_a_hint(script) -> None:
     with script(CODE) as process:
         for hint in HINTS:
             last = process.line()

@@ -1,4 +1,4 @@
-"""The sync face over real jobs of this machine, by scripts."""
+"""Test jobs of the sync API with scripts whose jobs run on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def test_inside_a_job_a_call_is_an_ordinary_call(script, tmp_path: Path) -> None:
-    """Whether the function travelled there, or its module is imported there."""
+    """This holds for pickled functions and for functions of imported modules."""
     (tmp_path / "stages.py").write_text(
         "import os, kinetic\n"
         "@kinetic.run(backend='local', accelerator='cpu')\n"
@@ -20,20 +20,20 @@ def test_inside_a_job_a_call_is_an_ordinary_call(script, tmp_path: Path) -> None
     )
     code = """
 @remote
-def travelled():
+def pickled():
     return os.getpid(), os.environ["KINETIC_JOB_ID"]
 
 @remote
 def outer():
     import stages
-    return {(os.getpid(), os.environ["KINETIC_JOB_ID"]), travelled(), stages.stage()}
+    return {(os.getpid(), os.environ["KINETIC_JOB_ID"]), pickled(), stages.stage()}
 
 print(len(outer.options(capture_env_vars=["PYTHONPATH"])()))
 """
     script(code).prints("1")
 
 
-def test_a_handle_does_what_it_says(script) -> None:
+def test_the_methods_of_a_handle(script) -> None:
     code = """
 @remote
 def work(lines):
@@ -90,10 +90,10 @@ print(job.status())
         assert status == 0 and err.count("ValueError: a broken callback") == 1
 
 
-def test_an_async_function_is_awaited_and_its_await_owns_the_job(script) -> None:
+def test_cancelling_the_await_of_an_async_function_removes_its_job(script) -> None:
     code = """
 @remote
-async def doubled(value):
+async def double(value):
     await asyncio.sleep(0)
     return 2 * value
 
@@ -103,7 +103,7 @@ async def sleeps():
     await asyncio.sleep(1000)
 
 async def main():
-    print(await doubled(4), await asyncio.gather(doubled(1), doubled(2)))
+    print(await double(4), await asyncio.gather(double(1), double(2)))
     task = asyncio.create_task(sleeps())
     while not [job for job in await kinetic.aio.list_jobs() if job.func_name == "sleeps"]:
         await asyncio.sleep(0.01)
@@ -115,12 +115,12 @@ async def main():
         print([job for job in left if await job.status() is not JobStatus.NOT_FOUND])
 
 asyncio.run(main())
-print(doubled.run_async(5).result())
+print(double.run_async(5).result())
 """
     script(code).prints("8 [2, 4]", "[]", "10")
 
 
-def test_a_sync_handle_is_awaitable_in_any_loop_and_blocks_none(script) -> None:
+def test_a_sync_handle_is_awaitable_in_any_loop(script) -> None:
     code = """
 import warnings
 
@@ -150,7 +150,7 @@ asyncio.run(main())
         assert err.count("RuntimeWarning") == 1 and "script.py" in err
 
 
-def test_handles_go_on_in_a_forked_child(script) -> None:
+def test_handles_work_in_a_forked_child(script) -> None:
     code = """
 @remote
 def double(value):
@@ -172,8 +172,8 @@ if __name__ == "__main__":
     )
 
 
-def test_values_names_and_callbacks_arrive_in_a_job(script) -> None:
-    """Objects of classes with slots, arguments of any name, and callbacks for the end."""
+def test_slots_keyword_names_and_exit_callbacks_work_in_a_job(script) -> None:
+    """Values may have slots, keywords may have any name, and exit callbacks run."""
     code = """
 import dataclasses
 
@@ -201,19 +201,19 @@ class Open(Private):
     pass
 
 @remote
-def there(one):
-    return hasattr(one, "__dict__"), one
+def send_back(value):
+    return hasattr(value, "__dict__"), value
 
-for one in (Point(1), Named(), Private(), Open()):
-    is_open, back = there(one)
-    print(type(back) is type(one), is_open, back == one or back.name)
+for value in (Point(1), Named(), Private(), Open()):
+    is_open, back = send_back(value)
+    print(type(back) is type(value), is_open, back == value or back.name)
 
 @remote
-def names(**given):
-    return sorted(given)
+def names(**keywords):
+    return sorted(keywords)
 
-given = dict.fromkeys(["args", "begin", "function", "made", "options", "self"], 1)
-print(names(**given) == names.local(**given) == names.run_async(**given).result())
+keywords = dict.fromkeys(["args", "begin", "function", "made", "options", "self"], 1)
+print(names(**keywords) == names.local(**keywords) == names.run_async(**keywords).result())
 
 @remote
 def registers():
@@ -227,14 +227,14 @@ registers()
         process.expect(
             "True False True", "True False n", "True False True", "True True True", "True"
         )
-        process.expect("threads")  # those of threads come before those of the interpreter
+        process.expect("threads")  # callbacks of threads run first
         process.expect("interpreter")
         assert process.end() == (0, "", "")
 
 
 @pytest.mark.parametrize("begin", ["run_async(1)", "run_async_map([1, 2])"])
-def test_ctrl_c_when_a_handle_is_just_there_leaves_nothing_of_it(script, begin: str) -> None:
-    """Nobody will have it. That a submission has worked is logged in the step which ends it."""
+def test_ctrl_c_at_the_end_of_a_submission_removes_its_jobs(script, begin: str) -> None:
+    """The script never gets the handle. The last step of a submission logs its success."""
     code = f"""
 import logging, queue
 from absl import logging as absl_logging
@@ -245,7 +245,7 @@ def interrupt(number, frame):
     interrupted.put(None)
     raise KeyboardInterrupt
 
-class Ear(logging.Handler):
+class InterruptOnSuccess(logging.Handler):
     def emit(self, record):
         if "runs on local" in record.getMessage():
             os.kill(os.getpid(), signal.SIGINT)
@@ -257,12 +257,13 @@ def sleeps(number):
 
 signal.signal(signal.SIGINT, interrupt)
 absl_logging.set_verbosity(absl_logging.INFO)
-logging.getLogger("absl").addHandler(Ear())
+logging.getLogger("absl").addHandler(InterruptOnSuccess())
 try:
     sleeps.{begin}
 except KeyboardInterrupt:
     store = pathlib.Path(os.environ["KINETIC_HOME"], "store")
-    print(*[one for one in store.glob("*/*") if one.parent.name in ("jobs", "batches", "groups")])
+    kinds = ("jobs", "batches", "groups")
+    print(*[path for path in store.glob("*/*") if path.parent.name in kinds])
     print(kinetic.list_jobs())
 """
     with script(code) as process:
@@ -271,8 +272,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.full
-def test_a_job_that_has_used_joblib_ends_when_its_function_has(script) -> None:
-    """Its pool of processes ends first, and its slot is free; nothing complains."""
+def test_a_job_with_a_pool_of_joblib_ends_with_its_function(script) -> None:
+    """The pool's processes end too, the slot is free, and no warning appears."""
     code = """
 @remote
 def squares(count):
@@ -292,8 +293,8 @@ print(squares(4))
 
 
 @pytest.mark.full
-def test_what_a_job_has_started_and_never_ends_is_reported_and_killed(script) -> None:
-    """With the job's process; the slot is free, and the value is there."""
+def test_a_child_of_a_job_that_never_ends_is_reported_and_killed(script) -> None:
+    """The job's process is killed with it. The slot is free and the value is kept."""
     code = """
 @remote
 def stubborn(number):
@@ -321,10 +322,10 @@ print(os.path.exists(f"/proc/{pid}"), "still runs" in job.tail())
         pytest.param("forkserver", marks=pytest.mark.full),
     ],
 )
-def test_processes_of_a_job_work_on_what_the_script_and_the_project_define(
+def test_processes_of_a_job_use_functions_and_classes_of_the_project(
     script, tmp_path: Path, method: str
 ) -> None:
-    """Pools and single processes: functions, classes, their instances and closures, both ways."""
+    """Pools and single processes send functions, instances, and closures both ways."""
     (tmp_path / "stages.py").write_text(
         "import kinetic\n"
         "class Point:\n"
@@ -359,7 +360,7 @@ def work(method):
     process.start()
     found.append(queue.get())
     process.join()
-    return [(type(one) in (Own, stages.Point), one.x) for one in found]
+    return [(type(point) in (Own, stages.Point), point.x) for point in found]
 
 print(work(sys.argv[1]))
 """
@@ -387,5 +388,5 @@ def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
     with script(textwrap.dedent(code), "-OO") as process:
         process.expect("2 4", "[2, 4, 6]", "8 None")
         assert process.end()[0] == 0
-    told = [sys.executable, "-OO", "-m", "kinetic", "--help"]
-    assert subprocess.run(told, capture_output=True, check=True).stdout
+    command = [sys.executable, "-OO", "-m", "kinetic", "--help"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What the decorator accepts, and what it says of the rest."""
+"""Test which settings the decorator accepts, and its errors about others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_defaults_are_documented_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("memory", "expected"),
     [
         (None, None),
         (1 << 30, 1 << 30),
@@ -50,12 +50,12 @@ def test_the_defaults_are_documented_values() -> None:
         ("268435456", 1 << 28),
     ],
 )
-def test_memory_is_a_kubernetes_quantity_or_bytes(given: Any, wanted: int | None) -> None:
-    assert Options(memory=given).memory_bytes == wanted
+def test_memory_is_a_kubernetes_quantity_or_bytes(memory: Any, expected: int | None) -> None:
+    assert Options(memory=memory).memory_bytes == expected
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"accelerator": "tpu-v6e-7"}, "v6e"),
         ({"accelerator": 3}, "accelerator"),
@@ -101,8 +101,10 @@ def test_memory_is_a_kubernetes_quantity_or_bytes(given: Any, wanted: int | None
     ],
     ids=str,
 )
-def test_a_wrong_value_is_refused_when_decorating(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words) as caught:
+def test_an_invalid_value_is_refused_when_decorating(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         kinetic.run(**settings)
     assert isinstance(caught.value, ValueError)
 
@@ -121,14 +123,14 @@ def test_volumes_are_normalised_and_kept_apart_from_the_callers_dict() -> None:
     assert options.volumes == {"/data": data, "/mnt/x": data}
 
 
-def test_debugging_on_a_machine_that_may_go_away_warns_at_the_users_line() -> None:
-    with pytest.warns(UserWarning, match="may be preempted") as seen:
+def test_debugging_on_a_spot_machine_warns_at_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="may be preempted") as caught:
         decorated = kinetic.run(debug=True, spot=True)(plain)
-    assert [one.filename for one in seen] == [__file__]
-    with pytest.warns(UserWarning, match="may be preempted") as seen:
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="may be preempted") as caught:
         kinetic.run(debug=True)(plain).options(spot=True)
-    assert [one.filename for one in seen] == [__file__]
-    assert decorated.options(timeout=3).__kinetic__.spot, "told once is enough"
+    assert [warning.filename for warning in caught] == [__file__]
+    assert decorated.options(timeout=3).__kinetic__.spot, "the warning comes only once"
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
@@ -138,7 +140,7 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         kinetic.run(acelerator="cpu")  # type: ignore[call-overload]
 
 
-def test_an_option_at_the_wrong_place_names_the_right_one() -> None:
+def test_the_error_about_a_misplaced_option_names_the_right_place() -> None:
     with pytest.raises(TypeError, match=r"run_async_map\(inputs, retries="):
         kinetic.run(retries=2)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"f\.options\(timeout="):
@@ -148,7 +150,7 @@ def test_an_option_at_the_wrong_place_names_the_right_one() -> None:
 # --- settings of a function ---
 
 
-def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+def bind(function: Callable[..., Any]) -> Callable[..., Any]:
     class Model:
         method = function
 
@@ -161,12 +163,12 @@ def bound(function: Callable[..., Any]) -> Callable[..., Any]:
         lambda function: function,
         lambda function: functools.partial(function, 1),
         lambda function: functools.partial(functools.partial(function, 1)),
-        bound,
-        lambda function: functools.partial(bound(function)),
+        bind,
+        lambda function: functools.partial(bind(function)),
     ],
     ids=["itself", "partial", "partial twice", "method", "partial of a method"],
 )
-def test_settings_are_found_where_the_function_is_wrapped_up(
+def test_the_settings_of_a_wrapped_function_are_found(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
     found, settings = settings_of(wrap(kinetic.run(accelerator="l4")(plain)))
@@ -175,8 +177,8 @@ def test_settings_are_found_where_the_function_is_wrapped_up(
     assert settings_of(wrap(plain)) == (wrap(plain), Options()) or callable(found)
 
 
-def test_a_wrapper_of_a_decorated_function_is_a_function_of_its_own() -> None:
-    """functools.wraps copies attributes; the settings must not be among them."""
+def test_a_wrapper_of_a_decorated_function_does_not_inherit_its_settings() -> None:
+    """functools.wraps copies attributes, but must not copy the settings."""
 
     @functools.wraps(kinetic.run(accelerator="l4")(plain))
     def wrapper(number: int) -> int:

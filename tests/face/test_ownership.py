@@ -1,4 +1,4 @@
-"""Who owns a job ends it: Ctrl-C, SIGTERM and SIGKILL of a script that waits for one."""
+"""Test which jobs end with their script: after Ctrl-C, SIGTERM, and SIGKILL."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def script(tmp_path: Path) -> Callable[..., Child]:
     return lambda code: Child(COMMON + code, folder=tmp_path)
 
 
-def started(folder: Path) -> tuple[int, str]:
-    """The process and the id of the job, once it runs."""
+def wait_for_job(folder: Path) -> tuple[int, str]:
+    """Wait until the job runs; return its process ID and its job ID."""
     until((folder / "job").exists)
     pid, job_id = (folder / "job").read_text().split()
     return int(pid), job_id
 
 
-def left(home: Path, job_id: str) -> list[str]:
-    """What there is of a job: in the store, and its log."""
+def files_of(home: Path, job_id: str) -> list[str]:
+    """Return the files of a job, in the store and in the log, except its outputs."""
     found = [os.path.join(folder, name) for folder, _, names in os.walk(home) for name in names]
     return [path for path in found if job_id in path and "/outputs/" not in path]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
@@ -67,11 +67,11 @@ def test_sigterm_of_a_call_removes_its_job_and_then_ends_the_script(
     script, tmp_path: Path, home: Path, call: str
 ) -> None:
     with script(call) as process:
-        pid, job_id = started(tmp_path)
+        pid, job_id = wait_for_job(tmp_path)
         os.kill(process.pid, signal.SIGTERM)
         status, _, err = process.end()
     assert status == -signal.SIGTERM and "Traceback" not in err, err
-    assert gone(pid) and left(home, job_id) == []
+    assert has_ended(pid) and files_of(home, job_id) == []
 
 
 DOCTOR = """
@@ -88,19 +88,19 @@ if __name__ == "__main__":
 
 def test_sigterm_of_the_doctor_removes_its_waiting_job(script, tmp_path: Path, home: Path) -> None:
     def waiting() -> set[str]:
-        return {one.job_id for one in kinetic.list_jobs()} - {job_id}
+        return {job.job_id for job in kinetic.list_jobs()} - {job_id}
 
     with script(DOCTOR) as process:
-        _, job_id = started(tmp_path)
+        _, job_id = wait_for_job(tmp_path)
         (waits,) = until(waiting)
         os.kill(process.pid, signal.SIGTERM)
         status, _, err = process.end()
         assert status == -signal.SIGTERM and "Traceback" not in err, err
-        assert left(home, waits) == []
+        assert files_of(home, waits) == []
         kinetic.attach(job_id).cleanup()
 
 
-def test_of_several_calls_sigterm_removes_every_job(script, tmp_path: Path, home: Path) -> None:
+def test_sigterm_removes_the_jobs_of_several_calls(script, tmp_path: Path, home: Path) -> None:
     code = """
 async def main():
     folders = [here + "/a", here + "/b"]
@@ -111,35 +111,35 @@ async def main():
 asyncio.run(main())
 """
     with script(code) as process:
-        jobs = [started(tmp_path / name) for name in "ab"]
+        jobs = [wait_for_job(tmp_path / name) for name in "ab"]
         os.kill(process.pid, signal.SIGTERM)
         assert process.end()[0] == -signal.SIGTERM
     for pid, job_id in jobs:
-        assert gone(pid) and left(home, job_id) == []
+        assert has_ended(pid) and files_of(home, job_id) == []
 
 
 @owned
-def test_a_handler_of_sigterm_that_is_there_is_left_alone(
+def test_a_handler_of_sigterm_that_the_script_has_set_stays(
     script, tmp_path: Path, call: str
 ) -> None:
     code = f"""
-def mine(number, frame):
-    print("mine", flush=True)
+def handler(number, frame):
+    print("handled", flush=True)
 
-signal.signal(signal.SIGTERM, mine)
+signal.signal(signal.SIGTERM, handler)
 {call}
 """
     with script(code) as process:
-        pid, _ = started(tmp_path)
+        pid, _ = wait_for_job(tmp_path)
         os.kill(process.pid, signal.SIGTERM)
-        process.expect("mine")
-        assert not gone(pid)
+        process.expect("handled")
+        assert not has_ended(pid)
         process.interrupt()
         process.end()
-        assert gone(pid)
+        assert has_ended(pid)
 
 
-def test_after_a_call_sigterm_is_as_it_was(script) -> None:
+def test_a_call_restores_the_handler_of_sigterm(script) -> None:
     code = """
 @kinetic.run(backend="local", accelerator="cpu")
 def nothing():
@@ -152,33 +152,33 @@ print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
     script(code).prints("True")
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no process can be watched here")
+@pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="without pidfds, no process can be watched"
+)
 @owned
 def test_the_job_of_a_call_ends_when_the_script_is_killed(
     script, tmp_path: Path, home: Path, call: str
 ) -> None:
     with script(call) as process:
-        pid, job_id = started(tmp_path)
+        pid, job_id = wait_for_job(tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         process.end()
-        until(lambda: gone(pid) and not left(home, job_id))
+        until(lambda: has_ended(pid) and not files_of(home, job_id))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_job_of_a_handle_goes_on_whatever_ends_the_script(
-    script, tmp_path: Path, number: int
-) -> None:
+def test_the_job_of_a_handle_outlives_its_script(script, tmp_path: Path, number: int) -> None:
     with script("waits.run_async(here).result()") as process:
-        pid, job_id = started(tmp_path)
+        pid, job_id = wait_for_job(tmp_path)
         os.kill(process.pid, number)
         _, _, err = process.end()
     if number == signal.SIGINT:
         assert f"kinetic jobs result {job_id}" in err
-    # A call that is killed later is ended by the supervisor, which has then seen the other end.
+    # Once the supervisor ends the job of this second script, it has also seen the first one end.
     (tmp_path / "other").mkdir()
     with script("waits(here + '/other')") as process:
-        other, _ = started(tmp_path / "other")
+        other, _ = wait_for_job(tmp_path / "other")
         os.kill(process.pid, signal.SIGKILL)
         process.end()
-        until(lambda: gone(other))
-    assert not gone(pid)
+        until(lambda: has_ended(other))
+    assert not has_ended(pid)

@@ -1,4 +1,4 @@
-"""Both faces have the same names with the same signatures, and they are the promised ones."""
+"""Test that the sync and async APIs have the same names and the promised signatures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PAIRS = {
     "BatchHandle": (kinetic.jobs.BatchHandle, kinetic.aio.BatchHandle),
     "module": (kinetic.jobs, kinetic.aio),
 }
-ONLY_HERE = {
+ONLY_SYNC = {
     "JobHandle": {"facing"},
     "BatchHandle": {"created_at", "group_id", "name", "tags"},
     "module": set(),
 }
-ONLY_THERE = {
+ONLY_ASYNC = {
     "JobHandle": {"began_at", "bound", "bundle", "debugger", "facts"},
     "BatchHandle": {"bundle", "facts", "let_run"},
     "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 
-# The promised signatures: a parameter without a default has none, a star is a star.
+# The promised signatures, in Python's notation.
 RUN = """
 accelerator='tpu-v5e-1', container_image=None, base_image_repo=None, zone=None, project=None,
 capture_env_vars=None, cluster=None, backend=None, namespace=None, volumes=None, spot=False,
@@ -97,17 +97,17 @@ PROMISED = [
 
 
 def public(owner: Any) -> dict[str, Any]:
-    names = getattr(owner, "__all__", None) or [one for one in dir(owner) if one[0] != "_"]
-    members = {name: getattr(owner, name) for name in names}  # loads those that are lazy
+    names = getattr(owner, "__all__", None) or [name for name in dir(owner) if name[0] != "_"]
+    members = {name: getattr(owner, name) for name in names}  # loads lazy names
     return {name: inspect.getattr_static(owner, name) for name in members}
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default of each."""
+    """Return the name, kind, and default of each parameter."""
     if isinstance(function, classmethod | staticmethod):
         function = function.__func__
     found = inspect.signature(function).parameters.values()
-    return [(one.name, one.kind, one.default) for one in found]
+    return [(parameter.name, parameter.kind, parameter.default) for parameter in found]
 
 
 def promised(signature: str) -> list[tuple[str, Any, Any]]:
@@ -117,41 +117,41 @@ def promised(signature: str) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_both_faces_have_the_same_names(pair: str) -> None:
-    here, there = (set(public(one)) for one in PAIRS[pair])
-    assert here - there - ONLY_HERE[pair] == set()
-    assert there - here == ONLY_THERE[pair]
+def test_both_apis_have_the_same_names(pair: str) -> None:
+    sync_names, async_names = (set(public(owner)) for owner in PAIRS[pair])
+    assert sync_names - async_names - ONLY_SYNC[pair] == set()
+    assert async_names - sync_names == ONLY_ASYNC[pair]
 
 
 @pytest.mark.parametrize(
     ("pair", "name"),
     [
         (pair, name)
-        for pair, (here, there) in PAIRS.items()
-        for name in sorted(set(public(here)) & set(public(there)))
+        for pair, (sync_owner, async_owner) in PAIRS.items()
+        for name in sorted(set(public(sync_owner)) & set(public(async_owner)))
     ],
 )
-def test_both_faces_have_the_same_signatures(pair: str, name: str) -> None:
-    here, there = (public(one)[name] for one in PAIRS[pair])
-    assert type(here) is type(there)
-    if isinstance(here, property):
-        assert (here.__doc__ or "").strip()
-    elif inspect.isfunction(here) or isinstance(here, classmethod | staticmethod):
-        assert parameters(here) == parameters(there)
-        assert inspect.getdoc(here), "the words of the other face"
+def test_both_apis_have_the_same_signatures(pair: str, name: str) -> None:
+    sync_member, async_member = (public(owner)[name] for owner in PAIRS[pair])
+    assert type(sync_member) is type(async_member)
+    if isinstance(sync_member, property):
+        assert (sync_member.__doc__ or "").strip()
+    elif inspect.isfunction(sync_member) or isinstance(sync_member, classmethod | staticmethod):
+        assert parameters(sync_member) == parameters(async_member)
+        assert inspect.getdoc(sync_member), "it has the docstring of the async API"
 
 
 @pytest.mark.parametrize("call", PROMISED, ids=lambda call: call.partition("(")[0])
 def test_the_promised_signatures_hold(call: str) -> None:
-    """What was added since comes after what was promised, and may be left out."""
+    """Later parameters come after the promised ones, and have defaults."""
     name, _, signature = call.removesuffix(")").partition("(")
-    wanted, found = promised(signature), parameters(operator.attrgetter(name)(kinetic))
-    assert found[: len(wanted)] == wanted
-    assert all(default is not inspect.Parameter.empty for _, _, default in found[len(wanted) :])
+    expected, found = promised(signature), parameters(operator.attrgetter(name)(kinetic))
+    assert found[: len(expected)] == expected
+    assert all(default is not inspect.Parameter.empty for _, _, default in found[len(expected) :])
 
 
 @pytest.mark.parametrize(
-    "way",
+    "function",
     [
         kinetic.aio.run_async_map,
         kinetic.aio.Client.run_async_map,
@@ -159,42 +159,46 @@ def test_the_promised_signatures_hold(call: str) -> None:
         kinetic.RemoteFunction.run_async_map,
         kinetic.collections.map,
     ],
-    ids=lambda way: f"{way.__module__}.{way.__qualname__}",
+    ids=lambda function: f"{function.__module__}.{function.__qualname__}",
 )
-def test_every_way_to_start_a_batch_shows_the_declared_options(way: Callable[..., Any]) -> None:
-    keywords = [one for one in parameters(way) if one[1] is inspect.Parameter.KEYWORD_ONLY]
+def test_every_function_that_starts_a_batch_has_the_declared_options(
+    function: Callable[..., Any],
+) -> None:
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    keywords = [parameter for parameter in parameters(function) if parameter[1] is keyword_only]
     assert keywords == parameters(kinetic.options.MapSettings)
-    assert "max_concurrent: 'int | None' = 64" in str(inspect.signature(way))
+    assert "max_concurrent: 'int | None' = 64" in str(inspect.signature(function))
 
 
-def test_type_checkers_are_told_of_the_declared_options() -> None:
+def test_the_types_of_options_match_the_declared_options() -> None:
     names = {"Data": kinetic.Data}
-    for told, declared in (
+    for typed, declared in (
         (kinetic.options.MapOptions, kinetic.options.MapSettings),
         (kinetic.options.RunOptions, kinetic.options.Options),
     ):
         fields = inspect.signature(declared).parameters
         hints = typing.get_type_hints(declared, localns=names)
-        assert typing.get_type_hints(told, localns=names) == {one: hints[one] for one in fields}
-    _, told_of_run = typing.get_overloads(kinetic.run)
+        expected = {name: hints[name] for name in fields}
+        assert typing.get_type_hints(typed, localns=names) == expected
+    _, with_settings = typing.get_overloads(kinetic.run)
     shown = inspect.signature(kinetic.run).parameters
-    assert inspect.signature(told_of_run).parameters == shown
+    assert inspect.signature(with_settings).parameters == shown
 
 
 @pytest.mark.parametrize(
-    "slip",
+    "call",
     [
         lambda: kinetic.run("cpu")(len).run_async_map([1], max_concurent=3),  # type: ignore[call-arg]
         lambda: asyncio.run(kinetic.aio.run_async_map(len, [1], max_concurent=3)),  # type: ignore[call-overload]
         lambda: kinetic.collections.map(kinetic.run("cpu")(len), [1], max_concurent=3),  # type: ignore[call-arg]
     ],
 )
-def test_an_unknown_option_of_a_batch_names_the_nearest(slip: Callable[[], Any]) -> None:
+def test_an_unknown_option_of_a_batch_names_the_nearest(call: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="no option 'max_concurent': did you mean 'max_concurrent'"):
-        slip()
+        call()
 
 
-def test_the_decorators_own_parameters_are_keywords() -> None:
+def test_parameters_that_the_public_package_lacks_are_keywords() -> None:
     added = parameters(kinetic.run)[13:]
     assert [name for name, _, _ in added] == ["timeout", "start_timeout", "cpu", "memory"]
     assert {(kind, default) for _, kind, default in added} == {
@@ -202,58 +206,59 @@ def test_the_decorators_own_parameters_are_keywords() -> None:
     }
 
 
-HELPED = {"facing", "logs"}
-"""Those that a function of the module helps, and what makes a handle."""
+WITH_OTHER_BODIES = {"facing", "logs"}
+"""Methods that don't call their counterpart directly."""
 
 
-def test_a_method_of_the_sync_face_hands_all_it_is_given_to_its_twin() -> None:
-    """It asks what has its own name there. No loop, no condition, and no default of its own."""
+def test_a_sync_method_passes_all_arguments_to_its_async_counterpart() -> None:
+    """It calls the async method of the same name, without loops, conditions, or other defaults."""
     tree = ast.parse(Path(kinetic.jobs.__file__).read_text())
     methods = [
-        (f"{one.name}.{method.name}", method)
-        for one in tree.body
-        if isinstance(one, ast.ClassDef)
-        for method in one.body
+        (f"{node.name}.{method.name}", method)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
-        if not any(ast.unparse(one) == "overload" for one in method.decorator_list)
+        if not any(ast.unparse(decorator) == "overload" for decorator in method.decorator_list)
     ]
     listed = ("attach", "attach_batch", "cleanup", "list_batches", "list_jobs", "collect")
-    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
-    methods += [(one.name, one) for one in functions if one.name in listed]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    methods += [(function.name, function) for function in functions if function.name in listed]
     assert len(methods) > 30
     for name, method in methods:
-        assert len([one for one in method.body if not isinstance(one, ast.Expr)]) <= 3, name
+        assert len([line for line in method.body if not isinstance(line, ast.Expr)]) <= 3, name
         nodes = [node for line in method.body for node in ast.walk(line)]
-        if method.name not in HELPED:
-            there = ("self._aio", "self._async_handle", "aio")
-            asked = [one for one in nodes if isinstance(one, ast.Attribute)]
-            names = {one.attr for one in asked if ast.unparse(one.value) in there}
-            assert method.name in names, f"{name} asks for {names}"
+        if method.name not in WITH_OTHER_BODIES:
+            owners = ("self._aio", "self._async_handle", "aio")
+            attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+            names = {node.attr for node in attributes if ast.unparse(node.value) in owners}
+            assert method.name in names, f"{name} calls {names}"
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
-        given = {one.arg for one in (*method.args.args, *method.args.kwonlyargs)} - {"self", "cls"}
-        assert given <= used, f"{name} ignores {given - used}"
+        arguments = {argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)}
+        unused = arguments - {"self", "cls"} - used
+        assert not unused, f"{name} ignores {unused}"
 
 
-def test_every_name_of_the_package_is_lazy_listed_and_seen_by_type_checkers() -> None:
+def test_every_public_name_is_lazy_and_listed_for_type_checkers() -> None:
     tree = ast.parse(Path(kinetic.__file__).read_text())
-    block = next(one for one in tree.body if isinstance(one, ast.If))
-    seen = {alias.name for line in block.body for alias in line.names}  # type: ignore[attr-defined]
-    assert seen - {"__version__"} == set(kinetic.__all__) == set(kinetic._HOMES)
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.name for line in block.body for alias in line.names}  # type: ignore[attr-defined]
+    assert imported - {"__version__"} == set(kinetic.__all__) == set(kinetic._HOMES)
     assert set(dir(kinetic)) == {*kinetic.__all__, "__version__"}
     for name in kinetic.__all__:
         assert getattr(kinetic, name) is not None
 
 
-def test_a_name_that_is_not_there_says_so() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Runner'"):
         kinetic.Runner  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_numbers_of_the_debugger_are_what_they_were() -> None:
+def test_the_constants_of_the_debugger_keep_their_values() -> None:
     assert (kinetic.debug.DEBUGPY_PORT, kinetic.debug.DEBUG_WAIT_TIMEOUT) == (5678, 600)
 
 
-def test_the_names_are_the_same_objects_wherever_they_are_taken_from() -> None:
+def test_a_name_is_the_same_object_in_each_module() -> None:
     assert kinetic.submit is kinetic.aio.submit
     assert kinetic.JobHandle is kinetic.jobs.JobHandle
     assert kinetic.JobStatus is kinetic.job_status.JobStatus

@@ -1,4 +1,4 @@
-"""The portal inside one process: values, errors, threads, other loops, iteration."""
+"""Test the portal in one process: values, errors, threads, other loops, iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinetic._sync.portal import Portal
 from kinetic.errors import PortalError
 
 DEADLINE = 60.0
-place = contextvars.ContextVar("place", default="nowhere")
+side = contextvars.ContextVar("side", default="none")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def numbers(closed: threading.Event | None = None) -> AsyncIterator[int]:
             closed.set()
 
 
-def same(number: int) -> int:
+def identity(number: int) -> int:
     return number
 
 
@@ -65,55 +65,55 @@ def test_a_call_raises_what_the_coroutine_raises(portal: Portal) -> None:
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, SystemExit, GeneratorExit])
-def test_exceptions_with_a_meaning_of_their_own_cross(
+def test_exceptions_with_a_special_meaning_reach_the_caller(
     portal: Portal, kind: type[BaseException]
 ) -> None:
-    error = kind("said there")
+    error = kind("raised in the loop")
 
     async def fail() -> None:
         raise error
 
     before = portal.ensure_loop_thread()
-    with pytest.raises(kind, match="said there"):
+    with pytest.raises(kind, match="raised in the loop"):
         portal.call(fail)
     assert portal.call(double, 1) == 2
-    assert portal.current is before, "the loop went on"
+    assert portal.current is before, "the same loop still runs"
 
 
-def test_context_variables_travel_in_and_do_not_come_back(portal: Portal) -> None:
-    async def move() -> str:
-        before = place.get()
-        place.set("there")
+def test_a_coroutine_sees_the_callers_context_and_does_not_change_it(portal: Portal) -> None:
+    async def change() -> str:
+        before = side.get()
+        side.set("loop")
         return before
 
-    token = place.set("here")
+    token = side.set("caller")
     try:
-        assert portal.call(move) == "here"
-        assert place.get() == "here"
+        assert portal.call(change) == "caller"
+        assert side.get() == "caller"
     finally:
-        place.reset(token)
+        side.reset(token)
 
 
-def test_a_call_from_under_another_library_is_carried_out_under_asyncio(
+def test_a_call_from_another_async_library_runs_under_asyncio(
     portal: Portal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sniffio is where anyio looks up which library's loop runs, if it is installed."""
+    """If sniffio is installed, anyio asks it which library's loop runs."""
     library: contextvars.ContextVar[str | None] = contextvars.ContextVar("library", default=None)
     sniffio = types.SimpleNamespace(current_async_library_cvar=library)
     monkeypatch.setitem(sys.modules, "sniffio", sniffio)
 
-    async def which() -> str | None:
+    async def current_library() -> str | None:
         return library.get()
 
     token = library.set("trio")
     try:
-        assert portal.call(which) is None
+        assert portal.call(current_library) is None
         assert library.get() == "trio"
     finally:
         library.reset(token)
 
 
-def test_many_threads_call_at_once_and_share_one_loop(portal: Portal) -> None:
+def test_concurrent_calls_of_many_threads_share_one_loop(portal: Portal) -> None:
     barrier = threading.Barrier(16)
 
     def work(number: int) -> tuple[int, int]:
@@ -121,12 +121,12 @@ def test_many_threads_call_at_once_and_share_one_loop(portal: Portal) -> None:
         return portal.call(double, number), id(portal.ensure_loop_thread())
 
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(work, range(16)))
-    assert [value for value, _ in answers] == [2 * number for number in range(16)]
-    assert len({home for _, home in answers}) == 1
+        results = list(pool.map(work, range(16)))
+    assert [value for value, _ in results] == [2 * number for number in range(16)]
+    assert len({loop_id for _, loop_id in results}) == 1
 
 
-def test_the_loop_waits_for_itself_in_no_way(portal: Portal) -> None:
+def test_a_call_from_the_portals_own_loop_is_refused(portal: Portal) -> None:
     async def nested() -> int:
         return portal.call(double, 1)
 
@@ -134,16 +134,16 @@ def test_the_loop_waits_for_itself_in_no_way(portal: Portal) -> None:
         portal.call(nested)
 
 
-async def test_inside_a_running_loop_it_works_and_warns_at_the_callers_line(
+async def test_a_call_in_a_running_loop_works_and_warns_at_the_callers_line(
     portal: Portal,
 ) -> None:
-    with pytest.warns(RuntimeWarning, match="blocks the event loop") as seen:
+    with pytest.warns(RuntimeWarning, match="blocks the event loop") as caught:
         assert portal.call(double, 2) == 4
-    assert [one.filename for one in seen] == [__file__]
-    assert "await kinetic.aio.run(f, ...)" in str(seen[0].message)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "await kinetic.aio.run(f, ...)" in str(caught[0].message)
 
 
-def test_a_loop_that_a_task_took_down_fails_its_calls_and_is_replaced(
+def test_a_loop_that_ends_by_an_exception_fails_its_calls_and_is_replaced(
     portal: Portal, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks: list[asyncio.Task[None]] = []
@@ -162,7 +162,7 @@ def test_a_loop_that_a_task_took_down_fails_its_calls_and_is_replaced(
     assert isinstance(tasks[0].exception(), SystemExit)
 
 
-def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
+def test_callbacks_run_in_the_calling_thread_and_their_errors_are_logged(
     portal: Portal, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -173,13 +173,13 @@ def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
             raise ValueError("a broken callback")
 
     call = portal.new_call()
-    tell = call.in_calling_thread(note)
-    assert tell is not None
+    forward = call.in_calling_thread(note)
+    assert forward is not None
     assert call.in_calling_thread(None) is None
 
     async def work() -> str:
         for number in range(3):
-            tell(number)
+            forward(number)
             await asyncio.sleep(0)
         return "done"
 
@@ -188,7 +188,7 @@ def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
     assert "a broken callback" in caplog.text
 
 
-def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
+def test_closing_runs_the_hooks_then_cancels_running_tasks() -> None:
     portal = Portal(grace=DEADLINE)
     order: list[str] = []
 
@@ -206,14 +206,14 @@ def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
             await asyncio.sleep(0)
             order.append("work")
 
-    async def begin() -> asyncio.Task[None]:
+    async def start_work() -> asyncio.Task[None]:
         task = asyncio.create_task(work())
         await asyncio.sleep(0)
         return task
 
     portal.on_close(fails)
     portal.on_close(hook)
-    task = portal.call(begin)
+    task = portal.call(start_work)
     portal.close()
     assert order == ["hook", "work"]
     assert task.cancelled()
@@ -222,7 +222,7 @@ def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
     portal.close()
 
 
-def test_a_call_that_waits_while_the_loop_is_closed_says_so() -> None:
+def test_closing_the_loop_fails_a_waiting_call() -> None:
     portal = Portal(grace=DEADLINE)
     running = threading.Event()
 
@@ -242,13 +242,13 @@ def test_a_call_that_waits_while_the_loop_is_closed_says_so() -> None:
 
 
 async def test_another_loop_awaits_without_being_blocked(portal: Portal) -> None:
-    """The coroutine there needs this loop to run meanwhile."""
-    mine = asyncio.get_running_loop()
+    """The coroutine in the portal can end only while this loop runs."""
+    own_loop = asyncio.get_running_loop()
     reached = asyncio.Event()
     answered = threading.Event()
 
     async def work() -> str:
-        mine.call_soon_threadsafe(reached.set)
+        own_loop.call_soon_threadsafe(reached.set)
         while not answered.is_set():
             await asyncio.sleep(0)
         return "through"
@@ -269,14 +269,14 @@ def test_the_portals_own_loop_may_await_it(portal: Portal) -> None:
     assert portal.call(nested) == 10
 
 
-async def test_cancelling_the_await_cancels_there_and_waits_for_the_clean_up(
+async def test_cancelling_an_await_cancels_the_coroutine_and_waits_for_its_cleanup(
     portal: Portal,
 ) -> None:
     running, cleaned = asyncio.Event(), threading.Event()
-    mine = asyncio.get_running_loop()
+    own_loop = asyncio.get_running_loop()
 
     async def work() -> None:
-        mine.call_soon_threadsafe(running.set)
+        own_loop.call_soon_threadsafe(running.set)
         try:
             await asyncio.Event().wait()
         finally:
@@ -292,18 +292,18 @@ async def test_cancelling_the_await_cancels_there_and_waits_for_the_clean_up(
     assert cleaned.is_set()
 
 
-async def test_a_second_cancellation_lets_go(portal: Portal) -> None:
+async def test_a_second_cancellation_ends_the_wait(portal: Portal) -> None:
     running, cleaning = asyncio.Event(), asyncio.Event()
-    mine = asyncio.get_running_loop()
-    enough = threading.Event()
+    own_loop = asyncio.get_running_loop()
+    may_end = threading.Event()
 
     async def work() -> None:
-        mine.call_soon_threadsafe(running.set)
+        own_loop.call_soon_threadsafe(running.set)
         try:
             await asyncio.Event().wait()
         finally:
-            mine.call_soon_threadsafe(cleaning.set)
-            while not enough.is_set():
+            own_loop.call_soon_threadsafe(cleaning.set)
+            while not may_end.is_set():
                 await asyncio.sleep(0)
 
     task = asyncio.create_task(portal.acall(work))
@@ -315,13 +315,13 @@ async def test_a_second_cancellation_lets_go(portal: Portal) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    enough.set()
+    may_end.set()
 
 
 # --- iteration ---
 
 
-def test_iterating_converts_and_ends(portal: Portal) -> None:
+def test_an_iteration_converts_items_and_ends(portal: Portal) -> None:
     closed = threading.Event()
     assert list(portal.iterate(lambda: numbers(closed), str)) == ["0", "1", "2"]
     assert closed.is_set()
@@ -339,16 +339,16 @@ def test_an_error_of_the_iterator_is_raised_once(portal: Portal) -> None:
         yield 1
         raise LookupError("there")
 
-    items = portal.iterate(broken, same)
+    items = portal.iterate(broken, identity)
     assert next(items) == 1
     with pytest.raises(LookupError, match="there"):
         next(items)
     assert list(items) == []
 
 
-def test_an_iteration_closed_half_way_cleans_up_before_close_returns(portal: Portal) -> None:
+def test_closing_an_iteration_waits_for_its_cleanup(portal: Portal) -> None:
     closed = threading.Event()
-    items = portal.iterate(lambda: numbers(closed), same)
+    items = portal.iterate(lambda: numbers(closed), identity)
     assert next(items) == 0
     items.close()
     assert closed.is_set()
@@ -356,10 +356,10 @@ def test_an_iteration_closed_half_way_cleans_up_before_close_returns(portal: Por
 
 
 @pytest.mark.parametrize("on_the_loop", [False, True])
-def test_an_iteration_dropped_half_way_cleans_up(portal: Portal, on_the_loop: bool) -> None:
-    """Wherever its finalizer runs, also in the very loop it iterates on."""
+def test_an_iteration_without_references_cleans_up(portal: Portal, on_the_loop: bool) -> None:
+    """Its finalizer may run anywhere, even in the portal's own loop."""
     closed = threading.Event()
-    items = [portal.iterate(lambda: numbers(closed), same)]
+    items = [portal.iterate(lambda: numbers(closed), identity)]
     assert next(items[0]) == 0
 
     async def drop() -> None:
@@ -374,7 +374,7 @@ def test_an_iteration_dropped_half_way_cleans_up(portal: Portal, on_the_loop: bo
     assert closed.wait(DEADLINE)
 
 
-def test_an_iterator_that_is_no_generator_is_closed_as_well(portal: Portal) -> None:
+def test_an_iterator_that_is_not_a_generator_is_closed(portal: Portal) -> None:
     closed = threading.Event()
 
     class Numbers:
@@ -387,15 +387,15 @@ def test_an_iterator_that_is_no_generator_is_closed_as_well(portal: Portal) -> N
         async def aclose(self) -> None:
             closed.set()
 
-    items = portal.iterate(Numbers, same)
+    items = portal.iterate(Numbers, identity)
     assert next(items) == 7
     del items
     gc.collect()
     assert closed.wait(DEADLINE)
 
 
-def test_an_iteration_whose_loop_was_closed_says_so(portal: Portal) -> None:
-    items = portal.iterate(numbers, same)
+def test_an_iteration_on_a_closed_loop_is_an_error(portal: Portal) -> None:
+    items = portal.iterate(numbers, identity)
     assert next(items) == 0
     portal.close()
     with pytest.raises(PortalError, match="start a new one"):
@@ -404,7 +404,7 @@ def test_an_iteration_whose_loop_was_closed_says_so(portal: Portal) -> None:
 
 
 def test_errors_leave_no_reference_cycles(portal: Portal) -> None:
-    """A traceback that held its own outcome would keep a result alive until the next collection."""
+    """A cycle would keep the result alive until the next garbage collection."""
 
     class Big:
         alive = 0

@@ -1,4 +1,4 @@
-"""The portal where only a process of its own can show it: signals, forks, the interpreter's end."""
+"""Test the portal in separate processes: signals, forks, and the end of the interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kinetic._sync.portal import PORTAL, Portal
 async def double(number):
     return 2 * number
 
-async def for_ever(cleaned="cleaned"):
+async def run_forever(cleaned="cleaned"):
     print("running")
     try:
         await asyncio.Event().wait()
@@ -21,11 +21,11 @@ async def for_ever(cleaned="cleaned"):
         await asyncio.sleep(0)
         print(cleaned)
 
-async def begin(work):
-    begin.task = asyncio.create_task(work)
+async def start_task(coroutine):
+    start_task.task = asyncio.create_task(coroutine)
     await asyncio.sleep(0)
 """
-FORKS = "-Wignore::DeprecationWarning"  # 3.12 and later warn of a fork beside threads
+FORKS = "-Wignore::DeprecationWarning"  # Python 3.12 warns about forks with threads
 
 
 def child(code: str, *options: str) -> Child:
@@ -35,11 +35,11 @@ def child(code: str, *options: str) -> Child:
 # --- Ctrl-C ---
 
 
-def test_ctrl_c_that_wakes_nobody_is_heard_all_the_same() -> None:
-    """As when the signal comes just before the wait for a lock: its flag is set, and nothing else.
+def test_ctrl_c_that_does_not_interrupt_the_wait_still_works() -> None:
+    """A signal just before the main thread waits for a lock sets only its flag.
 
-    `signal.raise_signal` has the handler run in the thread that calls it, so that the main thread's
-    wait is not interrupted.
+    The test simulates this: `signal.raise_signal` delivers the signal to the thread that calls
+    it, so it doesn't interrupt the wait of the main thread.
     """
     code = """
 def press():
@@ -48,19 +48,19 @@ def press():
 
 threading.Thread(target=press, daemon=True).start()
 try:
-    PORTAL.call(for_ever)
+    PORTAL.call(run_forever)
 except KeyboardInterrupt:
     print("interrupted")
 """
     with child(code) as process:
         process.expect("running")
-        process.say("now")
+        process.write_line("now")
         process.expect("cleaned", "interrupted")
         assert process.end() == (0, "", "")
 
 
-def test_a_second_ctrl_c_lets_go_at_once() -> None:
-    """Neither the call nor the end of the interpreter waits for the clean-up, which never ends."""
+def test_a_second_ctrl_c_ends_the_wait_at_once() -> None:
+    """Neither the call nor the end of the interpreter waits for a cleanup that never ends."""
     code = """
 async def stubborn():
     print("running")
@@ -73,20 +73,20 @@ async def stubborn():
 try:
     PORTAL.call(stubborn)
 except KeyboardInterrupt:
-    print("let go")
+    print("interrupted twice")
 """
     with child(code) as process:
         process.expect("running")
         process.interrupt()
         process.expect("cleaning")
         process.interrupt()
-        process.expect("let go")
+        process.expect("interrupted twice")
         status, out, err = process.end()
         assert (status, out) == (0, "")
         assert "interrupted again" in err and len(err.splitlines()) == 1
 
 
-def test_a_clean_up_that_outlasts_the_grace_is_let_go() -> None:
+def test_a_cleanup_longer_than_the_grace_period_is_abandoned() -> None:
     code = """
 async def stubborn():
     print("running")
@@ -136,9 +136,10 @@ print(PORTAL.call(double, 1), list(items))
 
 
 def test_ctrl_c_at_any_moment_of_starting_leaves_a_portal_that_works() -> None:
-    """The alarm goes off at 400 moments, from before the first step to after the call.
+    """An alarm raises at 400 moments, from before the first step to after the call.
 
-    One that goes off in a callback of a weak reference the interpreter itself drops, and tells.
+    If the alarm raises in a callback of a weak reference, the interpreter drops the exception
+    and calls `sys.unraisablehook`.
     """
     code = """
 class Alarm(BaseException):
@@ -147,15 +148,15 @@ class Alarm(BaseException):
 def ring(*_):
     raise Alarm
 
-def dropped(told):
+def count_dropped(unraisable):
     global rung
-    if told.exc_type is Alarm:
+    if unraisable.exc_type is Alarm:
         rung += 1
     else:
-        sys.__unraisablehook__(told)
+        sys.__unraisablehook__(unraisable)
 
 signal.signal(signal.SIGALRM, ring)
-sys.unraisablehook = dropped
+sys.unraisablehook = count_dropped
 rung = 0
 for moment in range(1, 401):
     portal = Portal(grace=60)
@@ -165,7 +166,7 @@ for moment in range(1, 401):
             portal.call(double, 1)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [])  # runs the handler of a signal that came
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [])  # runs the handler of a pending signal
     except Alarm:
         rung += 1
     assert portal.call(double, 2) == 4
@@ -199,29 +200,29 @@ PORTAL.call(double, 1)
 # --- forks ---
 
 
-def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its_own() -> None:
-    """With work pending, with another thread in the middle of a call, and with the lock held."""
+def test_a_forked_child_gets_a_new_loop_and_the_parent_keeps_its_loop() -> None:
+    """The fork happens with a pending task, a call of another thread, and the lock held."""
     code = """
 async def pending():
-    begin.released = asyncio.Event()
+    start_task.released = asyncio.Event()
     try:
-        await begin.released.wait()
-        print("parent's own work went on")
+        await start_task.released.wait()
+        print("the parent's task continues")
     finally:
         print(f"cleaned in the {'parent' if os.getpid() == parent else 'child'}")
 
 async def release():
-    begin.released.set()
-    await begin.task
+    start_task.released.set()
+    await start_task.task
 
 parent = os.getpid()
 def wait():
     try:
-        PORTAL.call(for_ever)
+        PORTAL.call(run_forever)
     except RuntimeError:
-        print("the other thread was told")
+        print("the other thread got an error")
 
-PORTAL.call(begin, pending())
+PORTAL.call(start_task, pending())
 waiting = threading.Thread(target=wait, daemon=True)
 waiting.start()
 sys.stdin.readline()
@@ -249,20 +250,20 @@ waiting.join()
 """
     with child(code, FORKS) as process:
         process.expect("running")
-        process.say("go on")
+        process.write_line("go on")
         process.expect(
             "child 6",
             "status 7",
             "parent 8",
-            "parent's own work went on",
+            "the parent's task continues",
             "cleaned in the parent",
             "cleaned",
-            "the other thread was told",
+            "the other thread got an error",
         )
         assert process.end() == (0, "", "")
 
 
-def test_an_iteration_begun_before_a_fork_says_so_in_the_child() -> None:
+def test_an_iteration_started_before_a_fork_is_an_error_in_the_child() -> None:
     code = """
 async def numbers():
     yield 1
@@ -305,7 +306,7 @@ if __name__ == "__main__":
 # --- the end of the interpreter ---
 
 
-def test_at_exit_hooks_run_and_pending_work_and_iterations_clean_up() -> None:
+def test_at_exit_hooks_run_and_tasks_and_iterations_clean_up() -> None:
     code = """
 async def hook():
     await asyncio.sleep(0)
@@ -323,7 +324,7 @@ atexit.register(print, "registered before: runs after")
 PORTAL.on_close(hook)
 items = PORTAL.iterate(numbers, int)
 print(next(items))
-PORTAL.call(begin, for_ever())
+PORTAL.call(start_task, run_forever())
 """
     with child(code) as process:
         process.expect("1", "running", "hook")
@@ -333,7 +334,7 @@ PORTAL.call(begin, for_ever())
 
 
 def test_other_exit_handlers_may_still_call() -> None:
-    """Those registered before the loop ran first run last, when it is closed already."""
+    """A handler registered before the loop's first start runs after the loop is closed."""
     code = """
 def late():
     try:
@@ -348,14 +349,14 @@ atexit.register(lambda: print("early", PORTAL.call(double, 1)))
     child(code).prints("early 2", "late 4")
 
 
-def test_a_worker_thread_that_never_ends_does_not_hold_the_interpreter_up() -> None:
+def test_a_worker_thread_that_never_ends_does_not_delay_the_exit() -> None:
     code = """
 import anyio.to_thread
 
 async def stuck():
     await anyio.to_thread.run_sync(threading.Event().wait)
 
-PORTAL.call(begin, stuck())
+PORTAL.call(start_task, stuck())
 PORTAL.call(asyncio.sleep, 0)
 sys.exit(3)
 """
@@ -363,7 +364,7 @@ sys.exit(3)
         assert process.end() == (3, "", "")
 
 
-def test_a_pooled_worker_thread_does_not_hold_the_interpreter_up() -> None:
+def test_an_idle_worker_thread_does_not_delay_the_exit() -> None:
     code = """
 import anyio.to_thread
 print(PORTAL.call(anyio.to_thread.run_sync, lambda: "from a worker"))
@@ -376,7 +377,7 @@ PORTAL.on_close(hook)
     child(code).prints("from a worker", "at exit, too")
 
 
-def test_threads_that_outlive_the_main_one_go_on_calling() -> None:
+def test_threads_that_outlive_the_main_thread_may_still_call() -> None:
     code = """
 def work():
     threading.main_thread().join()
@@ -389,11 +390,11 @@ threading.Thread(target=work).start()
     child(code).prints("0", "2", "4")
 
 
-def test_a_daemon_thread_in_the_middle_of_a_call_does_not_hold_the_interpreter_up() -> None:
+def test_a_daemon_thread_in_a_call_does_not_delay_the_exit() -> None:
     code = """
 def wait():
     try:
-        PORTAL.call(for_ever)
+        PORTAL.call(run_forever)
     except RuntimeError:
         pass
 
@@ -402,7 +403,7 @@ sys.stdin.readline()
 """
     with child(code) as process:
         process.expect("running")
-        process.say("go on")
+        process.write_line("go on")
         process.expect("cleaned")
         assert process.end() == (0, "", "")
 
@@ -410,14 +411,14 @@ sys.stdin.readline()
 # --- notebooks ---
 
 
-def test_a_cell_in_a_running_loop_blocks_it_and_works_and_ctrl_c_works_there() -> None:
-    """As in Jupyter: plain code that a coroutine of the main thread's loop executes."""
+def test_calls_and_ctrl_c_work_in_a_notebook_cell() -> None:
+    """Like Jupyter, a coroutine in the main thread's loop executes plain code."""
     code = """
 import warnings
 warnings.simplefilter("default")
 cell = '''
 try:
-    PORTAL.call(for_ever)
+    PORTAL.call(run_forever)
 except KeyboardInterrupt:
     print("interrupted")
 print(PORTAL.call(double, 4))
@@ -425,7 +426,7 @@ print(PORTAL.call(double, 4))
 
 async def kernel():
     loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel does for each cell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # like a kernel before each cell
     exec(compile(cell, "<cell>", "exec"), globals())
     print(await PORTAL.acall(double, 5))
 

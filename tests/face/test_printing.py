@@ -1,4 +1,4 @@
-"""The output of a plain call, by scripts that print to files, pipes and terminals."""
+"""Test how a script prints the output of a job to files, pipes, and terminals."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 
 from tests.face.child import DEADLINE, ROOT, until
 
-COUNT = 80_000  # more than a pipe and the printer hold: 64 KiB and 1 MiB
+COUNT = 80_000  # more than the buffers of a pipe (64 KiB) and of the printer (1 MiB)
 
-TALKS = """
+PRINTS_LINES = """
 import os, pathlib, sys
 import kinetic
 
 os.environ["KINETIC_PROGRESS"] = "off"
 
 @kinetic.run(backend="local", accelerator="cpu")
-def talks(count, folder):
+def prints_lines(count, folder):
     for number in range(count):
         print("line number", number)
     pathlib.Path(folder, "written").touch()
@@ -38,9 +38,9 @@ def talks(count, folder):
 
 @contextlib.contextmanager
 def script(code: str, folder: Path, stdout: int | IO[Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """A script of a project of its own, whose standard output is *stdout*."""
+    """Run a script in a new project, with *stdout* as its standard output."""
     (folder / "pyproject.toml").touch()
-    (folder / "script.py").write_text(TALKS + textwrap.dedent(code))
+    (folder / "script.py").write_text(PRINTS_LINES + textwrap.dedent(code))
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "script.py"],
         cwd=folder,
@@ -55,15 +55,15 @@ def script(code: str, folder: Path, stdout: int | IO[Any]) -> Iterator[subproces
         process.communicate()
 
 
-CALL = f"print('returned', talks({COUNT}, os.getcwd()))"
+CALL = f"print('returned', prints_lines({COUNT}, os.getcwd()))"
 LINES = [f"line number {number}" for number in range(COUNT)]
-KEPT = r"kinetic\.attach\('(job-\S+)'\)\.logs\(\) reads it"
-READ = "print(kinetic.attach(sys.argv[1]).logs())"
+LOG_HINT = r"kinetic\.attach\('(job-\S+)'\)\.logs\(\) reads it"
+PRINT_LOG = "print(kinetic.attach(sys.argv[1]).logs())"
 
 
 @pytest.mark.full
 def test_a_slow_reader_of_a_pipe_gets_every_line(tmp_path: Path) -> None:
-    """Also one that reads nothing for longer than a silent log is waited for."""
+    """The reader pauses for longer than kinetic waits for a silent log."""
     with script(CALL, tmp_path, subprocess.PIPE) as process:
         until((tmp_path / "written").exists)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -74,12 +74,12 @@ def test_a_slow_reader_of_a_pipe_gets_every_line(tmp_path: Path) -> None:
 
 
 def rest_of_log(process: subprocess.Popen[bytes], folder: Path, err: bytes) -> list[str]:
-    """What is said to be kept, read by another script."""
-    found = re.search(KEPT, err.decode())
-    assert found, err.decode()
-    (folder / "read.py").write_text(f"import sys, kinetic\n{READ}")
+    """Read the log of the job that the warning names, in another script."""
+    match = re.search(LOG_HINT, err.decode())
+    assert match, err.decode()
+    (folder / "read.py").write_text(f"import sys, kinetic\n{PRINT_LOG}")
     read = subprocess.run(
-        [sys.executable, "read.py", found[1]],
+        [sys.executable, "read.py", match[1]],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_BACKEND": "local"},
         capture_output=True,
@@ -90,37 +90,37 @@ def rest_of_log(process: subprocess.Popen[bytes], folder: Path, err: bytes) -> l
 
 
 @pytest.mark.full
-def test_an_interrupted_print_keeps_the_log_and_says_where(tmp_path: Path) -> None:
+def test_ctrl_c_while_printing_keeps_the_log_and_names_its_job(tmp_path: Path) -> None:
     code = f"""
 from kinetic import aio, jobs
 
-def ended():
+def ended_jobs():
     return [job for job in kinetic.list_jobs() if job.status().terminal]
 
 import threading, time
-def tell():
-    while not ended():
+def report_end():
+    while not ended_jobs():
         time.sleep(0.05)
     pathlib.Path("ended").touch()
 
-threading.Thread(target=tell, daemon=True).start()
+threading.Thread(target=report_end, daemon=True).start()
 {CALL}
 """
     with script(code, tmp_path, subprocess.PIPE) as process:
         until((tmp_path / "ended").exists)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        said = b""
-        while b"KeyboardInterrupt" not in said:
+        stderr = b""
+        while b"KeyboardInterrupt" not in stderr:
             ready, _, _ = select.select([process.stderr], [], [], DEADLINE)
-            said += os.read(process.stderr.fileno(), 4096) if ready else b""
+            stderr += os.read(process.stderr.fileno(), 4096) if ready else b""
             assert ready
         process.communicate(timeout=DEADLINE)
-    assert rest_of_log(process, tmp_path, said) == LINES
+    assert rest_of_log(process, tmp_path, stderr) == LINES
 
 
-def test_a_closed_pipe_ends_the_print_quietly_and_keeps_the_log(tmp_path: Path) -> None:
-    code = f"value = talks({COUNT}, os.getcwd()); sys.stderr.write(f'returned {{value}}')"
+def test_a_closed_pipe_ends_the_printing_without_error_and_keeps_the_log(tmp_path: Path) -> None:
+    code = f"value = prints_lines({COUNT}, os.getcwd()); sys.stderr.write(f'returned {{value}}')"
     with script(code, tmp_path, subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(100)
@@ -134,9 +134,9 @@ def test_a_closed_pipe_ends_the_print_quietly_and_keeps_the_log(tmp_path: Path) 
     assert rest_of_log(process, tmp_path, err) == LINES
 
 
-PAINTS = """
+PRINTS_COLORS = """
 @kinetic.run(backend="local", accelerator="cpu")
-def paints():
+def prints_colors():
     sys.stdout.buffer.write(b"\\x1b[31mred\\x1b[0m \\x1b[2J\\x1b]0;title\\x07 10%\\r20%\\n")
 
 """
@@ -144,26 +144,26 @@ RAW = b"\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07 10%\r20%\n"
 
 
 @pytest.mark.parametrize(
-    "call", ["paints()", "paints.run_async().logs(follow=True)"], ids=["call", "logs"]
+    "call", ["prints_colors()", "prints_colors.run_async().logs(follow=True)"], ids=["call", "logs"]
 )
-def test_a_terminal_gets_colours_and_no_other_command(tmp_path: Path, call: str) -> None:
-    ours, theirs = pty.openpty()
+def test_a_terminal_gets_colors_and_no_other_control_sequence(tmp_path: Path, call: str) -> None:
+    terminal, stdout = pty.openpty()
     if "logs" in call:
         call = (
-            "job = paints.run_async()\njob.result(cleanup=False)\n"
+            "job = prints_colors.run_async()\njob.result(cleanup=False)\n"
             "job.logs(follow=True)\njob.cleanup()"
         )
-    with script(PAINTS + call, tmp_path, theirs) as process:
+    with script(PRINTS_COLORS + call, tmp_path, stdout) as process:
         _, err = process.communicate(timeout=DEADLINE)
         assert process.returncode == 0, err
-        got = os.read(ours, 4096)
-    os.close(ours)
-    os.close(theirs)
-    assert got == b"\x1b[31m\x1b[0m20%\r\n"
+        shown = os.read(terminal, 4096)
+    os.close(terminal)
+    os.close(stdout)
+    assert shown == b"\x1b[31m\x1b[0m20%\r\n"
 
 
-def test_a_file_gets_what_the_job_wrote(tmp_path: Path) -> None:
+def test_a_file_gets_the_output_unchanged(tmp_path: Path) -> None:
     with open(tmp_path / "out", "wb") as out:
-        with script(PAINTS + "paints()", tmp_path, out) as process:
+        with script(PRINTS_COLORS + "prints_colors()", tmp_path, out) as process:
             process.communicate(timeout=DEADLINE)
     assert (tmp_path / "out").read_bytes() == RAW

@@ -1,4 +1,4 @@
-"""What a person sees when a script ends by an exception: their own lines, each once."""
+"""Test the traceback of a script that ends by an exception: the user's lines, each once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kinetic._tracebacks import own_frames_left_out
 from tests.face.child import ROOT, until
 
-OURS = f'File "{ROOT}/kinetic'
+KINETIC_FRAME = f'File "{ROOT}/kinetic'
 
 
 def test_a_plain_call_shows_the_traceback_of_its_job_once(script) -> None:
@@ -38,9 +38,7 @@ inverse(Local())
     assert "in rebuild\n" in err and f'File "{ROOT}/runner' not in err, err
 
 
-def test_a_module_that_the_job_imports_is_shown_where_the_project_has_it(
-    script, tmp_path: Path
-) -> None:
+def test_frames_of_imported_modules_show_the_path_in_the_project(script, tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("def fail():\n    raise ValueError('late')\n")
     code = """
 @remote
@@ -64,12 +62,12 @@ fails.run_async().result()
         ("kinetic.attach('job-none')", "NotFound: "),
     ],
 )
-def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
+def test_an_error_of_kinetic_shows_only_the_line_of_the_script(
     script, call: str, line: str
 ) -> None:
     with script(call) as process:
         status, _, err = process.end()
-    assert status == 1 and OURS not in err, err
+    assert status == 1 and KINETIC_FRAME not in err, err
     assert [row for row in err.splitlines() if row.startswith(f"kinetic.errors.{line}")], err
     assert err.count("Traceback (most recent call last)") - err.count("Remote traceback") == 1, err
     assert call in err
@@ -90,7 +88,7 @@ def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
 def test_a_mistake_of_the_script_shows_no_frames_of_kinetic(script, call: str, line: str) -> None:
     with script(call) as process:
         status, _, err = process.end()
-    assert status == 1 and OURS not in err and "anyio" not in err, err
+    assert status == 1 and KINETIC_FRAME not in err and "anyio" not in err, err
     assert [row for row in err.splitlines() if row.startswith(line)], err
     assert call in err
 
@@ -129,18 +127,18 @@ inverse(Unpicklable())
 
 
 @pytest.mark.parametrize(
-    ("wait", "line", "becomes"),
+    ("wait", "line", "consequence"),
     [
         ("waits(here)", "waits(here)", "was cancelled and removed"),
         ("waits(Interrupts())", "waits(Interrupts())", "was cancelled and removed"),
         ("start().results()", "start().results()", "goes on"),
-        ("for one in start().outcomes(): pass", "for one in start()", "goes on"),
+        ("for item in start().outcomes(): pass", "for item in start()", "goes on"),
         ("batch = start(); until(lambda: False)", "until(lambda: False)", "goes on"),
     ],
     ids=["call", "submission", "results", "outcomes", "elsewhere"],
 )
-def test_ctrl_c_shows_the_line_of_the_script_and_what_became_of_its_work(
-    script, tmp_path: Path, wait: str, line: str, becomes: str
+def test_ctrl_c_shows_the_line_of_the_script_and_what_happens_to_its_jobs(
+    script, tmp_path: Path, wait: str, line: str, consequence: str
 ) -> None:
     code = f"""
 @remote
@@ -148,14 +146,14 @@ def waits(folder):
     pathlib.Path(folder, "started").touch()
     until(lambda: False)
 
-class Interrupts:  # the call while its arguments are pickled
+class Interrupts:  # interrupts the call while it pickles its arguments
     def __reduce__(self):
         os.kill(os.getpid(), signal.SIGINT)
         return str, (here,)
 
 def start():
     batch = waits_for.run_async_map(["never"])
-    pathlib.Path("started").touch()  # from here on Ctrl-C leaves the batch
+    pathlib.Path("started").touch()  # Ctrl-C no longer cancels the batch
     return batch
 
 {wait}
@@ -165,9 +163,9 @@ def start():
             until((tmp_path / "started").exists)
             process.interrupt()
         _, _, err = process.end()
-    assert OURS not in err, err
+    assert KINETIC_FRAME not in err, err
     assert line in err and "\nKeyboardInterrupt\n" in err, err
-    assert err.count(becomes) == 1, err
+    assert err.count(consequence) == 1, err
 
 
 @pytest.mark.parametrize("wait", ["run(waits)", "submit(waits)", "run_async_map(waits, [here])"])
@@ -193,10 +191,10 @@ asyncio.run(main())
         process.interrupt()
         _, _, err = process.end()
     assert "in main\n" in err and "\nKeyboardInterrupt\n" in err, err
-    assert OURS not in err, err
+    assert KINETIC_FRAME not in err, err
 
 
-def test_ctrl_c_while_a_call_imports_what_it_needs_shows_the_line_of_the_script(script) -> None:
+def test_ctrl_c_during_imports_of_a_call_shows_the_line_of_the_script(script) -> None:
     code = """
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
@@ -208,22 +206,22 @@ inverse.run_async(1)
 """
     with script(code) as process:
         _, _, err = process.end()
-    assert "inverse.run_async(1)" in err and OURS not in err, err
+    assert "inverse.run_async(1)" in err and KINETIC_FRAME not in err, err
 
 
 def test_ctrl_c_shows_no_exception_that_kinetic_was_handling() -> None:
-    waiting: dict[str, Any] = {"__name__": "kinetic.waiting", "queue": queue}
+    module: dict[str, Any] = {"__name__": "kinetic.waiting", "queue": queue}
     exec(
         "def wait(mail):\n"
         "    try:\n"
         "        mail.get(timeout=0)\n"
         "    except queue.Empty:\n"
         "        raise KeyboardInterrupt",
-        waiting,
+        module,
     )
     with pytest.raises(KeyboardInterrupt) as caught:
         try:
             raise ValueError("the user's")
         except ValueError:
-            own_frames_left_out(waiting["wait"])(queue.SimpleQueue())
+            own_frames_left_out(module["wait"])(queue.SimpleQueue())
     assert isinstance(caught.value.__context__, ValueError)

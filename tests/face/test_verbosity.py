@@ -1,4 +1,4 @@
-"""KINETIC_LOG_LEVEL: kinetic's own log, nobody else's, and only where it is set."""
+"""Test KINETIC_LOG_LEVEL: it sets the level of kinetic's log and of no other library's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.face.child import Child
 
 PROGRAM = """
 import logging, os
-os.environ |= {given}
+os.environ |= {variables}
 import kinetic
 from absl import logging as absl_logging
 
@@ -30,9 +30,9 @@ if __name__ == "__main__":
 
 
 def run(folder: Path, level: str | None, after: str = "") -> tuple[int, str, str]:
-    """Run the program with this KINETIC_LOG_LEVEL."""
-    given = {"KINETIC_PROGRESS": "off"} | ({"KINETIC_LOG_LEVEL": level} if level else {})
-    code = PROGRAM.format(given=given, after=after)
+    """Run the program with *level* as KINETIC_LOG_LEVEL."""
+    variables = {"KINETIC_PROGRESS": "off"} | ({"KINETIC_LOG_LEVEL": level} if level else {})
+    code = PROGRAM.format(variables=variables, after=after)
     with Child(code, folder=folder, deadline=110) as process:
         return process.end()
 
@@ -40,39 +40,39 @@ def run(folder: Path, level: str | None, after: str = "") -> tuple[int, str, str
 LATER = "kinetic.Data('gs://bucket/folder')"
 
 
-def test_without_the_variable_nothing_is_said_but_warnings(tmp_path: Path) -> None:
+def test_without_the_variable_only_warnings_appear(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, None, LATER)
     assert (code, out) == (0, "WARNING\n")
-    theirs, ours = err.splitlines()
-    assert theirs == "WARNING:absl:its warning" and "is taken as one object" in ours
+    others, kinetics = err.splitlines()
+    assert others == "WARNING:absl:its warning" and "is taken as one object" in kinetics
 
 
-def test_at_info_one_sees_what_is_packed_uploaded_and_started(tmp_path: Path, home: Path) -> None:
+def test_level_info_shows_packing_uploads_and_started_jobs(tmp_path: Path, home: Path) -> None:
     code, out, err = run(tmp_path, "info")
     assert (code, out) == (0, "INFO\n")
     assert f"Packed {tmp_path}: 2 files, " in err
-    for words in (
+    for message in (
         "Uploaded code/",
         "Uploaded functions/",
         "Started job-local-",
         "Started grp-local-",
     ):
-        assert words in err
-    assert f".zip is in file://{home}/store already" in err, "the batch sends it not again"
+        assert message in err
+    assert f".zip is in file://{home}/store already" in err, "the batch doesn't send it again"
 
 
-def test_what_the_program_says_later_holds_for_the_others(tmp_path: Path) -> None:
+def test_a_level_set_by_the_program_applies_to_other_libraries(tmp_path: Path) -> None:
     later = "absl_logging.set_verbosity(absl_logging.INFO); absl_logging.info('now heard')"
     _, _, err = run(tmp_path, "DEBUG", later)
     assert "now heard" in err and "its warning" in err and "another library" not in err
 
 
-def test_at_error_kinetic_is_quieter_and_the_others_are_not(tmp_path: Path) -> None:
+def test_level_error_hides_only_kinetics_warnings(tmp_path: Path) -> None:
     assert run(tmp_path, "ERROR", LATER)[2].splitlines() == ["WARNING:absl:its warning"]
 
 
 @pytest.mark.parametrize("level", ["warnign", "17"])
-def test_a_level_that_there_is_not_is_refused_before_anything_is_sent(
+def test_an_unknown_level_is_refused_before_anything_is_uploaded(
     tmp_path: Path, home: Path, level: str
 ) -> None:
     code, _, err = run(tmp_path, level)

@@ -46,9 +46,9 @@ def pack(cache):
 
 COLLECT_MESSAGES = """
 import json, logging, os, pathlib
-seen = []
+messages = []
 class Keep(logging.Handler):
-    def emit(self, record): seen.append(record.getMessage())
+    def emit(self, record): messages.append(record.getMessage())
 logging.getLogger().addHandler(Keep())
 """
 
@@ -70,8 +70,8 @@ def test_the_archive_has_the_tree(tmp_path: Path, make: Make, pack: Pack) -> Non
     assert packed.files == len(found)
     assert packed.size == packed.path.stat().st_size
     with zipfile.ZipFile(packed.path) as opened:
-        modes = {one.filename: one.external_attr >> 16 for one in opened.infolist()}
-        methods = {one.filename: one.compress_type for one in opened.infolist()}
+        modes = {info.filename: info.external_attr >> 16 for info in opened.infolist()}
+        methods = {info.filename: info.compress_type for info in opened.infolist()}
     assert modes["run.sh"] == stat.S_IFREG | 0o755  # without the set-id bit
     assert modes["e/"] == stat.S_IFDIR | 0o750
     assert methods["a/b.bin"] == zipfile.ZIP_STORED
@@ -139,11 +139,11 @@ def test_progress_counts_bytes_and_may_stop_the_packing(
     tmp_path: Path, make: Make, pack: Pack
 ) -> None:
     root = make(tmp_path / "project", {"a": bytes(LARGE), "b": b"x" * 10, "c": b""})
-    seen: list[tuple[int, int]] = []
-    pack(root, progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1] == (LARGE + 10, LARGE + 10)
-    assert len(seen) > 3
+    progress: list[tuple[int, int]] = []
+    pack(root, progress=lambda done, total: progress.append((done, total)))
+    assert progress == sorted(progress)
+    assert progress[-1] == (LARGE + 10, LARGE + 10)
+    assert len(progress) > 3
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_packing_works_without_a_usable_cache(
     script = f"""{PACK}{COLLECT_MESSAGES}
 packed = pack({cache!r})
 assert packed.path.exists()
-print(json.dumps([packed.digest, seen]))
+print(json.dumps([packed.digest, messages]))
 """
     digest, messages = last_line(python("-c", script, cwd=tmp_path, TMPDIR=str(tmp_path / "tmp")))
     assert digest == pack(root).digest
@@ -250,7 +250,7 @@ for progress in (None, fail_if_packed):
     packed = archive.pack(
         root, exclude=(), cache=cache, environ={{"HOME": "/x"}}, progress=progress
     )
-print(json.dumps([str(packed.path), seen]))
+print(json.dumps([str(packed.path), messages]))
 """
 
 

@@ -28,18 +28,18 @@ def names(root: Path, *exclude: Path) -> list[str]:
 def test_names_are_ordered_by_their_bytes(tmp_path: Path, make: Make) -> None:
     created = ["a/x", "a.txt", "a-b/x", "A", "ä", "a/b/c", "z/", "a/b.c"]
     make(tmp_path, dict.fromkeys(created, ""))
-    found = names(tmp_path)
-    assert found == sorted(found, key=str.encode)
-    assert {"a/", "a/b/", "z/", "ä"} <= set(found)
+    entry_names = names(tmp_path)
+    assert entry_names == sorted(entry_names, key=str.encode)
+    assert {"a/", "a/b/", "z/", "ä"} <= set(entry_names)
 
 
 def test_links_inside_the_project_are_followed(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"runs/7/w": "weights", "conf.a": "a"})
     (tmp_path / "latest").symlink_to("runs/7")
     (tmp_path / "conf").symlink_to(tmp_path / "conf.a")
-    found = scan(tmp_path)
-    assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {entry.name for entry in found.entries}
-    assert found.omitted == ()
+    scanned = scan(tmp_path)
+    assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {entry.name for entry in scanned.entries}
+    assert scanned.omitted == ()
 
 
 def test_links_out_of_the_project_are_omitted_and_named(tmp_path: Path, make: Make) -> None:
@@ -48,10 +48,10 @@ def test_links_out_of_the_project_are_omitted_and_named(tmp_path: Path, make: Ma
     (tmp_path / "project/key").symlink_to("../secret/key")
     (tmp_path / "project/near").symlink_to("../project-2")
     (tmp_path / "project/host").symlink_to("/etc/hostname")
-    found = scan(tmp_path / "project")
-    assert [entry.name for entry in found.entries] == ["m.py"]
-    assert [line.partition(" ")[0] for line in found.omitted] == ["far", "host", "key", "near"]
-    assert all("out of the project" in line for line in found.omitted)
+    scanned = scan(tmp_path / "project")
+    assert [entry.name for entry in scanned.entries] == ["m.py"]
+    assert [line.partition(" ")[0] for line in scanned.omitted] == ["far", "host", "key", "near"]
+    assert all("out of the project" in line for line in scanned.omitted)
 
 
 def test_cycles_of_links_are_cut(tmp_path: Path, make: Make) -> None:
@@ -61,11 +61,11 @@ def test_cycles_of_links_are_cut(tmp_path: Path, make: Make) -> None:
     (tmp_path / "a/cwd").symlink_to(".")
     (tmp_path / "a/b").symlink_to("../b")
     (tmp_path / "b/a").symlink_to("../a")
-    found = scan(tmp_path)
-    entry_names = {entry.name for entry in found.entries}
+    scanned = scan(tmp_path)
+    entry_names = {entry.name for entry in scanned.entries}
     assert {"a/m", "a/b/n", "b/a/m"} <= entry_names
     assert len(entry_names) < 12
-    assert any("leads back" in line for line in found.omitted)
+    assert any("leads back" in line for line in scanned.omitted)
 
 
 def test_many_links_between_folders_do_not_multiply_the_entries(tmp_path: Path, make: Make) -> None:
@@ -89,9 +89,9 @@ def test_broken_links_and_special_files_are_omitted_and_named(tmp_path: Path, ma
     finally:
         os.chdir(cwd)
     os.makedirs(os.fsencode(tmp_path) + b"/d\xff")
-    found = scan(tmp_path)
-    assert [entry.name for entry in found.entries] == ["m.py"]
-    assert len(found.omitted) == 4
+    scanned = scan(tmp_path)
+    assert [entry.name for entry in scanned.entries] == ["m.py"]
+    assert len(scanned.omitted) == 4
 
 
 def test_excluded_paths_are_left_out_under_every_name(tmp_path: Path, make: Make) -> None:
@@ -101,7 +101,7 @@ def test_excluded_paths_are_left_out_under_every_name(tmp_path: Path, make: Make
     assert names(tmp_path, tmp_path / "data") == ["database", "m.py"]
     assert names(tmp_path, tmp_path / "alias") == ["database", "m.py"]
     assert "data/sub/x" in names(tmp_path, tmp_path / "data/big")
-    # An excluded folder that has the code is packed nevertheless.
+    # The project is packed even if a user also passes it as data.
     assert "m.py" in names(tmp_path, tmp_path)
     assert "m.py" in names(tmp_path, tmp_path.parent)
 

@@ -54,12 +54,12 @@ class MadeByNew(Exception):
 
 
 class Failures(ExceptionGroup[Exception]):
-    def __new__(cls, found: list[Exception], *, stage: str) -> Self:
-        group = super().__new__(cls, "failures", found)
+    def __new__(cls, errors: list[Exception], *, stage: str) -> Self:
+        group = super().__new__(cls, "failures", errors)
         group.stage = stage
         return group
 
-    def __init__(self, found: list[Exception], *, stage: str) -> None:
+    def __init__(self, errors: list[Exception], *, stage: str) -> None:
         self.stage = stage
 
 
@@ -101,11 +101,11 @@ def with_cause(error: Exception, cause: Exception) -> Exception:
     ids=lambda error: type(error).__name__,
 )
 def test_an_exception_keeps_its_class_its_message_and_its_attributes(error: Exception) -> None:
-    found = transfer(error)
-    assert type(found) is type(error)
-    assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
+    received = transfer(error)
+    assert type(received) is type(error)
+    assert (str(received), received.args, vars(received)) == (str(error), error.args, vars(error))
     for name in ("code", "own", "errno", "filename", "name", "reason"):
-        assert getattr(found, name, None) == getattr(error, name, None)
+        assert getattr(received, name, None) == getattr(error, name, None)
 
 
 def test_an_attribute_in_a_slot_is_kept() -> None:
@@ -116,27 +116,27 @@ def test_an_attribute_in_a_slot_is_kept() -> None:
 
 def test_an_exception_group_keeps_its_exceptions() -> None:
     nested = ExceptionGroup("inner", [Coded(2, where="there")])
-    found = transfer(Failures([Coded(1, where="here"), nested], stage="last"))
-    assert (type(found), found.message, found.stage) == (Failures, "failures", "last")
-    first, inner = found.exceptions
+    received = transfer(Failures([Coded(1, where="here"), nested], stage="last"))
+    assert (type(received), received.message, received.stage) == (Failures, "failures", "last")
+    first, inner = received.exceptions
     assert (first.code, inner.exceptions[0].where) == (1, "there")
 
 
 def test_the_cause_and_the_context_of_an_exception_are_kept() -> None:
-    found = transfer(with_cause(ValueError("last"), Coded(1, where="here")))
-    assert (type(found.__cause__), found.__cause__.code) == (Coded, 1)
-    assert found.__suppress_context__
+    received = transfer(with_cause(ValueError("last"), Coded(1, where="here")))
+    assert (type(received.__cause__), received.__cause__.code) == (Coded, 1)
+    assert received.__suppress_context__
     error = Coded(2, where="here")
     error.__context__ = KeyError("first")
-    found = transfer(error)
-    assert (type(found.__context__), found.__suppress_context__) == (KeyError, False)
+    received = transfer(error)
+    assert (type(received.__context__), received.__suppress_context__) == (KeyError, False)
 
 
 def test_a_suppressed_context_is_left_out() -> None:
     hidden = Coded(2, where="here")
     hidden.__context__, hidden.__suppress_context__ = KeyError("first"), True
-    found = transfer(hidden)
-    assert (found.__context__, found.__suppress_context__) == (None, True)
+    received = transfer(hidden)
+    assert (received.__context__, received.__suppress_context__) == (None, True)
 
 
 def test_notes_are_kept() -> None:
@@ -146,39 +146,39 @@ def test_notes_are_kept() -> None:
 
 
 def test_an_exception_with_its_own_reduce_method_is_pickled_by_it() -> None:
-    found = transfer(Reducing(7))
-    assert (found.code, type(found.lock)) == (7, type(threading.Lock()))
-    assert not hasattr(found, "__notes__")
+    received = transfer(Reducing(7))
+    assert (received.code, type(received.lock)) == (7, type(threading.Lock()))
+    assert not hasattr(received, "__notes__")
 
 
 def test_an_attribute_that_cannot_be_pickled_is_left_out_and_named() -> None:
     error = with_cause(Coded(1, where="here"), Coded(2, where="there"))
     error.lock = threading.Lock()  # type: ignore[attr-defined]
     error.__cause__.client = threading.Lock()  # type: ignore[union-attr]
-    found = transfer(error)
-    assert (found.code, found.__cause__.code, hasattr(found, "lock")) == (1, 2, False)
-    assert "lock" in found.__notes__[-1] and "client" in found.__cause__.__notes__[-1]
+    received = transfer(error)
+    assert (received.code, received.__cause__.code, hasattr(received, "lock")) == (1, 2, False)
+    assert "lock" in received.__notes__[-1] and "client" in received.__cause__.__notes__[-1]
 
 
 def test_an_attribute_that_is_too_large_is_left_out_and_named() -> None:
     error = Coded(1, where="here")
     error.batch = b"x" * INLINE_BYTES  # type: ignore[attr-defined]
-    found = transfer(error)
-    assert (found.code, hasattr(found, "batch")) == (1, False)
-    assert "batch" in found.__notes__[-1]
+    received = transfer(error)
+    assert (received.code, hasattr(received, "batch")) == (1, False)
+    assert "batch" in received.__notes__[-1]
 
 
 def test_an_argument_that_cannot_be_pickled_becomes_its_repr() -> None:
-    found = transfer(ValueError("locked", threading.Lock()))
-    assert type(found) is ValueError and found.args[0] == "locked"
-    assert "lock" in found.args[1] and "args[1]" in found.__notes__[-1]
+    received = transfer(ValueError("locked", threading.Lock()))
+    assert type(received) is ValueError and received.args[0] == "locked"
+    assert "lock" in received.args[1] and "args[1]" in received.__notes__[-1]
 
 
 def test_an_exception_that_refers_to_itself_arrives() -> None:
     error = Coded(1, where="here")
     error.root = error  # type: ignore[attr-defined]
-    found = transfer(error)
-    assert found.root is found
+    received = transfer(error)
+    assert received.root is received
 
 
 def test_an_exception_whose_class_cannot_be_pickled_is_refused() -> None:

@@ -316,9 +316,9 @@ def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
 
 def test_a_job_that_ignores_sigterm_is_killed_after_its_grace_period(pods: Pods) -> None:
     pod = start_staying(pods, "ignore signals", grace=1.0)
-    began = time.monotonic()
+    start = time.monotonic()
     assert terminate(pod) == wire.EXIT_RETRY
-    assert time.monotonic() - began > 0.7
+    assert time.monotonic() - start > 0.7
     outcome = pods.outcome()
     assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "preempted", "lost")
     assert "did not end in time" in pods.error()["message"]
@@ -493,10 +493,10 @@ def test_a_process_that_outlives_the_function_does_not_delay_the_pod(pods: Pods)
         subprocess.Popen(["sleep", "600"])
         return "done"
 
-    began = time.monotonic()
+    start = time.monotonic()
     pod = pods.run(pods.order(leave_behind))
     assert (pod.code, pods.value()) == (0, "done")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start < 60
 
 
 def test_an_unreachable_store_is_neither_success_nor_final(pods: Pods, tmp_path: Path) -> None:
@@ -583,11 +583,11 @@ def test_a_library_that_the_image_lacks_is_named_and_final(pods: Pods, tmp_path:
     assert (pod.code, "install google-cloud-storage" in pod.output) == (wire.EXIT_FINAL, True)
 
 
-# --- kept_log logs ----------------------------------------------------------------------------
+# --- kept logs ----------------------------------------------------------------------------
 
 
 def kept_log(pods: Pods, host: int = 0) -> str | None:
-    """Verify and return the kept_log log of the first attempt, or ``None`` without one."""
+    """Verify and return the kept log of the first attempt, or ``None`` without one."""
     key = wire.log_key(SCOPE, 0, 1, host)
     if not pods.objects.exists(key):
         return None

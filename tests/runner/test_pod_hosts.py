@@ -192,12 +192,12 @@ REFUSAL = (
 class Api(BaseHTTPRequestHandler):
     """An API server that answers only the deletion of a LeaderWorkerSet."""
 
-    seen: list[tuple[str, str, str]]
+    requests: list[tuple[str, str, str]]
     answers: list[int]
     port: int
 
     def do_DELETE(self) -> None:
-        self.seen.append((self.path, self.headers["Authorization"], self.command))
+        self.requests.append((self.path, self.headers["Authorization"], self.command))
         status = self.answers.pop(0)
         body = {403: json.dumps({"message": REFUSAL})}.get(status, "{}").encode()
         self.send_response(status)
@@ -223,7 +223,7 @@ def api(tmp_path: Path) -> Iterator[type[Api]]:
     (account / "namespace").write_text("team")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(account / "ca.crt", tmp_path / "key.pem")
-    Api.seen, Api.answers = [], [200]
+    Api.requests, Api.answers = [], [200]
     with HTTPServer(("127.0.0.1", 0), Api) as server:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
@@ -252,9 +252,13 @@ def leader_variables(pods: Pods, api: Any) -> dict[str, str]:
 def test_the_leader_deletes_its_set_when_the_function_has_ended(pods: Pods, api: Any) -> None:
     api.answers = [500, 200]
     pod = pods.start(order_of(pods, "value"), "uid-0", **leader_variables(pods, api))
-    until(lambda: len(api.seen) == 2, pod)
+    until(lambda: len(api.requests) == 2, pod)
     path = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/team/leaderworkersets/job-1"
-    assert api.seen[0] == (f"{path}?propagationPolicy=Background", "Bearer of the pod", "DELETE")
+    assert api.requests[0] == (
+        f"{path}?propagationPolicy=Background",
+        "Bearer of the pod",
+        "DELETE",
+    )
     assert pods.value() == "of host 0"
     assert pod.process.poll() is None, "the set would restart it"
     pod.process.send_signal(signal.SIGTERM)
@@ -267,7 +271,7 @@ def test_a_restarted_leader_deletes_its_set_and_does_not_run_the_function(
     order = order_of(pods, "value")
     pods.claim("uid-0")  # by an earlier container of the same pod
     pod = pods.start(order, "uid-0", **leader_variables(pods, api))
-    until(lambda: api.seen, pod)
+    until(lambda: api.requests, pod)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_FINAL
     assert (pods.outcome().kind, runs(pods)) == (Kind.LOST, [])

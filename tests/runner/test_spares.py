@@ -91,7 +91,7 @@ def _turn_into_folder(root: Path) -> None:
 
 
 def _link_elsewhere(root: Path) -> None:
-    """Link a file outside the workspace; later writes to it must not reach the next job."""
+    """Link a file outside the workspace, where later writes would change the next job's file."""
     os.link(root / "package" / "b", root.parent / "linked")
 
 

@@ -28,7 +28,7 @@ def step(
     closes: bool = True,
     **evidence: Any,
 ) -> Step | None:
-    """Decide about attempt 1, which has ended, of an item whose next attempt is *attempt*."""
+    """Decide about attempt 1, which has ended, of an item whose current attempt is *attempt*."""
     return decide(
         Facts(
             item=wire.Item(state, attempt),

@@ -113,7 +113,7 @@ def test_an_error_is_noted_by_its_type_and_the_beginning_of_its_message() -> Non
     assert note_of_error("", "the job was asked to stop") == {"error": "the job was asked to stop"}
     assert note_of_error("KeyError", "") == {"error": "KeyError"}
     text = outcomes.ErrorText(qualname="ValueError", message="bad", traceback="", phase="data")
-    assert text.note == {"error": "bad"}, "the message already names kinetic's phase"
+    assert text.note == {"error": "bad"}, "outside the user's code, the message suffices"
 
 
 VALUES = st.recursive(

@@ -195,12 +195,12 @@ def test_a_reader_never_sees_half_a_file(path: Path) -> None:
     """Another process alternates between two versions while this one reads."""
     both = Profiles().create(WORK).create(PLAY)
     save(path, both)
-    seen = []
+    versions = []
     with subprocess.Popen([sys.executable, "-c", ALTERNATE, path], cwd=ROOT) as writer:
         while writer.poll() is None:
-            seen.append(load(path))
+            versions.append(load(path))
     assert writer.returncode == 0
-    assert all(profiles in (both, both.remove("play")) for profiles in seen)
+    assert all(profiles in (both, both.remove("play")) for profiles in versions)
     assert load(path) == both.remove("play")
 
 

@@ -190,7 +190,7 @@ def test_an_item_reopened_before_it_is_known_runs_once_it_is_stored() -> None:
 
 
 def test_a_reopened_item_without_an_input_is_started() -> None:
-    """A stop came before its input was stored; the attempt then fails and says so."""
+    """A stop came before its input was stored; starting it reports the missing input."""
     state = State(MapSettings())
     decide(state, Stored(0, 1), StopRequested(), Reopened(1, 2, wire.Standing(1, 2)))
     assert decide(state, InputsEnded(2)) == [Start(1, 2)]
