@@ -106,7 +106,7 @@ def test_files_that_could_not_be_uploaded_are_reported(
     assert uploaded_files(server) == {"good": b"good"}
 
 
-def test_uploads_after_sigterm_leave_the_rest_of_the_grace_period(
+def test_uploads_after_sigterm_take_at_most_half_the_grace_period(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
