@@ -41,8 +41,8 @@ class Slots:
     def __init__(self, cpus: int, gpus: tuple[str, ...] = ()) -> None:
         self.cpus = max(1, cpus)
         self.gpus = gpus
-        self._free_cpus = self.cpus
-        self._free_gpus = list(gpus)
+        self._free_cpu_count = self.cpus
+        self._free_gpu_ids = list(gpus)
 
     def fit(self, need: Need) -> Need:
         """Limit *need* to the machine's slots."""
@@ -51,31 +51,31 @@ class Slots:
 
     def take(self, need: Need) -> Grant | None:
         """Take all that *need* asks for; None if it isn't free."""
-        if need.cpus > self._free_cpus or need.gpus > len(self._free_gpus):
+        if need.cpus > self._free_cpu_count or need.gpus > len(self._free_gpu_ids):
             return None
-        self._free_cpus -= need.cpus
-        gpus, self._free_gpus = self._free_gpus[: need.gpus], self._free_gpus[need.gpus :]
+        self._free_cpu_count -= need.cpus
+        gpus, self._free_gpu_ids = self._free_gpu_ids[: need.gpus], self._free_gpu_ids[need.gpus :]
         return Grant(need.cpus, tuple(gpus))
 
     def release(self, grant: Grant) -> None:
         """Free the slots of a grant."""
-        self._free_cpus += grant.cpus
-        self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
+        self._free_cpu_count += grant.cpus
+        self._free_gpu_ids = sorted([*self._free_gpu_ids, *grant.gpus], key=self.gpus.index)
 
     def describe_wait(self, need: Need) -> str:
         """Return a sentence that says which slots *need* waits for, and how many are busy."""
-        if need.gpus > len(self._free_gpus):
-            unit, free_count, total = "GPU", len(self._free_gpus), len(self.gpus)
+        if need.gpus > len(self._free_gpu_ids):
+            unit, free_count, total = "GPU", len(self._free_gpu_ids), len(self.gpus)
             requested = need.gpus
         else:
-            unit, free_count, total = "slot", self._free_cpus, self.cpus
+            unit, free_count, total = "slot", self._free_cpu_count, self.cpus
             requested = need.cpus
         requested_slots = f"a {unit}" if requested == 1 else f"{requested} {unit}s"
         return f"waiting for {requested_slots}: {total - free_count} of {total} busy"
 
     def has_free_gpus(self, need: Need) -> bool:
         """Return whether the GPUs that *need* asks for are free."""
-        return need.gpus <= len(self._free_gpus)
+        return need.gpus <= len(self._free_gpu_ids)
 
 
 KEPT_S = 24 * 3600.0
@@ -222,20 +222,20 @@ class Table:
         self.jobs: dict[str, Job] = {}
         self._slots = slots
         self._kept_s = kept_s
-        self._ended: dict[str, Job] = {}  # in the order of their ends
+        self._ended_jobs: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
-        self._waiting: dict[bool, deque[Job]] = {True: deque(), False: deque()}
-        self._queued = 0
+        self._queues: dict[bool, deque[Job]] = {True: deque(), False: deque()}
+        self._queued_count = 0
 
     @property
     def busy(self) -> bool:
         """Return whether a job is queued or running."""
-        return bool(self._running or self._queued)
+        return bool(self._running or self._queued_count)
 
     @property
     def queued(self) -> bool:
         """Whether a job waits for its slots."""
-        return self._queued > 0
+        return self._queued_count > 0
 
     def add(self, header: JobHeader, body: bytes, now: float) -> list[Action]:
         """Queue a new job, whose name is not in the table."""
@@ -249,8 +249,8 @@ class Table:
             need=need,
         )
         self.jobs[job.name] = job
-        self._waiting[need.gpus > 0].append(job)
-        self._queued += 1
+        self._queues[need.gpus > 0].append(job)
+        self._queued_count += 1
         line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
         actions: list[Action] = [Record(line, vital=True), Notify(job)]
         if header.start_timeout is not None:
@@ -269,7 +269,7 @@ class Table:
         jobs without GPUs; a job that lacks only CPUs does.
         """
         for with_gpus in (True, False):
-            queue = self._waiting[with_gpus]
+            queue = self._queues[with_gpus]
             while queue and queue[0].state is not State.QUEUED:
                 queue.popleft()
             if not queue:
@@ -285,7 +285,7 @@ class Table:
 
     def first_queued(self, count: int) -> Iterator[Job]:
         """Yield the first *count* jobs of each queue."""
-        for queue in self._waiting.values():
+        for queue in self._queues.values():
             for job in itertools.islice(queue, count):
                 if job.state is State.QUEUED:
                     yield job
@@ -308,7 +308,7 @@ class Table:
 
     def start(self, job: Job, executor: str, now: float) -> list[Action]:
         """Start *job*, which has its slots, as the process *executor*."""
-        self._queued -= 1
+        self._queued_count -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
         line = {"was": "started", "name": job.name, "executor": executor, "at": now}
@@ -337,10 +337,10 @@ class Table:
 
     def requeue(self, job: Job, message: str) -> list[Action]:
         """Put *job*, which has no process, back at the head of its queue."""
-        self._queued += job.state is State.RUNNING
+        self._queued_count += job.state is State.RUNNING
         self._release(job)
         job.state, job.executor, job.message = State.QUEUED, "", message
-        self._waiting[job.need.gpus > 0].appendleft(job)
+        self._queues[job.need.gpus > 0].appendleft(job)
         return [Notify(job)]
 
     def record_exit(
@@ -404,7 +404,7 @@ class Table:
     def forget_expired(self, now: float) -> list[Action]:
         """Forget jobs that ended long ago."""
         actions: list[Action] = []
-        for job in [*self._ended.values()]:
+        for job in [*self._ended_jobs.values()]:
             if job.ended < now - self._kept_s:
                 actions += self._forget(job)
         return actions
@@ -422,16 +422,16 @@ class Table:
         job.reason, job.message, job.body, job.header = reason, message, b"", None
         if job.stopping is Stop.DELETED:
             return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
-        self._ended[job.name] = job
+        self._ended_jobs[job.name] = job
         actions: list[Action] = [Record(ended_line(job)), Notify(job)]
-        if len(self._ended) > ENDED_JOBS_KEPT:
-            actions += self._forget(next(iter(self._ended.values())))
+        if len(self._ended_jobs) > ENDED_JOBS_KEPT:
+            actions += self._forget(next(iter(self._ended_jobs.values())))
         return actions
 
     def _forget(self, job: Job) -> list[Action]:
         """Forget an ended job; its log stays."""
         job.state = State.GONE
-        del self.jobs[job.name], self._ended[job.name]
+        del self.jobs[job.name], self._ended_jobs[job.name]
         return [Record({"was": "forgotten", "name": job.name}), Notify(job)]
 
     def _remove(self, job: Job) -> list[Action]:
@@ -439,11 +439,11 @@ class Table:
             self._leave_queue(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
-        self._ended.pop(job.name, None)
+        self._ended_jobs.pop(job.name, None)
         return [Notify(job), RemoveLog(job.name)]
 
     def _leave_queue(self, job: Job) -> None:
-        self._queued -= 1
+        self._queued_count -= 1
         job.state = State.GONE  # `take_next` drops the job from its queue
 
     def _release(self, job: Job) -> None:
@@ -504,7 +504,7 @@ class Table:
             elif job.ended < now - self._kept_s:
                 del self.jobs[job.name]
             else:
-                self._ended[job.name] = job
+                self._ended_jobs[job.name] = job
         return [name for name in dropped if name not in self.jobs]
 
     def lines(self) -> Iterator[Mapping[str, Any]]:

@@ -83,7 +83,7 @@ class Parent:
         self.pid = pid
         self.ready = False
         self.status: int | None = None
-        self.used = time.monotonic()
+        self.last_used_at = time.monotonic()
         self.dismissed_at = 0.0
         self.log_offset = 0
         self._sock = sock
@@ -95,7 +95,7 @@ class Parent:
         self._serial_by_job: dict[Job, int] = {}
         self._serial_by_pid: dict[int, int] = {}
         self._ending: dict[int, _EndingJob] = {}
-        self._orphans: dict[int, frozenset[str]] = {}
+        self._orphan_owners: dict[int, frozenset[str]] = {}
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -119,7 +119,7 @@ class Parent:
     def start(self, job: Job, fields: Mapping[str, Any]) -> None:
         """Fork a process for *job*; *fields* are the supervisor's part of the job's message."""
         self._last_serial += 1
-        self.used = time.monotonic()
+        self.last_used_at = time.monotonic()
         self._jobs[self._last_serial] = job
         self._serial_by_job[job] = self._last_serial
         message = _dumps(fields).encode() + b"\n" + job.body
@@ -206,7 +206,7 @@ class Parent:
 
     def _on_exit(self, serial: int, pid: int, status: int) -> None:
         self._serial_by_pid.pop(pid, None)
-        self._orphans.pop(pid, None)
+        self._orphan_owners.pop(pid, None)
         if (job := self._jobs.pop(serial, None)) is not None:
             self._ending[serial] = _EndingJob(job, pid, status, time.monotonic() + PATIENCE_S)
 
@@ -239,10 +239,10 @@ class Parent:
         if directory == self._directory:
             if executor == NOBODY:
                 return None
-            owners = self._orphans[pid] = frozenset({executor})
+            owners = self._orphan_owners[pid] = frozenset({executor})
             return owners
-        if pid in self._orphans:  # the process has removed its mark, or is ending
-            return self._orphans[pid]
+        if pid in self._orphan_owners:  # the process has removed its mark, or is ending
+            return self._orphan_owners[pid]
         try:
             session = os.getsid(pid)
         except OSError:
@@ -253,7 +253,7 @@ class Parent:
             if session == ending.pid:
                 return frozenset({ending.job.executor})
         # Each job that runs now may have started it, so kill it when the last of these jobs ends.
-        owners = self._orphans[pid] = frozenset(job.executor for job in self.jobs)
+        owners = self._orphan_owners[pid] = frozenset(job.executor for job in self.jobs)
         return owners
 
 
@@ -331,13 +331,13 @@ class Sweeper:
     """
 
     def __init__(self, trash: Path, spares_folder: Path) -> None:
-        self.helpers: set[int] = set()
+        self.helper_pids: set[int] = set()
         self.keeps_spares = spares.can_keep(str(spares_folder))
         self._sweeping_pid = 0
         self._trash = str(trash)
         self._spares_folder = str(spares_folder)
         self._spares_by_project: dict[str, list[_Spare]] = {}
-        self._unremoved = [entry.path for entry in os.scandir(trash)]
+        self._trashed_folders = [entry.path for entry in os.scandir(trash)]
 
     @property
     def next_drop_at(self) -> float:
@@ -414,24 +414,24 @@ class Sweeper:
         trashed = f"{self._trash}/{os.urandom(8).hex()}"
         with contextlib.suppress(OSError):
             os.rename(folder, trashed)
-            self._unremoved.append(trashed)
+            self._trashed_folders.append(trashed)
 
     def sweep(self) -> None:
         """Start a helper that removes the waiting folders, unless one runs."""
-        if self._unremoved and self._sweeping_pid not in self.helpers:
+        if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
             with contextlib.suppress(OSError):  # no process available: next time
-                self._sweeping_pid = processes.remove_in_background(self._unremoved)
-                self.helpers.add(self._sweeping_pid)
-                self._unremoved = []
+                self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
+                self.helper_pids.add(self._sweeping_pid)
+                self._trashed_folders = []
 
     def run_in_helper(self, work: Callable[[], object]) -> None:
         """Run *work* in a helper process."""
         with contextlib.suppress(OSError):  # no process available: next time
-            self.helpers.add(processes.run_in_background(work))
+            self.helper_pids.add(processes.run_in_background(work))
 
-    def forget_helper(self, pid: int) -> None:
+    def note_child_end(self, pid: int) -> None:
         """Note that a child of the supervisor has ended, which may be a helper."""
-        self.helpers.discard(pid)
+        self.helper_pids.discard(pid)
 
 
 SPARE_PARENTS = 4
@@ -451,7 +451,7 @@ _PASSED_VARIABLES = (
 )
 _SOCKET_FD = 3
 
-_OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
+_OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
 """Matches output directories that kinetic named; kinetic never removes the user's own."""
 
 
@@ -476,8 +476,8 @@ class Parents:
         self._parent_by_job: dict[Job, Parent] = {}
         self._dismissed: list[Parent] = []
         self._ended: dict[str, Job] = {}
-        self._outputs: dict[Job, str] = {}
-        self._writers: Counter[str] = Counter()
+        self._output_folders: dict[Job, str] = {}
+        self._jobs_by_output_folder: Counter[str] = Counter()
 
     def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
         """Give *job* to its parent, and return the parent, which may be new.
@@ -550,22 +550,22 @@ class Parents:
 
         The supervisor does both, so that it never removes a batch's directory under a new job.
         """
-        if _OUTPUTS.fullmatch(folder):
-            self._outputs[job] = folder
-            self._writers[folder] += 1
+        if _OUTPUT_FOLDER.fullmatch(folder):
+            self._output_folders[job] = folder
+            self._jobs_by_output_folder[folder] += 1
             with contextlib.suppress(OSError):  # the job reports the error
                 private.make_folder(folder)
 
     def _drop_outputs(self, job: Job) -> None:
         """Remove the output directory of *job*, and that of its batch, if they are empty."""
-        folder = self._outputs.pop(job, None)
+        folder = self._output_folders.pop(job, None)
         if folder is None:
             return
-        self._writers[folder] -= 1
-        if self._writers[folder]:  # the next attempt uses the folder
+        self._jobs_by_output_folder[folder] -= 1
+        if self._jobs_by_output_folder[folder]:  # the next attempt uses the folder
             return
-        del self._writers[folder]
-        matched = _OUTPUTS.fullmatch(folder)
+        del self._jobs_by_output_folder[folder]
+        matched = _OUTPUT_FOLDER.fullmatch(folder)
         with contextlib.suppress(OSError):  # the folder isn't empty
             os.rmdir(folder)
             if matched is not None and matched[2]:
@@ -580,7 +580,7 @@ class Parents:
         if len(self._parents) <= SPARE_PARENTS:
             return []
         free = [parent for parent in self._parents.values() if not parent.jobs]
-        return sorted(free, key=lambda parent: parent.used)[:-SPARE_PARENTS]
+        return sorted(free, key=lambda parent: parent.last_used_at)[:-SPARE_PARENTS]
 
     def dismiss(self, parent: Parent) -> None:
         """Disconnect *parent*, which then ends its jobs and itself, if it hasn't ended."""
@@ -611,7 +611,7 @@ class Parents:
         neither a parent nor a helper must be killed.
         """
         self._reap_children()
-        own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helpers
+        own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helper_pids
         try:
             orphans = [pid for pid in children() if pid not in own_pids]
         except OSError:  # no descriptor is free for the list: try again next time
@@ -658,7 +658,7 @@ class Parents:
                 return
             if pid == 0:
                 return
-            self._sweeper.forget_helper(pid)
+            self._sweeper.note_child_end(pid)
             for parent in self._running_parents():
                 if parent.pid == pid:
                     parent.status = os.waitstatus_to_exitcode(status)

@@ -202,7 +202,7 @@ class Supervisor:
         self._timers = Timers()
         self._selector = selectors.DefaultSelector()
         self._owners: dict[int, Owner] = {}
-        self._orphans: dict[Job, JobHeader] = {}
+        self._orphan_headers: dict[Job, JobHeader] = {}
         self._flushing: set[Parent] = set()
         self._blocked_channels: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
@@ -210,7 +210,7 @@ class Supervisor:
         self._swept_at = time.monotonic()
         self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
-        self._reported_at = 0.0
+        self._waits_reported_at = 0.0
         self._start_again_at = 0.0
         self._stop_requested = False
         self._ending = False
@@ -338,8 +338,8 @@ class Supervisor:
         if self._parents.has_dismissed:
             self._reap()
         is_paused = now < self._start_again_at
-        if self._table.queued and not is_paused and now >= self._reported_at + QUEUED_S:
-            self._reported_at = now
+        if self._table.queued and not is_paused and now >= self._waits_reported_at + QUEUED_S:
+            self._waits_reported_at = now
             self._perform(self._table.report_waiting(time.time()))
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
@@ -396,7 +396,7 @@ class Supervisor:
     def _orphan(self, job: Job) -> None:
         """End *job*, whose only client has ended, and remove its objects afterwards."""
         if job.header is not None:  # otherwise the job has just ended
-            self._orphans[job] = job.header
+            self._orphan_headers[job] = job.header
         self._disown(job)
         self._delete(job)
 
@@ -460,7 +460,7 @@ class Supervisor:
                 case Notify(job):
                     if job.state in (State.ENDED, State.GONE):
                         self._disown(job)
-                    if job.state is State.GONE and (header := self._orphans.pop(job, None)):
+                    if job.state is State.GONE and (header := self._orphan_headers.pop(job, None)):
                         _remove_objects(header)
                     self._server.notify(job)
                 case Start(job):
@@ -542,7 +542,7 @@ class Supervisor:
 
     def _select_timeout(self) -> float | None:
         now = time.monotonic()
-        moments = [self._reported_at + QUEUED_S] if self._table.queued else []
+        moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
         moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.next_drop_at]
         moments += [self._start_again_at] if now < self._start_again_at else []
         if (next_timer := self._timers.first) is not None:

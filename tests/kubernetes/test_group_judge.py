@@ -138,19 +138,24 @@ def test_when_the_first_host_ends_it_is_over_for_the_reason_of_the_one_that_fail
 
 def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> None:
     second = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:01:00Z")
-    found = observed(second, gone=[ALL[0]])
+    found = observed(second, deleted_pods=[ALL[0]])
     assert (found.phase, found.executor) == (Phase.ENDED, "pod-0a")
 
 
 def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
-    for seen in (group(*ALL, of=going), JobFacts(pods=ALL, earlier=the_set(), name="grp-1-7-2")):
+    for seen in (
+        group(*ALL, of=going),
+        JobFacts(pods=ALL, deleted_job=the_set(), name="grp-1-7-2"),
+    ):
         found = observe(seen)
         assert (found.phase, found.executor) == (Phase.RUNNING, "pod-0a")
         assert ended_processes(seen, judge_group(seen)) == {"set-a"}
-    nothing = observe(JobFacts(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
+    nothing = observe(
+        JobFacts(deleted_job=the_set(), deleted_pods=[host(0, ended(0), phase="Succeeded")])
+    )
     assert brief(nothing) == (Phase.GONE, "pod-0a", None)
-    assert observe(JobFacts(earlier=the_set())).phase is Phase.GONE
+    assert observe(JobFacts(deleted_job=the_set())).phase is Phase.GONE
 
 
 def test_what_a_client_has_ended_says_why() -> None:
@@ -166,13 +171,13 @@ def test_what_was_deleted_before_it_ran_is_explained_by_its_set_a_moment_later()
     going = waiting(0)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:02:00Z"
     assert observed(going).phase is Phase.PENDING
-    assert observed(gone=[going]).phase is Phase.PENDING
+    assert observed(deleted_pods=[going]).phase is Phase.PENDING
     end = End(reason=Reason.UNSCHEDULABLE, message="too large")
     made = the_set(annotations={ENDED: end.to_text()})
-    found = observed(of=made, gone=[going])
+    found = observed(of=made, deleted_pods=[going])
     assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
     again = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:03:00Z")
-    assert brief(observed(again, gone=[going])) == (Phase.RUNNING, "pod-0b", None)
+    assert brief(observed(again, deleted_pods=[going])) == (Phase.RUNNING, "pod-0b", None)
 
 
 def test_a_set_that_failed_without_pods_says_what_it_says() -> None:

@@ -22,7 +22,7 @@ def check_any_order(facts: JobFacts) -> None:
     verdict = judge(facts)
     twice = [one for event in facts.events for one in (event, copy.deepcopy(event))]
     for other in (
-        replace(facts, pods=[*reversed(facts.pods)], gone=[*reversed(facts.gone)]),
+        replace(facts, pods=[*reversed(facts.pods)], deleted_pods=[*reversed(facts.deleted_pods)]),
         replace(facts, events=twice),
         replace(facts, nodes=facts.nodes and [*reversed(facts.nodes)]),
     ):

@@ -21,7 +21,7 @@ from kinetic.aio.infra.setup import Setup
 from kinetic.aio.infra.site import Site
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access
-from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.manifests import COMPUTE_CLASS, MANAGED, NAME
 from kinetic.aio.kubernetes.reflector import list_all
 from kinetic.aio.kubernetes.secrets import SUBMISSION
@@ -288,7 +288,7 @@ async def _queues(api: Api, site: Site, root: str, reader: _Reader) -> tuple[Que
     found: list[Queue] = []
     for kind, queues in (("LocalQueue", local), ("ClusterQueue", shared)):
         for document in queues.items if queues else ():
-            status = part(document, "status")
+            status = get_dict(document, "status")
             queue = Queue(
                 kind=kind,
                 name=str(document["metadata"]["name"]),
@@ -325,7 +325,7 @@ def _count_nodes(
     names = {
         str(node["metadata"]["name"])
         for node in cluster_state.nodes
-        if part(node["metadata"], "labels").get(label) == value
+        if get_dict(node["metadata"], "labels").get(label) == value
     }
     if cluster_state.pods is None:
         return len(names), None
@@ -335,11 +335,11 @@ def _count_nodes(
 
 
 def _node_name(pod: Document) -> str:
-    return str(part(pod, "spec").get("nodeName") or "")
+    return str(get_dict(pod, "spec").get("nodeName") or "")
 
 
 def _phase(pod: Document) -> str:
-    return str(part(pod, "status").get("phase") or "")
+    return str(get_dict(pod, "status").get("phase") or "")
 
 
 def _list_work(pods: Sequence[Document]) -> tuple[Work, ...]:
@@ -347,7 +347,7 @@ def _list_work(pods: Sequence[Document]) -> tuple[Work, ...]:
     running, waiting = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for pod in pods:
         metadata: Document = pod["metadata"]
-        labels, annotations = part(metadata, "labels"), part(metadata, "annotations")
+        labels, annotations = get_dict(metadata, "labels"), get_dict(metadata, "annotations")
         name = str(labels.get(SUBMISSION) or annotations.get(NAME) or metadata["name"])
         key = (name, str(metadata.get("namespace") or ""), str(labels.get(USER) or ""))
         running[key] += _phase(pod) == "Running"

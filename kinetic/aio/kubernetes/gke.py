@@ -14,7 +14,7 @@ from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.compute_classes import ComputeClasses
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.diagnosis.judge import refused_request
 from kinetic.aio.kubernetes.logs import job_log
 from kinetic.aio.kubernetes.manifests import (
@@ -133,7 +133,7 @@ async def _create_or_get(
             existing = await api.call("GET", f"{paths.jobs}/{name}")
         except NotFound:
             continue
-        if not part(existing, "metadata").get("deletionTimestamp"):
+        if not get_dict(existing, "metadata").get("deletionTimestamp"):
             return existing, False
         if loop.time() > deadline:
             raise Unavailable(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, get_dict, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -259,17 +259,17 @@ class _AttemptView:
         pods = self._pods_of(None)
         if (hosts := self.hosts) > 1:  # their pods are made one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
-        numbered = any(ATTEMPT in part(part(pod, "metadata"), "labels") for pod in pods)
+        numbered = any(ATTEMPT in get_dict(get_dict(pod, "metadata"), "labels") for pod in pods)
         return numbered or all(_has_ended(job) for job in self._jobs.values())
 
     @property
     def hosts(self) -> int:
         """How many pods of the attempt run at once."""
         all_annotations = [
-            part(part(job, "metadata"), "annotations") for job in self._jobs.values()
+            get_dict(get_dict(job, "metadata"), "annotations") for job in self._jobs.values()
         ]
         all_annotations += [
-            part(part(pod, "metadata"), "annotations") for pod in self._pods_of(None)
+            get_dict(get_dict(pod, "metadata"), "annotations") for pod in self._pods_of(None)
         ]
         return max((int(annotations.get(HOSTS) or 1) for annotations in all_annotations), default=1)
 
@@ -310,7 +310,7 @@ class _AttemptView:
                 tail = None
 
     def _source(self, pod: Document) -> Source:
-        pod_uid, name = uid(pod), part(pod, "metadata").get("name")
+        pod_uid, name = uid(pod), get_dict(pod, "metadata").get("name")
         names = [program.name for program in Pod(pod).programs]
 
         def ended() -> bool:
@@ -334,7 +334,7 @@ def _has_started(pod: Document) -> bool:
     """Return whether the pod's program has started, so that the pod has a log."""
     programs = Pod(pod).programs
     return any(
-        program.state("running") is not None or program.ended is not None for program in programs
+        program.state("running") is not None or program.last_end is not None for program in programs
     )
 
 

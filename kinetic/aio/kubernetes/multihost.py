@@ -17,11 +17,18 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Diagnosis,
     State,
     describe,
-    ended,
-    running,
-    waiting,
+    ended_state,
+    running_state,
+    waiting_state,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    age,
+    condition,
+    get_dict,
+    get_list,
+    uid,
+)
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.judge import pod_state, why_no_pod
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
@@ -48,14 +55,14 @@ class _End:
 
 def host_of(pod: Document) -> int | None:
     """Return the number of the host that *pod* is; None if the pod has no number."""
-    text = str(part(part(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
+    text = str(get_dict(get_dict(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
 def observation_of(facts: JobFacts, verdict: Diagnosis) -> Observation:
     """Return the observation of the attempt that the set in *facts* runs."""
     no_document: Document = {}
-    job = facts.current_or_last_job or next(iter((*facts.pods, *facts.gone)), no_document)
+    job = facts.current_or_last_job or next(iter((*facts.pods, *facts.deleted_pods)), no_document)
     (observation,) = observations(JobFacts(job=job, name=facts.job_name), verdict)
     return observation
 
@@ -66,7 +73,7 @@ def ended_processes(facts: JobFacts, verdict: Diagnosis) -> frozenset[str]:
     The pod of *verdict* isn't among them. After each such end, the store may have an outcome.
     """
     uids = {end.pod for end in _ends(facts) if end.ran}
-    if facts.is_gone_or_deleting and facts.alive:
+    if facts.is_gone_or_deleting and facts.live_pods:
         uids.add(uid(facts.current_or_last_job) or facts.job_name)
     return frozenset(uids - {verdict.executor})
 
@@ -77,12 +84,12 @@ def judge_group(facts: JobFacts) -> Diagnosis:
 
 
 def _group_state(facts: JobFacts) -> State:
-    alive, ends = facts.alive, _ends(facts)
+    alive, ends = facts.live_pods, _ends(facts)
     ran = any(Pod(pod).ran for pod in facts.every_pod)
     if (end := End.from_job(facts.current_or_last_job)) is not None and not ran:
         # The message has the advice.
         end_cause = Cause(summary=end.message, reason=end.reason, advice="")
-        return waiting(end_cause) if alive else ended(end_cause)
+        return waiting_state(end_cause) if alive else ended_state(end_cause)
     leaders = [
         pod for pod in facts.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
     ]
@@ -99,12 +106,12 @@ def _group_state(facts: JobFacts) -> State:
         return _unfinished_state(facts, alive, leader, cause)
     if facts.job is None:
         deleted = Cause(summary="the set of its pods was deleted")
-        state = cause or ended(deleted, status=JobStatus.NOT_FOUND)
+        state = cause or ended_state(deleted, status=JobStatus.NOT_FOUND)
         return replace(state, phase=Phase.GONE)
     if (failed_condition := condition(facts.job, "Failed")) is not None:
         message = str(failed_condition.get("message") or "the set failed")
-        return cause or ended(Cause(summary=message, reason=Reason.LOST))
-    return waiting(why_no_pod(facts))
+        return cause or ended_state(Cause(summary=message, reason=Reason.LOST))
+    return waiting_state(why_no_pod(facts))
 
 
 def _was_deleted_unstarted(pod: Document) -> bool:
@@ -137,20 +144,22 @@ def _ends(facts: JobFacts) -> list[_End]:
 
 def _pod_at_first_end(pod: Document) -> Document | None:
     """If a container was restarted, return the pod at the time of the container's first end."""
-    statuses = parts(part(pod, "status"), "containerStatuses")
+    statuses = get_list(get_dict(pod, "status"), "containerStatuses")
     if not any(status.get("restartCount") for status in statuses):
         return None
     ends: list[dict[str, Any]] = [
         {**status, "state": status.get("lastState") or status.get("state")} for status in statuses
     ]
-    codes = [part(part(end, "state"), "terminated").get("exitCode") for end in ends]
+    codes = [get_dict(get_dict(end, "state"), "terminated").get("exitCode") for end in ends]
     phase = "Failed" if any(codes) else "Succeeded"
     return {**pod, "status": {**pod["status"], "phase": phase, "containerStatuses": ends}}
 
 
 def _end_time(pod: Document) -> str:
-    statuses = parts(part(pod, "status"), "containerStatuses")
-    times = (part(part(status, "state"), "terminated").get("finishedAt") for status in statuses)
+    statuses = get_list(get_dict(pod, "status"), "containerStatuses")
+    times = (
+        get_dict(get_dict(status, "state"), "terminated").get("finishedAt") for status in statuses
+    )
     return str(next((finished for finished in times if finished), ""))
 
 
@@ -162,7 +171,7 @@ def _first_failure(facts: JobFacts, ends: Sequence[_End]) -> State | None:
     if not primary:
         return None
     first = primary[0]
-    hosts = part(part(facts.current_or_last_job, "metadata"), "annotations").get(HOSTS)
+    hosts = get_dict(get_dict(facts.current_or_last_job, "metadata"), "annotations").get(HOSTS)
     if hosts == "1":
         return first.state
     host = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
@@ -186,7 +195,7 @@ def _unfinished_state(
         state = replace(pod_state(Pod(leaders[0], facts)), executor=uid(leader))
     else:
         started = any(Pod(pod).ran for pod in alive)
-        state = (running if started else waiting)(
+        state = (running_state if started else waiting_state)(
             Cause(summary="the first host's pod is not there")
         )
     if facts.is_gone_or_deleting:
@@ -226,8 +235,8 @@ class GroupTable(Table):
         self._hinted: dict[str, frozenset[str]] = {}
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
-        metadata = part(document, "metadata")
-        labels = part(metadata, "labels")
+        metadata = get_dict(document, "metadata")
+        labels = get_dict(metadata, "labels")
         if pods and self._label and self._label not in labels:
             return ""
         return str((labels.get(JOB) if pods else metadata.get("name")) or "")
@@ -236,7 +245,7 @@ class GroupTable(Table):
         """Return whether the present set of this name made *pod*."""
         current_set = entry.job or entry.facts.current_or_last_job
         lives = [
-            part(part(document, "metadata"), "annotations").get(LIFE)
+            get_dict(get_dict(document, "metadata"), "annotations").get(LIFE)
             for document in (current_set, pod)
         ]
         return not current_set or lives[0] == lives[1]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list, uid
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, LABELS, NAME, other_attempt_name
@@ -41,7 +41,7 @@ class End:
     @staticmethod
     def from_job(job: Document | None) -> End | None:
         """Return the content of the annotation of *job*, if it has one."""
-        text = part(part(job, "metadata"), "annotations").get(ENDED)
+        text = get_dict(get_dict(job, "metadata"), "annotations").get(ENDED)
         if not text:
             return None
         try:
@@ -54,7 +54,7 @@ class End:
 def controller(pod: Document) -> Document:
     """Return the reference to the Job that made *pod*; an orphaned pod has none."""
     no_owner: Document = {}
-    owners = parts(part(pod, "metadata"), "ownerReferences")
+    owners = get_list(get_dict(pod, "metadata"), "ownerReferences")
     return next((owner for owner in owners if owner.get("controller")), no_owner)
 
 
@@ -66,7 +66,7 @@ def judge_job(facts: JobFacts) -> Diagnosis:
         return verdict
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
-    alive = bool(facts.alive)
+    alive = bool(facts.live_pods)
     return replace(
         verdict,
         status=JobStatus.PENDING if alive else JobStatus.FAILED,
@@ -86,8 +86,10 @@ def _has_started(pod: Document) -> bool:
     Only a running state or a start time proves this: a kubelet may also report an unknown end of
     a program that never ran.
     """
-    states = [part(program.status, "state") for program in Pod(pod).programs]
-    return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
+    states = [get_dict(program.status, "state") for program in Pod(pod).programs]
+    return any(
+        "running" in state or get_dict(state, "terminated").get("startedAt") for state in states
+    )
 
 
 def has_job_ended(facts: JobFacts, verdict: Diagnosis) -> bool:
@@ -111,9 +113,9 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     The Job replaces a pod that was disrupted. The new pod's annotations give the number
     of its attempt. The observation has the job's name and labels, with that number.
     """
-    metadata = _job_metadata((facts.current_or_last_job, *facts.pods, *facts.gone))
+    metadata = _job_metadata((facts.current_or_last_job, *facts.pods, *facts.deleted_pods))
     labels = _labels(metadata)
-    name = str(part(metadata, "annotations").get(NAME) or facts.job_name)
+    name = str(get_dict(metadata, "annotations").get(NAME) or facts.job_name)
     first = _parse_number(labels.get(ATTEMPT))
     is_final = _is_last(facts, verdict)
     if first is None:
@@ -138,8 +140,8 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
 
 def name_of(document: Document) -> str:
     """Return the name of the attempt that a Job was made for, or that a pod runs."""
-    metadata = part(document, "metadata")
-    name = str(part(metadata, "annotations").get(NAME) or metadata.get("name") or "")
+    metadata = get_dict(document, "metadata")
+    name = str(get_dict(metadata, "annotations").get(NAME) or metadata.get("name") or "")
     first = _parse_number(_labels(metadata).get(ATTEMPT))
     if first is None:
         return name
@@ -152,7 +154,7 @@ def _parse_number(text: str | None) -> int | None:
 
 def _failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
-    annotations = part(part(pod, "metadata"), "annotations")
+    annotations = get_dict(get_dict(pod, "metadata"), "annotations")
     return sum(_parse_number(str(annotations.get(key))) or 0 for key in _COUNTS)
 
 
@@ -162,7 +164,7 @@ def _current_attempt(
     """Return the number of the attempt that *verdict*, on the whole Job, is about."""
     if not pods:
         return first
-    if verdict.phase is Phase.PENDING and not facts.alive:
+    if verdict.phase is Phase.PENDING and not facts.live_pods:
         return max(pods) + 1  # the Job is about to create its pod
     matching = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
     return next(matching, max(pods))
@@ -196,13 +198,13 @@ def _observation(
 
 def _job_metadata(documents: Iterable[Document]) -> Document:
     """Return the metadata of the first document that has the job's name in an annotation."""
-    candidates = [part(document, "metadata") for document in documents]
-    matching = (metadata for metadata in candidates if NAME in part(metadata, "annotations"))
+    candidates = [get_dict(document, "metadata") for document in documents]
+    matching = (metadata for metadata in candidates if NAME in get_dict(metadata, "annotations"))
     return next(matching, candidates[0] if candidates else {})
 
 
 def _labels(metadata: Document) -> Mapping[str, str]:
-    text = part(metadata, "annotations").get(LABELS)
+    text = get_dict(metadata, "annotations").get(LABELS)
     if text:
         try:
             found: Any = json.loads(str(text))
@@ -210,7 +212,7 @@ def _labels(metadata: Document) -> Mapping[str, str]:
             found = None
         if isinstance(found, dict):
             return cast("dict[str, str]", found)
-    return {key: str(value) for key, value in part(metadata, "labels").items()}
+    return {key: str(value) for key, value in get_dict(metadata, "labels").items()}
 
 
 def never_ran(

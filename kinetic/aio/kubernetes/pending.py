@@ -13,7 +13,7 @@ from absl import logging
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list, uid
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, is_gated
 from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
@@ -24,22 +24,22 @@ from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
 
-GROUP = "kueue.x-k8s.io/pod-group-name"
+POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 """The label with the name of Kueue's Workload, on pods that Kueue holds individually."""
 
 KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 """Versions of Kueue's API, the newest first."""
 
-NODES_S = 60.0
+NODES_REUSED_S = 60.0
 """Seconds for which a list of nodes is reused."""
 
-NODES = 500
+MAX_NODES = 500
 """In a cluster with more nodes, only the scheduler's message explains why a pod waits."""
 
-EVENTS = 100
+MAX_EVENTS = 100
 """The most events that one inquiry reads."""
 
-MOST_REPORTED = 1000
+MAX_REPORTED = 1000
 """How many reports are remembered, so that the log doesn't repeat them."""
 
 
@@ -90,15 +90,15 @@ class Diagnostics:
         self._nodes: list[Document] | None = None
         self._nodes_until = 0.0
         self._unavailable_until: dict[str, float] = {}
-        self._reported: dict[str, None] = {}
+        self._reported_texts: dict[str, None] = {}
 
     def report(self, name: str, verdict: Diagnosis) -> None:
         """Log once what keeps jobs from starting, with the name of the first such job."""
-        if verdict.text in self._reported:
+        if verdict.text in self._reported_texts:
             return
-        if len(self._reported) >= MOST_REPORTED:
-            self._reported.clear()
-        self._reported[verdict.text] = None
+        if len(self._reported_texts) >= MAX_REPORTED:
+            self._reported_texts.clear()
+        self._reported_texts[verdict.text] = None
         if verdict.outlook is Outlook.OPEN:
             logging.info("%s waits: %s", name, verdict.text)
         else:
@@ -106,21 +106,21 @@ class Diagnostics:
 
     async def read_facts(self, entry: Entry) -> JobFacts:
         """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
-        alive = entry.facts.alive
+        alive = entry.facts.live_pods
         verdict = entry.verdict
-        unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
+        unplaced = any(not get_dict(pod, "spec").get("nodeName") for pod in alive)
         needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
-        events = await self._events(entry, alive)
+        events = await self._read_events(entry, alive)
         return JobFacts(
             events=events,
             absent=await self._absent_drivers(events),
-            nodes=await self._all_nodes() if needs_nodes else None,
-            workload=await self._workload(entry.job, alive),
+            nodes=await self._read_nodes() if needs_nodes else None,
+            workload=await self._read_workload(entry.job, alive),
         )
 
     async def end(self, entry: Entry, end: End) -> None:
         """Make Kubernetes end a Job that can't start, with an annotation that says why."""
-        name = str(part(entry.job, "metadata").get("name"))
+        name = str(get_dict(entry.job, "metadata").get("name"))
         metadata = {"uid": uid(entry.job), "annotations": {ENDED: end.to_text()}}
         await self._api.call(
             "PATCH",
@@ -129,7 +129,7 @@ class Diagnostics:
             content_type="application/merge-patch+json",
         )
 
-    async def _events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
+    async def _read_events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
         """Return the events of the job's pod, or of the objects that should have created a pod."""
         selectors = [f"involvedObject.uid={uid(alive[-1]) if alive else uid(entry.job)}"]
         if not alive and (makers := self._makers(entry.name)):
@@ -137,8 +137,8 @@ class Diagnostics:
             selectors = [f"involvedObject.name={name}" for name in names]
         events: list[Document] = []
         for selector in selectors:
-            query = {"fieldSelector": selector, "limit": str(EVENTS)}
-            events += parts(await self._try_get("events", self._paths.events, query), "items")
+            query = {"fieldSelector": selector, "limit": str(MAX_EVENTS)}
+            events += get_list(await self._try_get("events", self._paths.events, query), "items")
         return events
 
     async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
@@ -161,25 +161,29 @@ class Diagnostics:
             logging.info("can't check whether the cluster has the driver %s: %s", driver, exc)
         return False
 
-    async def _all_nodes(self) -> list[Document] | None:
+    async def _read_nodes(self) -> list[Document] | None:
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
-            found = await self._try_get("nodes", self._paths.nodes, {"limit": str(NODES)})
-            is_complete = found is not None and not part(found, "metadata").get("continue")
+            found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})
+            is_complete = found is not None and not get_dict(found, "metadata").get("continue")
             self._nodes = (
-                [_reduce_node(node) for node in parts(found, "items")] if is_complete else None
+                [_reduce_node(node) for node in get_list(found, "items")] if is_complete else None
             )
-            self._nodes_until = now + NODES_S
+            self._nodes_until = now + NODES_REUSED_S
         return self._nodes
 
-    async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
+    async def _read_workload(
+        self, job: Document | None, alive: Sequence[Document]
+    ) -> Document | None:
         """Return Kueue's Workload for the Job, if the Job or its pods wait in a queue of Kueue."""
         suspended = JobFacts(job=job).suspended
         groups = [
-            part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
+            get_dict(get_dict(pod, "metadata"), "labels").get(POD_GROUP)
+            for pod in alive
+            if is_gated(pod)
         ]
         group = next((name for name in groups if name), None)
-        if not (suspended or group) or QUEUE not in part(part(job, "metadata"), "labels"):
+        if not (suspended or group) or QUEUE not in get_dict(get_dict(job, "metadata"), "labels"):
             return None
         query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
         if not suspended:
@@ -188,7 +192,7 @@ class Diagnostics:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
             found = await self._try_get(path, path, query)
             if found is not None:
-                return next(iter(parts(found, "items")), None)
+                return next(iter(get_list(found, "items")), None)
         return None
 
     async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
@@ -220,7 +224,9 @@ def _reduce_node(node: Document) -> Document:
         "status": ("allocatable", "capacity", "conditions"),
     }
     return {
-        section: {key: part(node, section)[key] for key in keys if key in part(node, section)}
+        section: {
+            key: get_dict(node, section)[key] for key in keys if key in get_dict(node, section)
+        }
         for section, keys in kept.items()
     }
 
@@ -228,7 +234,7 @@ def _reduce_node(node: Document) -> Document:
 GROWTH = 4.0
 """The factor between the times of two inquiries about one job."""
 
-SAMPLE = 3
+SAMPLE_SIZE = 3
 """How many jobs to ask about for each reason to wait, because the answers would be alike."""
 
 
@@ -251,13 +257,13 @@ class PendingMonitor:
         self._due.clear()
         waiting = [*self._table.waiting.values()]
         inquiries = Counter(
-            entry.waiting.first_explanation for entry in waiting if entry.waiting.asked
+            entry.waiting.first_explanation for entry in waiting if entry.waiting.inquiry_count
         )
         # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
         final = {
             entry.waiting.first_explanation
             for entry in waiting
-            if entry.waiting.hopeless is not None
+            if entry.waiting.hopeless_since is not None
         }
         for entry in waiting:
             verdict, wait = entry.verdict, entry.waiting
@@ -265,24 +271,24 @@ class PendingMonitor:
                 continue
             wait.since = now if wait.since is None else wait.since
             if verdict.outlook is not Outlook.FINAL:
-                wait.hopeless = None
-            elif wait.hopeless is None:
-                wait.hopeless = now
+                wait.hopeless_since = None
+            elif wait.hopeless_since is None:
+                wait.hopeless_since = now
             patience, waited = self._inquiry.patience, now - wait.since
-            if verdict.reason is not None and (wait.asked or waited >= patience.report_s):
-                self._inquiry.report(entry.current or entry.name, verdict)
+            if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
+                self._inquiry.report(entry.current_attempt or entry.name, verdict)
             end = _decide_end(entry, verdict, now, patience)
             if end is not None and uid(entry.job) not in self._ended:
                 self._due.append((entry, end))
                 continue
             has_obstacle = verdict.reason is not None or not entry.pods
             first_delay = patience.asked_s if has_obstacle else patience.slow_s
-            if waited < first_delay * GROWTH**wait.asked:
+            if waited < first_delay * GROWTH**wait.inquiry_count:
                 continue
-            if wait.asked == 0:
+            if wait.inquiry_count == 0:
                 wait.first_explanation = verdict.text
                 if (
-                    inquiries[wait.first_explanation] >= SAMPLE
+                    inquiries[wait.first_explanation] >= SAMPLE_SIZE
                     and wait.first_explanation not in final
                 ):
                     continue
@@ -296,7 +302,7 @@ class PendingMonitor:
         while True:
             while self._due:
                 entry, end = self._due.popleft()
-                if entry.job is not None and not entry.over:
+                if entry.job is not None and not entry.ended_job_uid:
                     await (self._ask(entry) if end is None else self._end(entry, end))
                     self._changed()
                 await asyncio.sleep(self._inquiry.patience.pause_s)
@@ -304,24 +310,26 @@ class PendingMonitor:
             await self._has_work.wait()
 
     async def _ask(self, entry: Entry) -> None:
-        entry.waiting.asked += 1
+        entry.waiting.inquiry_count += 1
         self._table.learn(entry.name, await self._inquiry.read_facts(entry))
 
     async def _end(self, entry: Entry, end: End) -> None:
         # End the Job only once: the watch shows its end later, and may show other changes first.
         self._ended.add(uid(entry.job))
-        logging.warning("%s is ended, because it can't start: %s", entry.current, end.message)
+        logging.warning(
+            "%s is ended, because it can't start: %s", entry.current_attempt, end.message
+        )
         try:
             await self._inquiry.end(entry, end)
         except BackendError as exc:
-            logging.warning("%s can't start, and can't be ended: %s", entry.current, exc)
+            logging.warning("%s can't start, and can't be ended: %s", entry.current_attempt, exc)
 
 
 def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
     """Return why to end a job that waits; None while it may keep waiting. No I/O."""
     wait = entry.waiting
     waited = 0.0 if wait.since is None else now - wait.since
-    text = part(part(entry.job, "metadata"), "annotations").get(START_TIMEOUT)
+    text = get_dict(get_dict(entry.job, "metadata"), "annotations").get(START_TIMEOUT)
     if text is not None and waited >= max(limit := float(text), patience.least_s):
         message = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
         return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=message)
@@ -331,6 +339,6 @@ def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience
             "making it, or its batch was over; submit it again"
         )
         return End(reason=Reason.SETUP, message=message)
-    if wait.hopeless is not None and now - wait.hopeless >= patience.hopeless_s:
+    if wait.hopeless_since is not None and now - wait.hopeless_since >= patience.hopeless_s:
         return End(reason=verdict.reason or Reason.SETUP, message=verdict.text)
     return None

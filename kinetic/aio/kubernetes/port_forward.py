@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -58,9 +58,9 @@ def _find_running_pod(pods: Sequence[Document], name: str, host: int) -> str | N
     """Return the name of the running pod of *host*: the newest, if it replaced others."""
     candidates = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
     running = [
-        part(pod, "metadata")
+        get_dict(pod, "metadata")
         for pod in candidates
-        if not Pod(pod).ended and part(pod, "status").get("phase") == "Running"
+        if not Pod(pod).ended and get_dict(pod, "status").get("phase") == "Running"
     ]
     newest = max(running, key=lambda metadata: str(metadata.get("creationTimestamp")), default=None)
     return None if newest is None else str(newest.get("name"))

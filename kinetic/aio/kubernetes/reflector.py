@@ -15,7 +15,7 @@ from kinetic._tasks import all_or_none
 from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing_pauses
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.trimming import trim
 from kinetic.errors import Expired, Throttled, Unavailable
@@ -125,7 +125,7 @@ async def _read_pages(api: Api, path: str, selector: str, page: int) -> Listed:
     while True:
         answer = await api.call("GET", path, query=query)
         items += (trim(item) for item in answer.get("items") or ())
-        metadata = part(answer, "metadata")
+        metadata = get_dict(answer, "metadata")
         if not (continue_token := str(metadata.get("continue") or "")):
             return Listed(items=items, version=_resource_version(answer))
         query["continue"] = continue_token
@@ -196,11 +196,11 @@ async def _events(
                     retryable=True,
                 )
             if event.get("type") == "ERROR":
-                status = part(event, "object")
+                status = get_dict(event, "object")
                 message = status.get("message") or status.get("reason") or "no reason given"
                 raise Expired(f"watching {path}: {message}")
             yield event
 
 
 def _resource_version(document: Document) -> str:
-    return str(part(document, "metadata").get("resourceVersion") or "")
+    return str(get_dict(document, "metadata").get("resourceVersion") or "")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kinetic._tasks import for_each
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 from kinetic.aio.kubernetes.manifests import (
     LABEL,
     LIMIT,
@@ -58,8 +58,11 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
     A client creates a single job's Secret right after the job. If the client dies in between, the
     Secret never exists.
     """
-    metadata = part(job, "metadata")
-    job_names = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
+    metadata = get_dict(job, "metadata")
+    job_names = (
+        get_dict(metadata, "annotations").get(NAME),
+        get_dict(metadata, "labels").get(SUBMISSION),
+    )
     own_secrets = (object_name(str(job_name), longest=LABEL) for job_name in job_names if job_name)
     return missing if missing in own_secrets else ""
 
@@ -147,8 +150,8 @@ class Secrets:
         await self._wait_for_creation(name)
         path = self._path(object_name(name, longest=LABEL))
         try:
-            metadata = part(await self._api.call("GET", path), "metadata")
-            if int(part(metadata, "annotations").get(FENCE) or 0) > fence:
+            metadata = get_dict(await self._api.call("GET", path), "metadata")
+            if int(get_dict(metadata, "annotations").get(FENCE) or 0) > fence:
                 return
             preconditions = {key: metadata[key] for key in ("uid", "resourceVersion")}
             await self._api.call("DELETE", path, body={"preconditions": preconditions})
@@ -184,8 +187,10 @@ class Secrets:
         manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
 
         async def check_owner() -> bool:
-            existing = part(await self._read(name), "metadata")
-            owners = {str(reference.get("uid")) for reference in parts(existing, "ownerReferences")}
+            existing = get_dict(await self._read(name), "metadata")
+            owners = {
+                str(reference.get("uid")) for reference in get_list(existing, "ownerReferences")
+            }
             if owners == {str(owner["metadata"]["uid"])}:
                 return True
             # The Secret belongs to an earlier Job of this name. Kubernetes will delete it soon.
@@ -214,10 +219,10 @@ class Secrets:
 
         async def mark() -> bool:
             existing = await self._read(name)
-            known_annotations = part(part(existing, "metadata"), "annotations")
+            known_annotations = get_dict(get_dict(existing, "metadata"), "annotations")
             if int(known_annotations.get(FENCE) or 0) < fence:
                 annotations = {**known_annotations, FENCE: str(fence)}
-                metadata = {**part(existing, "metadata"), "annotations": annotations}
+                metadata = {**get_dict(existing, "metadata"), "annotations": annotations}
                 body = {**existing, "metadata": metadata}
                 await self._api.call("PUT", self._path(name), body=body)
             return True
@@ -278,7 +283,7 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
 
 
 def _decode_field(secret: Document, field: str) -> bytes:
-    return base64.b64decode(str(part(secret, "data").get(field) or ""))
+    return base64.b64decode(str(get_dict(secret, "data").get(field) or ""))
 
 
 def _decode_root_key(secret: Document) -> bytes:
@@ -287,7 +292,7 @@ def _decode_root_key(secret: Document) -> bytes:
     except binascii.Error:
         key = b""
     if len(key) != ROOT_BYTES:
-        namespace = part(secret, "metadata").get("namespace")
+        namespace = get_dict(secret, "metadata").get("namespace")
         raise ConfigurationError(
             f"Secret {ROOT_KEY!r} in namespace {namespace!r} holds no key of {ROOT_BYTES} bytes: "
             "restore the earlier key, or delete the Secret to have another one created; results "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, get_dict, get_list, uid
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
@@ -25,36 +25,37 @@ from kinetic.aio.ports import Observation, Phase
 class Waiting:
     """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
-    ``since`` is when the job was first seen to wait, ``hopeless`` when it first seemed unable to
-    ever start. ``asked`` counts the inquiries about the job, and ``first_explanation`` is
-    its explanation before the first inquiry.
+    ``since`` is when the job was first seen to wait, and ``hopeless_since`` when the diagnosis
+    first said that it can never start. ``inquiry_count`` counts the inquiries about the job.
+    ``first_explanation`` is the diagnosis before the first inquiry.
     """
 
-    __slots__ = ("asked", "first_explanation", "hopeless", "since")
+    __slots__ = ("first_explanation", "hopeless_since", "inquiry_count", "since")
 
     def __init__(self) -> None:
         self.since: float | None = None
-        self.hopeless: float | None = None
-        self.asked = 0
+        self.hopeless_since: float | None = None
+        self.inquiry_count = 0
         self.first_explanation = ""
 
 
 class Entry:
     """The documents of one name: the present Job of this name, and the pods of this Job.
 
-    ``over`` is the uid of an ended Job, whose documents were dropped: only its deletion still
-    matters. ``reported`` has the last observation that clients got of each of the Job's attempts,
-    ``current`` is the name of the last attempt. ``answers`` are those to inquiries about the Job;
-    ``facts`` has them and the documents, also of deleted objects.
+    ``ended_job_uid`` is empty until the Job has ended; then its documents are dropped, because
+    only its deletion still matters. ``reported`` maps the name of each attempt to the last
+    observation that clients got of it, and ``current_attempt`` is the name of the last attempt.
+    ``answers`` has what inquiries about the Job returned. ``facts`` combines the answers with the
+    documents, also those of deleted objects.
     """
 
     __slots__ = (
         "answers",
-        "current",
+        "current_attempt",
+        "ended_job_uid",
         "facts",
         "job",
         "name",
-        "over",
         "pods",
         "reported",
         "verdict",
@@ -66,14 +67,14 @@ class Entry:
         self.job: Document | None = None
         self.pods: dict[str, Document] = {}
         self.reported: dict[str, Observation] = {}
-        self.current = ""
+        self.current_attempt = ""
         self.reset()
 
     def reset(self) -> None:
         """Forget everything about an earlier Job of this name."""
         self.facts = self.answers = JobFacts(name=self.name)
         self.verdict: Diagnosis | None = None
-        self.over = ""
+        self.ended_job_uid = ""
         self.waiting = Waiting()
 
     def judge(self, *, orphans: bool) -> Diagnosis | None:
@@ -100,17 +101,17 @@ class Entry:
 
     def put_job(self, job: Document, *, deleted: bool) -> bool:
         """Store the current Job, or its deletion; return whether observations may have changed."""
-        known = uid(self.job) or uid(self.facts.current_or_last_job) or self.over
+        known = uid(self.job) or uid(self.facts.current_or_last_job) or self.ended_job_uid
         if deleted:
             if uid(job) != known:
                 return False  # the document is of an earlier Job of this name
-            if not self.over:  # the Job's last state may say how it ended
+            if not self.ended_job_uid:  # the Job's last state may say how it ended
                 self.facts = replace(self.facts, job=job)
             self.job = None
             return True
         if known and uid(job) != known:
             self.reset()
-        if self.over:
+        if self.ended_job_uid:
             return False
         before, self.job = self.job, job
         return before is None or not is_unchanged(before, job)
@@ -120,7 +121,7 @@ class Entry:
 
         *is_own* says whether the present Job made the pod.
         """
-        if self.over and self.over == owner(pod):
+        if self.ended_job_uid and self.ended_job_uid == owner(pod):
             return False
         before = self.pods.get(uid(pod))
         if deleted:
@@ -133,9 +134,9 @@ class Entry:
 
     def finish(self) -> None:
         """Drop the documents of an ended job, to save memory: the cluster keeps it for a day."""
-        self.over = uid(self.job)
+        self.ended_job_uid = uid(self.job)
         if self.job is not None:
-            metadata = part(self.job, "metadata")
+            metadata = get_dict(self.job, "metadata")
             self.job = {"metadata": {key: metadata[key] for key in ("name", "uid")}}
         self.facts = self.answers = JobFacts(name=self.name)
         self.pods.clear()
@@ -147,19 +148,19 @@ def owner(pod: Document) -> str:
 
 
 def _finalizers(job: Document) -> Sequence[str]:
-    return parts(part(job, "metadata"), "finalizers")
+    return get_list(get_dict(job, "metadata"), "finalizers")
 
 
 def _mark_terminating(pod: Document) -> Document:
     """Return *pod* marked as being deleted, because Kubernetes deletes it after its Job."""
-    metadata = part(pod, "metadata")
+    metadata = get_dict(pod, "metadata")
     deletion_time = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
     return {**pod, "metadata": {**metadata, "deletionTimestamp": deletion_time}}
 
 
 def is_process(pod: Document) -> bool:
     """Return whether *pod* may have a running process: it is on a node, and hasn't ended."""
-    return bool(part(pod, "spec").get("nodeName")) and not Pod(pod).ended
+    return bool(get_dict(pod, "spec").get("nodeName")) and not Pod(pod).ended
 
 
 class Table:
@@ -177,7 +178,7 @@ class Table:
         self._dirty: dict[str, None] = {}
 
     @property
-    def dirty(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether observations may have changed."""
         return bool(self._dirty) and len(self._listed) == 2
 
@@ -197,7 +198,7 @@ class Table:
         self._listed.add(pods)
 
     @property
-    def strays(self) -> bool:
+    def has_strays(self) -> bool:
         """Whether there is a running pod whose Job isn't known."""
         return any(
             entry.job is None and any(is_process(pod) for pod in entry.pods.values())
@@ -206,7 +207,7 @@ class Table:
 
     def learn(self, name: str, answers: JobFacts) -> None:
         """Add the answers to an inquiry about one job."""
-        if (entry := self.entries.get(name)) is not None and not entry.over:
+        if (entry := self.entries.get(name)) is not None and not entry.ended_job_uid:
             entry.answers = replace(answers, name=name)
             self._dirty[name] = None
 
@@ -228,20 +229,20 @@ class Table:
 
         Return "" for other objects, and for jobs on several hosts.
         """
-        metadata = part(document, "metadata")
-        if HOSTS in part(metadata, "annotations"):
+        metadata = get_dict(document, "metadata")
+        if HOSTS in get_dict(metadata, "annotations"):
             return ""
         if not pods:
             return str(metadata.get("name") or "")
         # An orphaned pod has no owner any more.
-        return str(controller(document).get("name") or part(metadata, "labels").get(JOB) or "")
+        return str(controller(document).get("name") or get_dict(metadata, "labels").get(JOB) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
         """Return whether the present Job of this name made *pod*."""
         return owner(pod) == uid(entry.job)
 
     def news(self, limit: int = 10**9) -> Iterator[Observation]:
-        """Yield what changed of at most *limit* jobs; `dirty` says whether there are more.
+        """Yield what changed of at most *limit* jobs; `has_changes` says whether there are more.
 
         Yields nothing until jobs and pods have both been listed.
         """
@@ -256,7 +257,7 @@ class Table:
                     self.waiting.pop(name, None)
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
-        if entry.over:
+        if entry.ended_job_uid:
             if entry.job is None:
                 yield from self._report_gone(entry)
             return
@@ -299,7 +300,7 @@ class Table:
             yield replace(observation, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
-        previous, entry.current = entry.current, observation.name
+        previous, entry.current_attempt = entry.current_attempt, observation.name
         if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry
             if previous == observation.name:

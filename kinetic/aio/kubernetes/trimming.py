@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from kinetic._runner.protocol import wire
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
 
 RECEIPT = "receipt"
@@ -46,7 +46,7 @@ _JOB_STATUS = ("conditions", "failed", "failedIndexes", "completedIndexes")
 
 def trim(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
-    spec = part(document, "spec")
+    spec = get_dict(document, "spec")
     if "containers" in spec:
         kept = _select(_POD, spec)
         for field in ("initContainers", "containers"):
@@ -55,9 +55,9 @@ def trim(document: Document) -> Document:
     else:
         kept = {key: value for key, value in spec.items() if key != "template"}
     return {
-        "metadata": _deduplicate(_select(_METADATA, part(document, "metadata"))),
+        "metadata": _deduplicate(_select(_METADATA, get_dict(document, "metadata"))),
         "spec": _deduplicate(kept),
-        "status": _deduplicate(_with_receipts(part(document, "status"))),
+        "status": _deduplicate(_with_receipts(get_dict(document, "status"))),
     }
 
 
@@ -98,7 +98,9 @@ def _memo_key(value: Any) -> Any:
 
 def is_unchanged(before: Document, now: Document) -> bool:
     """Return whether *now*, a trimmed document, has nothing new; this is true of half of them."""
-    if _select(_IDENTITY, part(before, "metadata")) != _select(_IDENTITY, part(now, "metadata")):
+    if _select(_IDENTITY, get_dict(before, "metadata")) != _select(
+        _IDENTITY, get_dict(now, "metadata")
+    ):
         return False
     if before["spec"] != now["spec"]:
         return False
@@ -109,16 +111,17 @@ def is_unchanged(before: Document, now: Document) -> bool:
 
 def _with_receipts(status: Document) -> Document:
     """Move receipts from termination messages to a field, because they aren't program output."""
-    statuses = parts(status, "containerStatuses")
+    statuses = get_list(status, "containerStatuses")
     if not any(
-        part(part(container, "state"), "terminated").get("message") for container in statuses
+        get_dict(get_dict(container, "state"), "terminated").get("message")
+        for container in statuses
     ):
         return status
     return {**status, "containerStatuses": [_with_receipt(container) for container in statuses]}
 
 
 def _with_receipt(container: Document) -> Document:
-    ended = part(part(container, "state"), "terminated")
+    ended = get_dict(get_dict(container, "state"), "terminated")
     receipt = wire.parse_receipt(str(ended.get("message") or ""))
     if receipt is None:
         return container

@@ -9,7 +9,7 @@ from contextlib import suppress
 from kinetic._tasks import all_or_none
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.manifests import Paths, by_items, by_labels
-from kinetic.aio.kubernetes.pending import SAMPLE, Diagnostics, PendingMonitor
+from kinetic.aio.kubernetes.pending import SAMPLE_SIZE, Diagnostics, PendingMonitor
 from kinetic.aio.kubernetes.reflector import (
     Changed,
     Listed,
@@ -50,12 +50,12 @@ async def list_jobs(
             table.feed(update, pods=pods)
 
         await list_both(api, paths, selector, take)
-        if table.strays:  # their Job was created after its list, or no longer exists
+        if table.has_strays:  # their Job was created after its list, or no longer exists
             table.feed(await list_all(api, paths.jobs, selector), pods=False)
             table.orphans = True
         observations |= await _evaluate(table)
         if inquiry is not None:
-            for entry in [*table.waiting.values()][:SAMPLE]:
+            for entry in [*table.waiting.values()][:SAMPLE_SIZE]:
                 table.learn(entry.name, await inquiry.read_facts(entry))
             observations |= await _evaluate(table)
     return [observations[name] for name in sorted(observations)]
@@ -63,7 +63,7 @@ async def list_jobs(
 
 async def _evaluate(table: Table) -> dict[str, Observation]:
     observations: dict[str, Observation] = {}
-    while table.dirty:
+    while table.has_changes:
         observations |= {observation.name: observation for observation in table.news(TURN)}
         await asyncio.sleep(0)
     return observations
@@ -122,7 +122,7 @@ async def watch_jobs(
             changed.clear()
             if task.done():
                 task.result()  # raises the error that ended it
-            while table.dirty:
+            while table.has_changes:
                 for observation in [*table.news(TURN)]:
                     yield observation
                 await asyncio.sleep(0)

@@ -97,7 +97,7 @@ def root_key(home: Path) -> bytes:
     return key
 
 
-ATTEMPTS = 4
+MAX_TRIES = 4
 """Fail a request after this many supervisors have died while they handled it."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -127,13 +127,13 @@ class LocalCluster:
         self._home = Path(os.path.realpath(home))
         self._environ = environ
         self._runner = runner or Path(os.path.realpath(__file__)).parents[2] / "_runner"
-        self._edition = ""
+        self._runner_edition = ""
         self._edition_future: asyncio.Future[str] | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
         self._closed = False
-        self._reported = set[tuple[str, str]]()
+        self._reported_waits = set[tuple[str, str]]()
         self._fresh = _wants_fresh(environ)
 
     def _report(self, observation: Observation) -> None:
@@ -146,8 +146,8 @@ class LocalCluster:
             or submission in observation.message
         ):
             return
-        if cause not in self._reported:
-            self._reported.add(cause)
+        if cause not in self._reported_waits:
+            self._reported_waits.add(cause)
             logging.warning("%s is %s", observation.name, observation.message)
 
     async def launch(self, job: JobSpec) -> None:
@@ -159,20 +159,20 @@ class LocalCluster:
 
         Cancelled: the job may exist; delete it by name.
         """
-        if not self._edition:
-            self._edition = await self._get_edition()
+        if not self._runner_edition:
+            self._runner_edition = await self._get_runner_edition()
         secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
         answer = await self._ask(self._header(job), f"{secrets}\n{job.order.encode()}".encode())
         if "error" in answer:
-            on_disk = answer.get("kind") == "disk"
+            is_disk_error = answer.get("kind") == "disk"
             raise LaunchError(
                 f"the local supervisor refused {job.name}: {answer['error']}"
-                + (f" ({self._home})" if on_disk else ""),
+                + (f" ({self._home})" if is_disk_error else ""),
                 reason=str(answer.get("kind", "")),
-                passing=on_disk,
+                passing=is_disk_error,
             )
 
-    async def _get_edition(self) -> str:
+    async def _get_runner_edition(self) -> str:
         """Return the edition, a version of the runner's code that the supervisor compares.
 
         Concurrent callers continue in the order of their calls.
@@ -192,7 +192,7 @@ class LocalCluster:
             "labels": job.labels,
             "command": job.image.command,
             "runner": os.fspath(self._runner),
-            "edition": self._edition,
+            "edition": self._runner_edition,
             "fresh": self._fresh if self._fresh is not None else _must_be_fresh(job.environment),
             "cpus": max(1, math.ceil(resources.cpu)),
             "gpus": _count_gpus(resources.accelerator),
@@ -413,7 +413,7 @@ class LocalCluster:
         """
         from kinetic.aio.local.supervisor import ConnectionLost
 
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_TRIES):
             self._refuse_closed()
             connection = self._connection
             if connection is None or connection.lost:
@@ -427,7 +427,7 @@ class LocalCluster:
             # The next supervisor starts when the jobs of this one have ended.
             await connection.aclose()
         raise Unavailable(
-            f"the local supervisor of {self._home} died {ATTEMPTS} times over one request; "
+            f"the local supervisor of {self._home} died {MAX_TRIES} times over one request; "
             "see supervisor.log there"
         )
 

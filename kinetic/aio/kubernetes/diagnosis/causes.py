@@ -106,39 +106,41 @@ class Diagnosis:
 class State:
     """The facts from which `describe` makes a `Diagnosis`.
 
-    The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended.
+    The clauses in ``lead`` come before the cause. ``earlier_cause`` is why an earlier pod ended.
     """
 
     status: JobStatus
     phase: Phase
     cause: Cause
     lead: Sequence[str] = ()
-    before: Cause | None = None
+    earlier_cause: Cause | None = None
     exit_code: int | None = None
     executor: str = ""
     host: int = 0
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether no process of the job or pod can run any more."""
         return self.phase in (Phase.ENDED, Phase.GONE)
 
 
-def waiting(cause: Cause, *lead: str, executor: str = "") -> State:
+def waiting_state(cause: Cause, *lead: str, executor: str = "") -> State:
     """Return the state of a job that waits because of *cause*."""
     return State(
         status=JobStatus.PENDING, phase=Phase.PENDING, cause=cause, lead=lead, executor=executor
     )
 
 
-def running(cause: Cause, *lead: str, executor: str = "") -> State:
+def running_state(cause: Cause, *lead: str, executor: str = "") -> State:
     """Return the state of a running job; *cause* is what may delay or end the job."""
     return replace(
-        waiting(cause, *lead, executor=executor), status=JobStatus.RUNNING, phase=Phase.RUNNING
+        waiting_state(cause, *lead, executor=executor),
+        status=JobStatus.RUNNING,
+        phase=Phase.RUNNING,
     )
 
 
-def ended(
+def ended_state(
     cause: Cause,
     *lead: str,
     executor: str = "",
@@ -146,27 +148,27 @@ def ended(
     status: JobStatus = JobStatus.FAILED,
 ) -> State:
     """Return the state of a job that *cause* ended."""
-    state = waiting(cause, *lead, executor=executor)
+    state = waiting_state(cause, *lead, executor=executor)
     return replace(state, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
 
 def describe(state: State) -> Diagnosis:
     """Turn *state* into the sentences of a `Diagnosis`."""
-    cause, before = state.cause, state.before
+    cause, earlier = state.cause, state.earlier_cause
     first_clause, *more = [*cause.clauses, ""]
     clauses = [": ".join(clause for clause in (*state.lead, first_clause) if clause), *more]
-    if before is not None:
-        clauses.append(f"before that: {'; '.join(before.clauses)}")
-    earlier = before.reason if before is not None and not state.over else None
+    if earlier is not None:
+        clauses.append(f"before that: {'; '.join(earlier.clauses)}")
+    earlier_reason = earlier.reason if earlier is not None and not state.is_over else None
     return Diagnosis(
         status=state.status,
         phase=state.phase,
-        reason=cause.reason or earlier,
+        reason=cause.reason or earlier_reason,
         exit_code=state.exit_code,
         executor=state.executor,
         message="; ".join(dict.fromkeys(clause for clause in clauses if clause)),
         advice=_complete_advice(state),
-        outlook=Outlook.FINAL if state.over else cause.outlook,
+        outlook=Outlook.FINAL if state.is_over else cause.outlook,
         secret=cause.secret,
         host=state.host,
     )
@@ -177,7 +179,7 @@ def _complete_advice(state: State) -> str:
     advice, outlook = state.cause.next_step, state.cause.outlook
     if not advice or outlook is Outlook.OPEN:
         return advice
-    if state.over:
+    if state.is_over:
         return f"{advice}, then submit it again"
     by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
     return f"{advice}; then it starts automatically" if by_itself else advice

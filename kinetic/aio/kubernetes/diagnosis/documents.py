@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 Document: TypeAlias = Mapping[str, Any]
 
 
-def part(document: Document | None, name: str) -> Document:
+def get_dict(document: Document | None, name: str) -> Document:
     """Return the object at *name*, or an empty one."""
     found: Any = document.get(name) if document is not None else None
     return found or {}
 
 
-def parts(document: Document | None, name: str) -> Sequence[Any]:
+def get_list(document: Document | None, name: str) -> Sequence[Any]:
     """Return the list at *name*, or an empty one."""
     found: Any = document.get(name) if document is not None else None
     return found or ()
@@ -22,7 +22,7 @@ def parts(document: Document | None, name: str) -> Sequence[Any]:
 
 def conditions(document: Document | None) -> Sequence[Document]:
     """Return the conditions of an object's status."""
-    return parts(part(document, "status"), "conditions")
+    return get_list(get_dict(document, "status"), "conditions")
 
 
 def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
@@ -33,11 +33,11 @@ def condition(document: Document | None, kind: str, status: str | None = "True")
 
 def age(document: Document) -> tuple[str, str]:
     """Return the key that sorts objects by age, because the API lists them by name."""
-    metadata = part(document, "metadata")
+    metadata = get_dict(document, "metadata")
     return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
 
 def uid(document: Document | None) -> str:
     """Return the object's uid, or its name if it has no uid yet."""
-    metadata = part(document, "metadata")
+    metadata = get_dict(document, "metadata")
     return str(metadata.get("uid") or metadata.get("name") or "")

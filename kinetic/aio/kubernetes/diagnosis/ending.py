@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Rule,
     match_rule,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.starting import FORMAT, start_failure
 from kinetic.job_status import Reason
@@ -54,7 +54,10 @@ def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
 def sidecar_memory(pod: Pod) -> Cause | None:
     """Return a cause if the sidecar that mounts buckets ran out of memory, else None."""
     for container in pod.containers if pod.ran else ():
-        ends = (part(part(container.status, key), "terminated") for key in ("state", "lastState"))
+        ends = (
+            get_dict(get_dict(container.status, key), "terminated")
+            for key in ("state", "lastState")
+        )
         if container.init and any(end.get("reason") == "OOMKilled" for end in ends):
             return _out_of_memory(container, 137)
     return None
@@ -173,7 +176,7 @@ _CRASHES = (132, 134, 135, 136, 139)
 
 def exit_cause(container: Container) -> Cause:
     """Return why *container* failed."""
-    end = container.ended or {}
+    end = container.last_end or {}
     code, reason = int(end.get("exitCode") or 0), end.get("reason")
     message = str(end.get("message") or "")
     if reason == "OOMKilled":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list, uid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class JobFacts:
     """Everything known of one job, as the API returned it.
 
     ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
-    ``gone`` and ``earlier`` are the last versions of pods and of the Job that no longer
+    ``deleted_pods`` and ``deleted_job`` are the last versions of pods and of the Job that no longer
     exist. `merge_facts` keeps them, because Kubernetes often deletes a pod soon after it failed.
     ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
     are storage drivers that the cluster doesn't have.
@@ -26,8 +26,8 @@ class JobFacts:
     events: Sequence[Document] = ()
     nodes: Sequence[Document] | None = None
     workload: Document | None = None
-    gone: Sequence[Document] = ()
-    earlier: Document | None = None
+    deleted_pods: Sequence[Document] = ()
+    deleted_job: Document | None = None
     name: str = ""
     makers: Sequence[tuple[str, str]] = ()
     absent: Collection[str] = ()
@@ -35,32 +35,32 @@ class JobFacts:
     @property
     def current_or_last_job(self) -> Document:
         """The Job, or its last version if it was deleted."""
-        return self.job or self.earlier or {}
+        return self.job or self.deleted_job or {}
 
     @property
     def spec(self) -> Document:
         """The Job's specification."""
-        return part(self.current_or_last_job, "spec")
+        return get_dict(self.current_or_last_job, "spec")
 
     @property
     def job_name(self) -> str:
         """The Job's name."""
-        return self.name or str(part(self.current_or_last_job, "metadata").get("name", ""))
+        return self.name or str(get_dict(self.current_or_last_job, "metadata").get("name", ""))
 
     @property
     def every_pod(self) -> Sequence[Document]:
         """All pods; pods that no longer exist come first."""
-        return (*self.gone, *self.pods)
+        return (*self.deleted_pods, *self.pods)
 
     @property
-    def alive(self) -> Sequence[Document]:
+    def live_pods(self) -> Sequence[Document]:
         """The pods that exist and haven't ended: a program in them runs, or will run."""
         return [pod for pod in self.pods if not Pod(pod).ended]
 
     @property
     def is_gone_or_deleting(self) -> bool:
         """Whether the Job doesn't exist, or its deletion was requested."""
-        return self.job is None or bool(part(self.job, "metadata").get("deletionTimestamp"))
+        return self.job is None or bool(get_dict(self.job, "metadata").get("deletionTimestamp"))
 
     @property
     def suspended(self) -> bool:
@@ -74,14 +74,14 @@ class JobFacts:
         They are in order of time. Events outlive their objects. So events with another uid, and
         events of a maker from before the set was created, belong to earlier objects of this name.
         """
-        metadata: Document = part(
+        metadata: Document = get_dict(
             document if document is not None else self.current_or_last_job, "metadata"
         )
         created = str(metadata.get("creationTimestamp") or "")[:19]
         makers = self.makers if document is None else ()
         found: list[Document] = []
         for event in self.events:
-            target = part(event, "involvedObject")
+            target = get_dict(event, "involvedObject")
             if makers:  # only their names are known
                 is_match = (target.get("kind"), target.get("name")) in makers
                 is_match = is_match and _last_seen_time(event)[:19] >= created
@@ -98,11 +98,11 @@ class JobFacts:
 def _last_seen_time(event: Document) -> str:
     """Return when the event was last seen, as ISO 8601 text, or an empty text."""
     found = (
-        part(event, "series").get("lastObservedTime")
+        get_dict(event, "series").get("lastObservedTime")
         or event.get("lastTimestamp")
         or event.get("eventTime")
         or event.get("firstTimestamp")
-        or part(event, "metadata").get("creationTimestamp")
+        or get_dict(event, "metadata").get("creationTimestamp")
     )
     return str(found or "").removesuffix("Z")
 
@@ -124,8 +124,10 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         name=now.name or before.name,
-        gone=tuple(pod for key, pod in previous.items() if key not in present) if same else (),
-        earlier=(before.job or before.earlier) if same else None,
+        deleted_pods=tuple(pod for key, pod in previous.items() if key not in present)
+        if same
+        else (),
+        deleted_job=(before.job or before.deleted_job) if same else None,
     )
 
 
@@ -134,17 +136,20 @@ def _with_first_deletion_time(before: Document | None, now: Document) -> Documen
 
     The node requests deletion again when the pod has ended, which changes this time.
     """
-    first, fields = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
+    first, fields = (
+        get_dict(before, "metadata"),
+        ("deletionTimestamp", "deletionGracePeriodSeconds"),
+    )
     if not first.get("deletionTimestamp"):
         return now
     kept = {key: first[key] for key in fields if key in first}
-    return {**now, "metadata": {**part(now, "metadata"), **kept}}
+    return {**now, "metadata": {**get_dict(now, "metadata"), **kept}}
 
 
 def _identity(event: Document) -> tuple[object, ...]:
-    if event_uid := part(event, "metadata").get("uid"):
+    if event_uid := get_dict(event, "metadata").get("uid"):
         return (event_uid,)
-    target = part(event, "involvedObject")
+    target = get_dict(event, "involvedObject")
     return (target.get("kind"), target.get("name"), event.get("reason"), event.get("message"))
 
 
@@ -166,26 +171,26 @@ class Container:
 
     def state(self, kind: str) -> Document | None:
         """The container's state *kind* (waiting, running, terminated), if it is in this state."""
-        found: Document | None = part(self.status, "state").get(kind)
+        found: Document | None = get_dict(self.status, "state").get(kind)
         return found
 
     @property
-    def ended(self) -> Document | None:
+    def last_end(self) -> Document | None:
         """The container's end or, while it waits for a restart, its last end."""
-        last: Document | None = part(self.status, "lastState").get("terminated")
+        last: Document | None = get_dict(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
         return self.state("terminated") or (last if waits else None)
 
     @property
     def never_started(self) -> bool:
         """Whether the container never started, although its node reported an end with the pod's."""
-        unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
+        unknown = (self.last_end or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 
     @property
     def memory(self) -> str:
         """The container's memory limit as written, or an empty text."""
-        return str(part(part(self.spec, "resources"), "limits").get("memory", ""))
+        return str(get_dict(get_dict(self.spec, "resources"), "limits").get("memory", ""))
 
 
 _SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
@@ -197,13 +202,13 @@ class Pod:
 
     def __init__(self, document: Document, facts: JobFacts | None = None) -> None:
         self.document, self.facts = document, facts or JobFacts()
-        self.metadata, self.spec = part(document, "metadata"), part(document, "spec")
-        self.status, self.uid = part(document, "status"), uid(document)
+        self.metadata, self.spec = get_dict(document, "metadata"), get_dict(document, "spec")
+        self.status, self.uid = get_dict(document, "status"), uid(document)
 
     @property
     def index(self) -> int | None:
         """The pod's index in its Job; None if it has no index."""
-        values = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
+        values = {**get_dict(self.metadata, "labels"), **get_dict(self.metadata, "annotations")}
         text = str(values.get(_INDEX))
         return int(text) if text.isdecimal() else None
 
@@ -212,9 +217,11 @@ class Pod:
         """All containers, init containers (such as GKE's sidecar for buckets) first."""
         found: list[Container] = []
         for init, kind in ((True, "initContainers"), (False, "containers")):
-            reported = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
+            reported = get_list(
+                self.status, "initContainerStatuses" if init else "containerStatuses"
+            )
             statuses = {status.get("name"): status for status in reported}
-            specs = {spec.get("name"): spec for spec in parts(self.spec, kind)}
+            specs = {spec.get("name"): spec for spec in get_list(self.spec, kind)}
             found += [
                 Container(
                     name=str(name),
@@ -244,14 +251,14 @@ class Pod:
     @property
     def gone(self) -> bool:
         """Whether the pod no longer exists."""
-        return any(self.uid == uid(pod) for pod in self.facts.gone)
+        return any(self.uid == uid(pod) for pod in self.facts.deleted_pods)
 
     @property
     def ran(self) -> bool:
         """Whether a program of the pod ever started."""
         return any(
             program.state("running") is not None
-            or (program.ended or {}).get("reason") not in (None, *START_ERRORS)
+            or (program.last_end or {}).get("reason") not in (None, *START_ERRORS)
             for program in self.programs
             if not program.never_started
         )
@@ -280,13 +287,15 @@ class Pod:
         )
 
     def _has_failed(self, container: Container) -> bool:
-        return bool((container.ended or {}).get("exitCode")) and not (container.init and self.ran)
+        return bool((container.last_end or {}).get("exitCode")) and not (
+            container.init and self.ran
+        )
 
     @property
     def end(self) -> Document:
         """The end of the container that failed, else of the first program; empty if none ended."""
         container = self.failed_container or next(iter(self.programs), None)
-        return (container.ended if container is not None else None) or {}
+        return (container.last_end if container is not None else None) or {}
 
     @property
     def ended_on_request(self) -> bool:
@@ -319,7 +328,9 @@ class Pod:
         """The pod's node, if the node is known."""
         name = self.spec.get("nodeName")
         matching = (
-            node for node in self.facts.nodes or () if part(node, "metadata").get("name") == name
+            node
+            for node in self.facts.nodes or ()
+            if get_dict(node, "metadata").get("name") == name
         )
         return next(matching, None)
 
@@ -327,7 +338,7 @@ class Pod:
     def node_removed(self) -> bool:
         """Whether the pod's node no longer exists."""
         name = self.spec.get("nodeName")
-        existing = {part(node, "metadata").get("name") for node in self.facts.nodes or ()}
+        existing = {get_dict(node, "metadata").get("name") for node in self.facts.nodes or ()}
         return bool(name and existing) and name not in existing
 
     @property
@@ -344,13 +355,13 @@ class Pod:
     @property
     def on_spot(self) -> bool:
         """Whether the pod's machine is a spot machine, which the cloud may take back."""
-        labels = part(part(self.node, "metadata"), "labels")
-        return any(key in part(self.spec, "nodeSelector") or key in labels for key in _SPOT)
+        labels = get_dict(get_dict(self.node, "metadata"), "labels")
+        return any(key in get_dict(self.spec, "nodeSelector") or key in labels for key in _SPOT)
 
     @property
     def taints(self) -> Sequence[Document]:
         """The taints of the pod's node."""
-        return parts(part(self.node, "spec"), "taints")
+        return get_list(get_dict(self.node, "spec"), "taints")
 
     @property
     def node_ending(self) -> bool:

@@ -14,7 +14,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     match_rule,
     quote_message,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.job_status import Reason
 
@@ -73,8 +73,8 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
         message = next((text for text in reversed(earlier) if image in text), message or reason)
     selector, node_labels = (
-        part(pod.spec, "nodeSelector"),
-        part(part(pod.node, "metadata"), "labels"),
+        get_dict(pod.spec, "nodeSelector"),
+        get_dict(get_dict(pod.node, "metadata"), "labels"),
     )
     arch = str({**node_labels, **selector}.get("kubernetes.io/arch") or "amd64")
     summary = f"the image {image} cannot be pulled"

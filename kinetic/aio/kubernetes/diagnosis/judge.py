@@ -13,11 +13,11 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     Outlook,
     State,
     describe,
-    ended,
-    running,
-    waiting,
+    ended_state,
+    running_state,
+    waiting_state,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
@@ -61,7 +61,7 @@ def refused_request(answer: Document) -> Diagnosis:
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     cause = admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
-    verdict = describe(replace(waiting(cause), status=JobStatus.FAILED))
+    verdict = describe(replace(waiting_state(cause), status=JobStatus.FAILED))
     return replace(verdict, phase=Phase.GONE)
 
 
@@ -69,8 +69,8 @@ def _finalizer_clause(facts: JobFacts) -> str:
     """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
     idle = [pod for pod in facts.pods if not Pod(pod).runs]
     for document in [facts.job, *idle]:
-        metadata = part(document, "metadata")
-        names = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
+        metadata = get_dict(document, "metadata")
+        names = [name for name in get_list(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if names and metadata.get("deletionTimestamp"):
             name = metadata.get("name")
             return f"finalizer {names[0]!r} keeps the deleted {name}: its controller must remove it"
@@ -86,11 +86,11 @@ def pod_state(pod: Pod) -> State:
         return _ended_pod_state(pod)
     if pod.terminating:
         cause = removal(pod) or Cause()
-        return (running if pod.ran else waiting)(cause, _STOPPING, executor=pod.uid)
+        return (running_state if pod.ran else waiting_state)(cause, _STOPPING, executor=pod.uid)
     if not pod.ran:
-        return waiting(obstacle(pod), executor=pod.uid)
+        return waiting_state(obstacle(pod), executor=pod.uid)
     lead = "running" if pod.runs else "its container is being restarted"
-    return running(_threat(pod), lead, executor=pod.uid)
+    return running_state(_threat(pod), lead, executor=pod.uid)
 
 
 def obstacle(pod: Pod) -> Cause:
@@ -104,8 +104,8 @@ def _ended_pod_state(pod: Pod) -> State:
     cause = failure(pod)
     if cause is None:
         succeeded = JobStatus.SUCCEEDED
-        return ended(Cause(), "succeeded", executor=pod.uid, exit_code=0, status=succeeded)
-    state = ended(cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
+        return ended_state(Cause(), "succeeded", executor=pod.uid, exit_code=0, status=succeeded)
+    state = ended_state(cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if pod.ran or cause.reason is not Reason.DEADLINE:
         return state
     hindrance = obstacle(pod)
@@ -199,9 +199,9 @@ def _is_replaced(facts: JobFacts, pod: Pod, state: State) -> bool:
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
-    rules = parts(part(facts.spec, "podFailurePolicy"), "rules")
+    rules = get_list(get_dict(facts.spec, "podFailurePolicy"), "rules")
     ignored = any(rule.get("action") == "Ignore" for rule in rules)
-    final = [code for rule in rules for code in parts(part(rule, "onExitCodes"), "values")]
+    final = [code for rule in rules for code in get_list(get_dict(rule, "onExitCodes"), "values")]
     if pod.end.get("exitCode") in final:
         return False
     limits = (facts.spec.get("backoffLimitPerIndex"), facts.spec.get("backoffLimit"))
@@ -220,11 +220,11 @@ def _settled_state(facts: JobFacts, pods: _Pods) -> State:
 
 def _active_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that isn't over: its pod's state, and why an earlier pod ended."""
-    before = pods.last_failure()
+    earlier = pods.last_failure()
     if pods.alive is not None:
-        return replace(pod_state(pods.alive), before=before)
-    state = replace(waiting(why_no_pod(facts)), before=before)
-    if before is None:
+        return replace(pod_state(pods.alive), earlier_cause=earlier)
+    state = replace(waiting_state(why_no_pod(facts)), earlier_cause=earlier)
+    if earlier is None:
         return state
     last = pods.failed[-1][1]
     return replace(state, executor=last.executor, exit_code=last.exit_code)
@@ -232,18 +232,20 @@ def _active_state(facts: JobFacts, pods: _Pods) -> State:
 
 def _suspended_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a suspended Job, whose pod, if any, is being stopped."""
-    state, alive = waiting(why_no_pod(facts)), pods.alive
+    state, alive = waiting_state(why_no_pod(facts)), pods.alive
     if alive is not None and alive.ran:
-        state = running(why_no_pod(facts), _STOPPING, executor=alive.uid)
-    return replace(state, before=pods.last_failure())
+        state = running_state(why_no_pod(facts), _STOPPING, executor=alive.uid)
+    return replace(state, earlier_cause=pods.last_failure())
 
 
 def _succeeded_state(pods: _Pods) -> State:
     """Return the state of a Job that succeeded; its pod's end may not have been seen yet."""
     if pods.succeeded:
-        return replace(pods.succeeded[-1][1], before=pods.last_failure())
+        return replace(pods.succeeded[-1][1], earlier_cause=pods.last_failure())
     executor = pods.latest.uid if pods.latest is not None and not pods.latest.ended else ""
-    return ended(Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED)
+    return ended_state(
+        Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED
+    )
 
 
 def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
@@ -256,23 +258,23 @@ def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
         state = failures.pop()[1]
     elif pod is not None and not deadline_passed and (cause := removal(pod)) is not None:
         # When the pod was deleted, its program returned 0, which the Job counts as a failure.
-        state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
+        state = ended_state(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
         reason = Reason.DEADLINE if deadline_passed else Reason.LOST
-        state = ended(
+        state = ended_state(
             Cause(summary=f"the Job failed ({reason_text})", more=[message], reason=reason)
         )
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if failures and failures[-1][1].cause.summary != state.cause.summary:
-        state = replace(state, before=failures[-1][1].cause)
+        state = replace(state, earlier_cause=failures[-1][1].cause)
     return state if pods.alive is None else _state_while_alive(facts, pods.alive, state)
 
 
 def _deleted_state(facts: JobFacts, pods: _Pods) -> State:
     """Return the state of a Job that never existed, or that is or was deleted before its end."""
     if not facts.current_or_last_job and pods.latest is None:
-        return ended(
+        return ended_state(
             Cause(summary=f"there is no Job {facts.job_name!r}"), status=JobStatus.NOT_FOUND
         )
     alive, last_ended = pods.alive, pods.ended[-1] if pods.ended else None
@@ -283,28 +285,28 @@ def _deleted_state(facts: JobFacts, pods: _Pods) -> State:
         elif alive.node_silent:
             more = [f"node {alive.spec.get('nodeName')!r} does not answer, and keeps its pod"]
             cause = replace(cause, more=more, advice="restore or delete that node")
-        return _state_while_alive(facts, alive, ended(cause, status=JobStatus.NOT_FOUND))
+        return _state_while_alive(facts, alive, ended_state(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
     cause = Cause(summary=f"the Job was deleted {when}", reason=Reason.CANCELLED)
-    state = ended(cause, status=JobStatus.NOT_FOUND)
+    state = ended_state(cause, status=JobStatus.NOT_FOUND)
     if last_ended is None:
         return state
     pod, end = last_ended
     if facts.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
-    return state if pod.deleted else replace(state, before=end.cause)
+    return state if pod.deleted else replace(state, earlier_cause=end.cause)
 
 
 def _state_while_alive(facts: JobFacts, alive: Pod, state: State) -> State:
     """Return the state of a Job that will end with *state*, while its pod *alive* may still run."""
     lead = [_STOPPING] if alive.terminating or facts.job is not None else []
-    build = running if alive.ran else waiting
+    build = running_state if alive.ran else waiting_state
     alive_state = build(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
     return replace(
         alive_state,
         status=alive_state.status if facts.job is not None else JobStatus.NOT_FOUND,
-        before=state.before,
+        earlier_cause=state.earlier_cause,
         executor=state.executor or alive.uid,
     )
 
@@ -318,8 +320,8 @@ _REFUSED = ("FailedCreate", "JobCreationFailed")
 def why_no_pod(facts: JobFacts) -> Cause:
     """Return why a Job that isn't over has no pod."""
     if facts.suspended:
-        if facts.workload is not None or QUEUE in part(
-            part(facts.current_or_last_job, "metadata"), "labels"
+        if facts.workload is not None or QUEUE in get_dict(
+            get_dict(facts.current_or_last_job, "metadata"), "labels"
         ):
             return queue_cause(facts)
         return Cause(
@@ -331,6 +333,6 @@ def why_no_pod(facts: JobFacts) -> Cause:
     attempts = facts.about(None, *_REFUSED, "SuccessfulCreate")
     if attempts and attempts[-1].get("reason") in _REFUSED:
         return admission_cause(str(attempts[-1].get("message") or ""))
-    if part(facts.current_or_last_job, "status").get("failed"):
+    if get_dict(facts.current_or_last_job, "status").get("failed"):
         return Cause(summary="Kubernetes creates another pod after a pause")
     return Cause(summary="Kubernetes has not created its pod yet")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
 
 _TEMPORARY = (
@@ -74,7 +74,7 @@ def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[R
 def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
     taints = _untolerated_taints(spec, node)
     permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
-    cordoned = part(node, "spec").get("unschedulable")
+    cordoned = get_dict(node, "spec").get("unschedulable")
     found: list[Refusal] = []
     if permanent:
         text = f"taint {', '.join(sorted(permanent))}, which the pod doesn't tolerate"
@@ -97,10 +97,10 @@ def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
 def _untolerated_taints(spec: Document, node: Document) -> dict[str, str]:
     """Return the node's taints that a pod of this *spec* doesn't tolerate, by key."""
     found: dict[str, str] = {}
-    for taint in parts(part(node, "spec"), "taints"):
+    for taint in get_list(get_dict(node, "spec"), "taints"):
         hard = taint.get("effect") in ("NoSchedule", "NoExecute")
         if hard and not any(
-            _tolerates(toleration, taint) for toleration in parts(spec, "tolerations")
+            _tolerates(toleration, taint) for toleration in get_list(spec, "tolerations")
         ):
             key, value = str(taint.get("key", "")), taint.get("value")
             found[key] = f"{key}={value}" if value else key
@@ -119,14 +119,14 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 def labels(node: Document) -> Mapping[str, str]:
     """Return the node's labels."""
-    found = part(part(node, "metadata"), "labels")
+    found = get_dict(get_dict(node, "metadata"), "labels")
     return {key: value for key, value in found.items() if value is not None}
 
 
 def allocatable(node: Document, resource: str) -> float:
     """Return how much of *resource* the node has for pods, in use or not."""
-    status: Document = part(node, "status")
-    return number((status.get("allocatable") or part(status, "capacity")).get(resource, 0))
+    status: Document = get_dict(node, "status")
+    return number((status.get("allocatable") or get_dict(status, "capacity")).get(resource, 0))
 
 
 def matches(spec: Document, node: Document) -> bool:
@@ -137,13 +137,13 @@ def matches(spec: Document, node: Document) -> bool:
 
 def required_labels(spec: Document) -> dict[str, Sequence[str]]:
     """Return the values that the pod accepts for each label, by selector and node affinity."""
-    affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
-    required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    affinity: Document = get_dict(get_dict(spec, "affinity"), "nodeAffinity")
+    required: Document = get_dict(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     accepted = {
-        str(expression.get("key")): parts(expression, "values")
-        for term in parts(required, "nodeSelectorTerms")[:1]
-        for expression in parts(term, "matchExpressions")
+        str(expression.get("key")): get_list(expression, "values")
+        for term in get_list(required, "nodeSelectorTerms")[:1]
+        for expression in get_list(term, "matchExpressions")
         if expression.get("operator") == "In"
     }
-    selector = part(spec, "nodeSelector")
+    selector = get_dict(spec, "nodeSelector")
     return accepted | {key: (value,) for key, value in selector.items() if value is not None}

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, gist, quote_message
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.diagnosis.nodes import (
     Refusal,
@@ -108,7 +108,7 @@ def _cause_from_nodes(spec: Document, nodes: Sequence[Document], message: str) -
 
 
 def _node_name(node: Document) -> str:
-    return str(part(node, "metadata").get("name") or "?")
+    return str(get_dict(node, "metadata").get("name") or "?")
 
 
 def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:

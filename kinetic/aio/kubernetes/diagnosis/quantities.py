@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from kinetic.aio.kubernetes.diagnosis.documents import part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import get_dict, get_list
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)")
 _UNITS = {
@@ -63,15 +63,15 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
     """
     sidecars = (
         container
-        for container in parts(spec, "initContainers")
+        for container in get_list(spec, "initContainers")
         if container.get("restartPolicy") == "Always"
     )
     total: defaultdict[str, float] = defaultdict(float)
-    for container in (*parts(spec, "containers"), *sidecars):
-        resources: Mapping[str, Any] = part(container, "resources")
-        requested = {**part(resources, "limits"), **part(resources, "requests")}
+    for container in (*get_list(spec, "containers"), *sidecars):
+        resources: Mapping[str, Any] = get_dict(container, "resources")
+        requested = {**get_dict(resources, "limits"), **get_dict(resources, "requests")}
         for name, quantity in requested.items():
             total[name] += number(quantity)
-    for name, quantity in part(spec, "overhead").items():
+    for name, quantity in get_dict(spec, "overhead").items():
         total[name] += number(quantity)
     return dict(total)

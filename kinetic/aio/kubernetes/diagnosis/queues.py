@@ -6,7 +6,7 @@ import re
 
 from kinetic._messages import shorten_middle
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts
 from kinetic.job_status import Reason
 
@@ -16,7 +16,9 @@ _GATE = "kueue.x-k8s.io/admission"
 
 def is_gated(pod: Document) -> bool:
     """Return whether Kueue holds this pod individually, instead of its whole Job or set."""
-    return any(gate.get("name") == _GATE for gate in parts(part(pod, "spec"), "schedulingGates"))
+    return any(
+        gate.get("name") == _GATE for gate in get_list(get_dict(pod, "spec"), "schedulingGates")
+    )
 
 
 _STUCK_ADVICE = {
@@ -33,15 +35,17 @@ _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 def queue_cause(facts: JobFacts) -> Cause:
     """Return why Kueue holds the job."""
     workload: Document = facts.workload or {}
-    labels = part(part(facts.current_or_last_job, "metadata"), "labels")
-    queue = f"queue {str(part(workload, 'spec').get('queueName') or labels.get(QUEUE) or '?')!r}"
+    labels = get_dict(get_dict(facts.current_or_last_job, "metadata"), "labels")
+    queue = (
+        f"queue {str(get_dict(workload, 'spec').get('queueName') or labels.get(QUEUE) or '?')!r}"
+    )
     evicted: Document = condition(workload, "Evicted") or {}
     if not workload:
         summary = f"waiting in {queue}; its Workload, which has the reason, was not found"
         return _queued_cause(
             summary, "wait, or check that Kueue runs and has that queue", Outlook.OPEN
         )
-    if part(workload, "spec").get("active") is False:
+    if get_dict(workload, "spec").get("active") is False:
         summary = f"its Workload in {queue} is deactivated{_message_text(evicted)}"
         return _queued_cause(summary, "set its Workload active again, or submit it again")
     reserved: Document = condition(workload, "QuotaReserved", None) or {}
@@ -74,7 +78,7 @@ def _message_text(source: Document) -> str:
 
 def _check_cause(queue: str, workload: Document) -> Cause:
     """Return which admission checks hold a workload whose quota is already reserved."""
-    checks = parts(part(workload, "status"), "admissionChecks")
+    checks = get_list(get_dict(workload, "status"), "admissionChecks")
     pending = [check for check in checks if check.get("state") != "Ready"]
     if refused := next((check for check in pending if check.get("state") == "Rejected"), None):
         summary = (
