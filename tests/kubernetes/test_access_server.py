@@ -220,7 +220,7 @@ async def test_a_server_that_says_nothing_is_noticed_and_asked_again(
     notes, wary = namespace.path("configmaps"), await opening("admin", WARY)
     version = (await api.call("GET", notes))["metadata"]["resourceVersion"]
     query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-    lines = wary.lines(notes, query=query, idle=5.0)  # it may take a while to begin
+    lines = wary.lines(notes, query=query, idle_s=5.0)  # it may take a while to begin
     await api.call("POST", notes, body=note("a"))
     assert b'"ADDED"' in await anext(lines)
     with namespace.control_plane.frozen_api():

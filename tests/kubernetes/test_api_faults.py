@@ -69,7 +69,7 @@ async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
 
 
 async def lines(api: Api, idle: float | None = 30.0) -> list[bytes]:
-    return [line async for line in api.lines("/x", idle=idle)]
+    return [line async for line in api.lines("/x", idle_s=idle)]
 
 
 async def test_a_request_is_sent_as_it_is_meant(server: FaultServer, api: Api) -> None:
@@ -390,7 +390,7 @@ async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, ap
     asking = asyncio.create_task(api.call("GET", JOBS))
     while not server.busy:
         await asyncio.sleep(0)
-    async with aclosing(api.lines("/x", idle=None)) as following, asyncio.timeout(60):
+    async with aclosing(api.lines("/x", idle_s=None)) as following, asyncio.timeout(60):
         assert await anext(following) == b"a"
         reading = asyncio.ensure_future(anext(following))
         await asyncio.sleep(0)  # it waits for the next

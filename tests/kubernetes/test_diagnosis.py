@@ -23,7 +23,7 @@ from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_request
-from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 from tests.kubernetes.verdicts import check_any_order, row
@@ -221,10 +221,10 @@ def _collect(value: Any, holes: list[Callable[[], object]]) -> None:
 
 
 def test_quantities_are_read_and_shown() -> None:
-    assert [number(one) for one in ("500m", "2Gi", "1M", "1e3", "x", None)] == [
+    assert [parse_quantity(one) for one in ("500m", "2Gi", "1M", "1e3", "x", None)] == [
         0.5, 2 * 1024**3, 1e6, 1e3, 0, 0,
     ]  # fmt: skip
-    assert format_amount("memory", number("1536Mi")) == "1.5Gi of memory"
+    assert format_amount("memory", parse_quantity("1536Mi")) == "1.5Gi of memory"
     assert format_amount("google.com/tpu", 1) == "1 TPU chip"
 
 

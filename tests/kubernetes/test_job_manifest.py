@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.manifests import (
     JOB_NAME,
     KEY,
     LABEL,
-    LIMIT,
+    MAX_SECRET_BYTES,
     NAME,
     Placement,
     job_manifest,
@@ -365,8 +365,8 @@ def test_a_name_no_container_takes_is_refused_before_anything_is_sent(name: str)
 
 
 def test_a_secret_has_its_limit() -> None:
-    with pytest.raises(ConfigurationError, match=str(LIMIT)):
-        secret_manifest(order(environment={"A": "x" * LIMIT}), "s", "ml")
+    with pytest.raises(ConfigurationError, match=str(MAX_SECRET_BYTES)):
+        secret_manifest(order(environment={"A": "x" * MAX_SECRET_BYTES}), "s", "ml")
 
 
 def test_the_secret_of_a_single_job_goes_with_its_job() -> None:

@@ -133,6 +133,8 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
 
 
 def _parse_context(merged: ConfigNode, name: str) -> Context:
+    """Return the context *name* from *merged*, the merged content of all kubeconfig files."""
+
     def entry(kind: str, wanted: object, referrer: str) -> ConfigNode:
         known: dict[object, ConfigNode] = {node.value["name"]: node for node in merged.value[kind]}
         if wanted not in known:
@@ -245,6 +247,7 @@ def _read_credentials(context: Context, reply: Reply | None) -> ClusterCredentia
 
 
 def _authorization(user: Section, reply: Reply | None) -> str:
+    """Return the Authorization header; "" if the user has neither a token nor a name."""
     token = reply.token if reply else user.text("token")
     if (token_file := user.text("tokenFile")) and reply is None:
         token = (user.folder / token_file).read_text().strip() or token
@@ -325,9 +328,9 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
     folder = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
 
     async def renew() -> FreshCredentials[ClusterCredentials]:
-        early = time.time() + ACCOUNT_REREAD_S
+        reread_at = time.time() + ACCOUNT_REREAD_S
         _, _, credentials = await anyio.to_thread.run_sync(_read_account, folder, environ)
-        return FreshCredentials(value=credentials, renew_from=early)
+        return FreshCredentials(value=credentials, renew_from=reread_at)
 
     server, namespace, _ = await anyio.to_thread.run_sync(_read_account, folder, environ)
     token_cache = TokenCache(renew, "the cluster of this pod")
@@ -445,7 +448,7 @@ async def _fetch_cluster(google: GoogleClient, target: Target) -> dict[str, Any]
     except HttpError as refusal:
         if refusal.status != 404:
             raise _as_backend_error(refusal, target) from None
-    # Most often the zone is wrong, or a letter of the name.
+    # Name the clusters that exist: most often the zone is wrong, or a letter of the name.
     try:
         answer = await google.call(GoogleRequest("container", f"{project}/-/clusters"))
         clusters = [
@@ -526,7 +529,7 @@ async def open_access(
     environ: Mapping[str, str] = os.environ,
     policy: RetryPolicy | None = None,
 ) -> Access:
-    """Return access to the cluster of *target*, which stays the same if a kubeconfig changes.
+    """Return access to the cluster of *target*, and to no other if a kubeconfig changes.
 
     KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster`` for
     the service account of this pod. Without this setting, *target* names a GKE cluster by

@@ -1,4 +1,4 @@
-"""Send requests to the API server of one cluster: dicts as bodies, kinetic's own errors."""
+"""Send requests to a cluster's API server. Bodies are dicts; failures raise kinetic's errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONGEST_LINE = 64 * 1024**2
-"""The longest line of a watch, in bytes. An object has at most 1.5 MiB, twice that in JSON."""
+"""Bytes of the longest line. A watch sends one object per line: at most 1.5 MiB, twice in JSON."""
 
 HEARTBEAT_S = 30.0
 """Seconds of silence after which a WebSocket is pinged."""
@@ -110,7 +110,7 @@ class Api:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
+        self, path: str, *, query: Mapping[str, str] | None = None, idle_s: float | None = None
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Send a GET request and yield an iterator over the pieces of its body as they arrive.
 
@@ -120,14 +120,14 @@ class Api:
         Args:
             path: The path of the request.
             query: The query parameters of the request.
-            idle: The silence, in seconds, after which the connection counts as dead;
+            idle_s: The silence, in seconds, after which the connection counts as dead;
                 None for a server that may be silent forever.
 
         Raises:
-            Unavailable: The connection broke, or was silent for *idle*.
+            Unavailable: The connection broke, or was silent for *idle_s*.
         """
         request = Request(method="GET", path=path, query=query or {})
-        answer = await self._retry(lambda: self._send(request, 0, idle), request)
+        answer = await self._retry(lambda: self._send(request, 0, idle_s), request)
         with self._translate_errors(request):
             try:
                 yield answer.content.iter_any()
@@ -135,30 +135,31 @@ class Api:
                 close_answer(answer)
 
     async def lines(
-        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
+        self, path: str, *, query: Mapping[str, str] | None = None, idle_s: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a `stream`, without newlines; the last line may lack its newline.
+        """Yield the lines of a `stream` without their newlines, also a last line that had none.
 
         Raises:
-            Unavailable: The connection broke, was silent for *idle*, or sends an endless line.
+            Unavailable: The connection broke or was silent for *idle_s*, or a line is longer than
+                `LONGEST_LINE`.
         """
-        rest: list[bytes] = []
+        line_pieces: list[bytes] = []
         size = 0
-        async with self.stream(path, query=query, idle=idle) as pieces:
+        async with self.stream(path, query=query, idle_s=idle_s) as pieces:
             async for piece in pieces:
                 first, *others = piece.split(b"\n")
-                rest.append(first)
+                line_pieces.append(first)
                 size += len(first)
                 for other in others:
-                    yield b"".join(rest)
-                    rest, size = [other], len(other)
+                    yield b"".join(line_pieces)
+                    line_pieces, size = [other], len(other)
                 if size > LONGEST_LINE:
                     raise Unavailable(
                         f"cannot read {path} of {self.cluster}: a line is longer than "
                         f"{LONGEST_LINE >> 20} MiB; check whether a proxy answers for the server",
                         retryable=True,
                     )
-        if last := b"".join(rest):
+        if last := b"".join(line_pieces):
             yield last
 
     async def tunnel(
@@ -184,7 +185,7 @@ class Api:
                 return await with_token(self._access.credentials, upgrade)
             except HttpError as exc:
                 refused = exc
-            # aiohttp drops the body of a refusal. The same request without an upgrade returns it.
+            # aiohttp drops the body of a refused upgrade. A plain request gets the body as well.
             try:
                 close_answer(await self._send(request, 0, self._limits.idle_s))
             except HttpError as refusal:
@@ -208,8 +209,8 @@ class Api:
     ) -> T:
         """Await ``work()`` and retry its temporary failures by *policy*.
 
-        If *policy* is None, retry only while the client lacks a permission that it had before.
-        Every request passes through this one layer of retries.
+        If the client lacks a permission that it had before, retry for *rights_s* seconds. If
+        *policy* is None, retry nothing else. All retries of requests happen here.
         """
         patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None
@@ -282,7 +283,7 @@ class Api:
         return url.with_query(dict(request.query)) if request.query else url
 
     def _translate_errors(self, request: Request) -> AbstractContextManager[None]:
-        """Turn failures of the network into kinetic's errors."""
+        """Return a context manager that turns failures of the network into kinetic's errors."""
         return self._http.translate_errors(
             f"cannot {request} of {self.cluster}",
             self.server,
@@ -291,6 +292,7 @@ class Api:
         )
 
     def _decode(self, raw: bytes, request: Request) -> dict[str, Any]:
+        """Parse the body *raw*, which must be empty or a JSON object; else raise an error."""
         try:
             decoded: Any = json.loads(raw) if raw else {}
         except ValueError:

@@ -105,8 +105,8 @@ class Access:
     ``server`` is its URL, without a slash at the end; it may have a path.
     ``name`` describes the cluster in messages. ``namespace`` is the default one.
     ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
-    Each request carries ``headers``. ``pools`` are the node pools that GKE named on opening.
-    ``gke``: it is a cluster of GKE, which may have ComputeClasses.
+    Each request carries ``headers``. ``pools`` are the node pools that Google's API named when
+    the access was opened. ``gke`` says whether this is GKE, which may have ComputeClasses.
     """
 
     server: str

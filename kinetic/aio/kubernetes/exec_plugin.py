@@ -27,8 +27,8 @@ from kinetic.errors import AuthError
 TIMEOUT_S = 300.0
 """Timeout of a plugin in seconds; some wait for a login in a browser."""
 
-LAST_BYTES = 2000
-"""How much of a plugin's last output on stderr an error quotes."""
+MAX_KEPT = 2000
+"""How many of a plugin's last characters on stderr are kept for an error message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,7 @@ class Plugin:
         return f"the credential plugin {str(self.section.get('command'))!r}"
 
     def _command(self) -> str:
+        """Return the path of the plugin's executable."""
         command = str(self.section.get("command") or "")
         path = self.environ.get("PATH", os.defpath)
         if os.sep in command:  # relative to the kubeconfig's folder, as in kubectl
@@ -105,6 +106,7 @@ class Plugin:
         return executable
 
     def _is_interactive(self) -> bool:
+        """Return whether the plugin gets the terminal of this process, if there is one."""
         mode = self.section.get("interactiveMode") or "IfAvailable"
         has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
         if mode == "Always" and not has_terminal:
@@ -112,6 +114,7 @@ class Plugin:
         return mode != "Never" and has_terminal
 
     def _environment(self, interactive: bool) -> dict[str, str]:
+        """Return the plugin's environment, in which KUBERNETES_EXEC_INFO has the request."""
         spec: dict[str, Any] = {"interactive": interactive}
         if self.section.get("provideClusterInfo"):
             spec["cluster"] = dict(self.cluster)
@@ -131,12 +134,13 @@ class Plugin:
         last = ""
         while stream is not None and (piece := await stream.read(4096)):
             text = piece.decode(errors="replace")
-            last = (last + text)[-LAST_BYTES:]
+            last = (last + text)[-MAX_KEPT:]
             for line in filter(None, (one_line(line, 500) for line in text.splitlines())):
                 logging.warning("%s: %s", self.section.get("command"), line)
         return one_line(last, 500)
 
     def _parse_reply(self, out: bytes) -> Reply:
+        """Parse the ``ExecCredential`` that the plugin printed."""
         try:
             answer: Any = json.loads(out)
             status = cast("dict[str, Any]", answer["status"])

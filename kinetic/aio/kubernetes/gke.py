@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-"""Pauses while an earlier Job or pod is being deleted."""
+"""Pauses between two looks at an earlier Job or pod that is being deleted; seconds."""
 
 LEAVING_S = 10.0
 """How long a pod of the previous attempt may take to vanish after its grace period; seconds."""
@@ -102,7 +102,7 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
 async def _delete_on_failure(
     api: Api, paths: Paths, created: dict[str, Any] | None
 ) -> AsyncGenerator[None]:
-    """Delete the Job *created* if the block fails: without the Secret, it could never start."""
+    """Delete the Job *created*, if any, if the block fails: its pod needs the Secret."""
     try:
         yield
     except BaseException:
@@ -120,7 +120,7 @@ async def _delete_on_failure(
 async def _create_or_get(
     api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
 ) -> tuple[dict[str, Any], bool]:
-    """Return the Job, and whether this call created it."""
+    """Return the Job, and whether this call created it; wait for an earlier one's deletion."""
     name = str(manifest["metadata"]["name"])
     loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + GOING_S

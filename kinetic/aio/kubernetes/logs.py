@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, get_dict, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, condition, get_dict, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
@@ -52,7 +52,7 @@ class _Memory:
         self._yielded: dict[str, Counter[int]] = {}
         self._expected: dict[str, Counter[int]] = {}
         self._newest = ""
-        self._second = ""  # of the line whose pieces arrive
+        self._second = ""  # when the line was written whose pieces arrive now
         self.removed = False
         """Whether the kubelet has answered that it removed the log."""
 
@@ -72,6 +72,7 @@ class _Memory:
         return [content.decode(errors="replace") for content in contents if content is not None]
 
     def _new_content(self, piece: LogPiece) -> bytes | None:
+        """Return a piece without its time; None if it was yielded, or isn't of the program."""
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = stamp[1].decode() if stamp else ""
@@ -125,14 +126,14 @@ async def container_log(
     started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
     memory = _Memory()
     while True:
-        # Before reading: the log has everything that a container wrote before it ended.
+        # Ask before reading: what the container wrote before its end is then in the log.
         ended = source.ended()
         is_last, received, failure = ended or not follow, False, None
         query = _query(source, memory, started, tail, follow=not is_last)
         memory.reconnect()
         try:
             pieces = LogPieces()
-            async with source.api.stream(source.path, query=query, idle=IDLE_S) as contents:
+            async with source.api.stream(source.path, query=query, idle_s=IDLE_S) as contents:
                 async for content in contents:
                     for text in memory.texts(pieces.feed(content)):
                         received = True
@@ -151,7 +152,7 @@ async def container_log(
                 return
         except (Unavailable, Throttled) as exc:
             failure = exc
-        except Refused as exc:  # "is waiting to start", or the node has removed it
+        except Refused as exc:  # the container waits to start, or the node has removed its log
             if ended:
                 raise NotFound(f"the log no longer exists: {exc}") from exc
         empty_reads = 0 if received else empty_reads + 1
@@ -165,6 +166,7 @@ async def container_log(
 def _query(
     source: Source, memory: _Memory, started: float, tail: int | None, *, follow: bool
 ) -> dict[str, str]:
+    """Return the query of a request: where the log continues, or how many last lines to send."""
     query = {"container": source.container, "timestamps": "true"}
     if follow:
         query["follow"] = "true"
@@ -172,7 +174,7 @@ def _query(
         query["sinceTime"] = since
     elif tail is not None:
         waited = asyncio.get_running_loop().time() - started
-        if tail == 0 and waited > 1:  # lines written since then are new
+        if tail == 0 and waited > 1:  # the caller wants all lines since it began to wait
             query["sinceSeconds"] = str(int(waited) + 1)
         else:
             query["tailLines"] = str(tail)
@@ -255,12 +257,12 @@ class _AttemptView:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether no further pod will come."""
+        """Whether no further pod of the attempt will come; a numbered attempt has one per host."""
         pods = self._pods_of(None)
-        if (hosts := self.hosts) > 1:  # their pods are made one after the other
+        if (hosts := self.hosts) > 1:  # the pods are created one after the other
             return not self._jobs or len({host_of(pod) for pod in pods}) == hosts
-        numbered = any(ATTEMPT in get_dict(get_dict(pod, "metadata"), "labels") for pod in pods)
-        return numbered or all(_has_ended(job) for job in self._jobs.values())
+        is_numbered = any(ATTEMPT in get_dict(get_dict(pod, "metadata"), "labels") for pod in pods)
+        return is_numbered or all(_has_ended(job) for job in self._jobs.values())
 
     @property
     def hosts(self) -> int:
@@ -280,7 +282,7 @@ class _AttemptView:
             for pod in self._pods.values()
             if name_of(pod) == self.name and index in (None, host_of(pod))
         ]
-        return sorted(pods, key=age)
+        return sorted(pods, key=age_key)
 
     async def logs(
         self, index: int | None, tail: int | None

@@ -161,7 +161,7 @@ def _split_gs_uri(uri: str, *, is_dir: bool) -> tuple[str, str]:
 KEY = "key"
 """The entry of a submission's Secret that contains the submission's key."""
 
-LIMIT = 1024 * 1024
+MAX_SECRET_BYTES = 1024 * 1024
 """The most bytes of a Secret's content."""
 
 _VARIABLE = re.compile(r"[ -<>-~]+")
@@ -210,10 +210,10 @@ def secret_manifest(
     }
     content[KEY] = spec.key
     size = sum(len(value) for value in content.values())
-    if size > LIMIT:
+    if size > MAX_SECRET_BYTES:
         raise ConfigurationError(
-            f"the captured environment has {size} bytes, but a Secret holds {LIMIT}; capture "
-            "fewer variables, or ship the content as Data"
+            f"the captured environment has {size} bytes, but a Secret holds {MAX_SECRET_BYTES}; "
+            "capture fewer variables, or ship the content as Data"
         )
     metadata: dict[str, Any] = {
         "name": name,
@@ -349,7 +349,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             **({"suspend": True} if placement.queue else {}),
             "template": {
                 "metadata": {"labels": labels, "annotations": _pod_annotations(spec, annotations)},
-                "spec": _pod(spec, placement),
+                "spec": _pod_spec(spec, placement),
             },
         },
     }
@@ -404,7 +404,7 @@ def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[
     return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 
-def _pod(spec: JobSpec, placement: Placement) -> dict[str, Any]:
+def _pod_spec(spec: JobSpec, placement: Placement) -> dict[str, Any]:
     accelerator, data = spec.resources.accelerator, spec.order.data
     fuse = fuse_volumes(data, spec.order.store)
     user = spec.image.user if placement.run_as_user is None else placement.run_as_user
@@ -441,9 +441,10 @@ def _pod(spec: JobSpec, placement: Placement) -> dict[str, Any]:
 
 
 def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, Any]]:
-    """Return mounts of empty folders for volumes that the runner fills.
+    """Return mounts of empty volumes at the folders that the runner fills with *data*.
 
-    Only root can create ``/data`` in a container. A folder inside another needs no mount.
+    Without a mount, only root could create a folder such as ``/data``. A folder inside another
+    one is in the same volume.
     """
     filled = [ref for ref in data if ref.mount and not ref.fuse]
     taken = {str(mount["mountPath"]) for mount in fuse.mounts}
@@ -451,7 +452,7 @@ def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, 
     for point in sorted({_folder(ref) for ref in filled} - taken - {"/"}):
         if not any(point.startswith(f"{parent}/") for parent in points):
             points.append(point)
-    return [{"name": f"data-{k}", "mountPath": point} for k, point in enumerate(points)]
+    return [{"name": f"data-{number}", "mountPath": point} for number, point in enumerate(points)]
 
 
 def _folder(ref: wire.DataRef) -> str:
@@ -520,9 +521,9 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
 
 
 def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
-    """Satisfy the Pod Security Standard ``restricted`` if *user* is known and not root.
+    """Return a security context. It is ``restricted`` if *user* is known and not root.
 
-    Without *user*, the image's own user applies, because the image may not work with another.
+    If *user* is None, the image's own user applies: the image may not work with another one.
     With an ``fsGroup``, the node would change the permissions of all files of a *claim*.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
@@ -598,7 +599,7 @@ def _env_from_field(name: str, path: str) -> dict[str, Any]:
 
 
 def _resources(resources: Resources) -> dict[str, Any]:
-    """Return requests and limits.
+    """Return the requests and limits of a container.
 
     Kubernetes requires an accelerator in both. A job with accelerators may use all cores of its
     machine, so ``cpu`` is only its request; for other jobs, ``cpu`` is also the limit. If a job

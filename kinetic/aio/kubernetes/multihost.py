@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import (
     Document,
-    age,
+    age_key,
     condition,
     get_dict,
     get_list,
@@ -84,6 +84,7 @@ def judge_group(facts: JobFacts) -> Diagnosis:
 
 
 def _group_state(facts: JobFacts) -> State:
+    """Return the state by the first host's end; else by the live pods; else by the set."""
     alive, ends = facts.live_pods, _ends(facts)
     ran = any(Pod(pod).ran for pod in facts.every_pod)
     if (end := End.from_job(facts.current_or_last_job)) is not None and not ran:
@@ -93,7 +94,7 @@ def _group_state(facts: JobFacts) -> State:
     leaders = [
         pod for pod in facts.every_pod if host_of(pod) == 0 and not _was_deleted_unstarted(pod)
     ]
-    leader = min(leaders, key=age, default=None)
+    leader = min(leaders, key=age_key, default=None)
     leader_end = next((end for end in ends if end.pod == uid(leader)), None)
     cause = _first_failure(facts, ends)
     if leader_end is not None:
@@ -125,7 +126,7 @@ def _was_deleted_unstarted(pod: Document) -> bool:
 def _ends(facts: JobFacts) -> list[_End]:
     """Return the first end of each pod's program that has ended, the earliest first."""
     found: list[_End] = []
-    for document in sorted(facts.every_pod, key=age):
+    for document in sorted(facts.every_pod, key=age_key):
         restarted = _pod_at_first_end(document)
         pod = Pod(restarted or document, facts)
         if restarted is None and not (pod.ended or pod.gone):
@@ -164,7 +165,7 @@ def _end_time(pod: Document) -> str:
 
 
 def _first_failure(facts: JobFacts, ends: Sequence[_End]) -> State | None:
-    """Return the first failure that isn't a consequence of another one."""
+    """Return the first failure that isn't a consequence of another; None if there is none."""
     failed = [end for end in ends if end.state.status is JobStatus.FAILED]
     primary = [end for end in failed if end.state.exit_code not in (None, *TERMINATED)]
     primary += [end for end in failed if _is_informative(end.state) and end not in primary]
@@ -251,6 +252,7 @@ class GroupTable(Table):
         return not current_set or lives[0] == lives[1]
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
+        """Yield ends of processes, as hints, and the set's observation if it has changed."""
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
         entry.update_facts(pods, self._makers(entry.name))
         if not self._is_known(entry):

@@ -20,7 +20,7 @@ from kinetic.job_status import JobStatus, Reason
 ENDED = "kinetic.dev/ended"
 """The annotation that says why a client ended a Job that could not start. All clients read it."""
 
-_COUNTS = (
+_FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
 )
@@ -110,8 +110,8 @@ def _is_last(facts: JobFacts, verdict: Diagnosis) -> bool:
 def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
     """Return an observation for each attempt; *verdict* is about the last attempt.
 
-    The Job replaces a pod that was disrupted. The new pod's annotations give the number
-    of its attempt. The observation has the job's name and labels, with that number.
+    The Job replaces a disrupted pod, and the new pod is another attempt. The new pod's annotations
+    give its number, which is part of the observation's name and labels.
     """
     metadata = _job_metadata((facts.current_or_last_job, *facts.pods, *facts.deleted_pods))
     labels = _labels(metadata)
@@ -139,7 +139,7 @@ def observations(facts: JobFacts, verdict: Diagnosis) -> list[Observation]:
 
 
 def name_of(document: Document) -> str:
-    """Return the name of the attempt that a Job was made for, or that a pod runs."""
+    """Return the name of the attempt for which a Job was created, or that a pod runs."""
     metadata = get_dict(document, "metadata")
     name = str(get_dict(metadata, "annotations").get(NAME) or metadata.get("name") or "")
     first = _parse_number(_labels(metadata).get(ATTEMPT))
@@ -155,7 +155,7 @@ def _parse_number(text: str | None) -> int | None:
 def _failures_before(pod: Document) -> int:
     """Return how many pods of the same Job failed before *pod*, for any reason."""
     annotations = get_dict(get_dict(pod, "metadata"), "annotations")
-    return sum(_parse_number(str(annotations.get(key))) or 0 for key in _COUNTS)
+    return sum(_parse_number(str(annotations.get(key))) or 0 for key in _FAILURE_COUNTS)
 
 
 def _current_attempt(

@@ -119,6 +119,7 @@ class PathwaysCluster(GkeCluster):
         return [self._own_sets, *self._other_sets]
 
     async def _is_supported(self, sets: _Sets) -> bool:
+        """Return whether the cluster has this kind of set, and these credentials may read it."""
         try:
             await self._api.call("GET", sets.paths.jobs, query={"limit": "1"})
         except NotFound:

@@ -34,10 +34,10 @@ NODES_REUSED_S = 60.0
 """Seconds for which a list of nodes is reused."""
 
 MAX_NODES = 500
-"""In a cluster with more nodes, only the scheduler's message explains why a pod waits."""
+"""The most nodes to compare with a pod; in a larger cluster, the diagnosis quotes the scheduler."""
 
 MAX_EVENTS = 100
-"""The most events that one inquiry reads."""
+"""The most events that one request returns."""
 
 MAX_REPORTED = 1000
 """How many reports are remembered, so that the log doesn't repeat them."""
@@ -48,8 +48,8 @@ class Patience:
     """Seconds that a job may wait before kinetic does something about it.
 
     ``asked_s``: when to ask the API server about a job without a pod, or with a known reason to
-    wait. ``slow_s``: when to ask about any other job. Each further inquiry about a job comes after
-    four times the waiting time. ``report_s``: when to log a job's reason at the latest.
+    wait. ``slow_s``: when to ask about any other job. kinetic asks again each time that the waiting
+    time has grown fourfold. ``report_s``: when to log a job's reason at the latest.
     ``hopeless_s``: how long to wait before ending a job that can never start. ``orphaned_s``: how
     long a job's Secret may be missing. ``least_s``: the shortest ``start_timeout``, because
     Kubernetes needs that long to start anything. ``rights_s``: when to repeat an inquiry for which
@@ -69,8 +69,8 @@ class Patience:
 class Diagnostics:
     """Ask the API server about jobs that wait; all watches of a client share one object.
 
-    *stop* is the change to a Job's spec that ends its pods and keeps the Job. *makers* gives
-    kind and name of the objects that create its pods, if the Job doesn't create them itself.
+    *stop* is the change to a Job's spec that ends its pods and keeps the Job. *makers* returns
+    kind and name of the objects that create the pods of a set; none for a Job.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Diagnostics:
         self._reported_texts: dict[str, None] = {}
 
     def report(self, name: str, verdict: Diagnosis) -> None:
-        """Log once what keeps jobs from starting, with the name of the first such job."""
+        """Log the text of *verdict* for the job *name*, unless it was logged for another job."""
         if verdict.text in self._reported_texts:
             return
         if len(self._reported_texts) >= MAX_REPORTED:
@@ -106,16 +106,16 @@ class Diagnostics:
 
     async def read_facts(self, entry: Entry) -> JobFacts:
         """Read the objects that explain this job's state, such as events, nodes, and a Workload."""
-        alive = entry.facts.live_pods
+        live_pods = entry.facts.live_pods
         verdict = entry.verdict
-        unplaced = any(not get_dict(pod, "spec").get("nodeName") for pod in alive)
+        unplaced = any(not get_dict(pod, "spec").get("nodeName") for pod in live_pods)
         needs_nodes = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
-        events = await self._read_events(entry, alive)
+        events = await self._read_events(entry, live_pods)
         return JobFacts(
             events=events,
             absent=await self._absent_drivers(events),
             nodes=await self._read_nodes() if needs_nodes else None,
-            workload=await self._read_workload(entry.job, alive),
+            workload=await self._read_workload(entry.job, live_pods),
         )
 
     async def end(self, entry: Entry, end: End) -> None:
@@ -129,10 +129,10 @@ class Diagnostics:
             content_type="application/merge-patch+json",
         )
 
-    async def _read_events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
-        """Return the events of the job's pod, or of the objects that should have created a pod."""
-        selectors = [f"involvedObject.uid={uid(alive[-1]) if alive else uid(entry.job)}"]
-        if not alive and (makers := self._makers(entry.name)):
+    async def _read_events(self, entry: Entry, live_pods: Sequence[Document]) -> list[Document]:
+        """Return events of the newest live pod, or of the objects that should have created one."""
+        selectors = [f"involvedObject.uid={uid(live_pods[-1]) if live_pods else uid(entry.job)}"]
+        if not live_pods and (makers := self._makers(entry.name)):
             names = dict.fromkeys(name for _, name in makers)
             selectors = [f"involvedObject.name={name}" for name in names]
         events: list[Document] = []
@@ -142,9 +142,9 @@ class Diagnostics:
         return events
 
     async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
-        """Return the storage drivers that a node lacks and that aren't in the cluster at all.
+        """Return the storage drivers that nodes lack by *events*, and the whole cluster as well.
 
-        A new node lacks a driver until the driver's pod has started on it.
+        A driver that only a new node lacks may still start on it.
         """
         messages = (str(event.get("message")) for event in events)
         lacking = dict.fromkeys(
@@ -153,6 +153,7 @@ class Diagnostics:
         return [name for name in lacking if await self._is_absent(name)]
 
     async def _is_absent(self, driver: str) -> bool:
+        """Return whether the cluster lacks *driver*; False if this can't be checked."""
         try:
             await self._api.call("GET", f"/apis/storage.k8s.io/v1/csidrivers/{driver}")
         except NotFound:
@@ -162,6 +163,7 @@ class Diagnostics:
         return False
 
     async def _read_nodes(self) -> list[Document] | None:
+        """Return all nodes, perhaps from the last list; None if they are unreadable or too many."""
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
             found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})
@@ -173,13 +175,13 @@ class Diagnostics:
         return self._nodes
 
     async def _read_workload(
-        self, job: Document | None, alive: Sequence[Document]
+        self, job: Document | None, live_pods: Sequence[Document]
     ) -> Document | None:
-        """Return Kueue's Workload for the Job, if the Job or its pods wait in a queue of Kueue."""
+        """Return Kueue's Workload for the Job; None if neither Job nor pods wait in a queue."""
         suspended = JobFacts(job=job).suspended
         groups = [
             get_dict(get_dict(pod, "metadata"), "labels").get(POD_GROUP)
-            for pod in alive
+            for pod in live_pods
             if is_gated(pod)
         ]
         group = next((name for name in groups if name), None)
@@ -196,9 +198,9 @@ class Diagnostics:
         return None
 
     async def _try_get(self, collection: str, path: str, query: dict[str, str]) -> Document | None:
-        """Send a GET and return the answer; None after a failure.
+        """Send a GET and return the answer; None after a failure: the diagnosis works without it.
 
-        Without the answer, the explanation is less precise.
+        After a refusal, send no request about *collection* for ``patience.rights_s`` seconds.
         """
         now = asyncio.get_running_loop().time()
         if now < self._unavailable_until.get(collection, 0.0):
@@ -218,6 +220,7 @@ class Diagnostics:
 
 
 def _reduce_node(node: Document) -> Document:
+    """Return the part of *node* that the diagnosis reads."""
     kept = {
         "metadata": ("name", "labels"),
         "spec": ("taints", "unschedulable"),
@@ -239,9 +242,9 @@ SAMPLE_SIZE = 3
 
 
 class PendingMonitor:
-    """Follow the waiting jobs of one watch: `check_waiting` decides what to ask, `work` asks.
+    """Ask about the waiting jobs of one watch, and end jobs that can never start.
 
-    *changed* is called after the table has learned something.
+    `check_waiting` queues these requests. `work` sends them, and calls *changed* after each.
     """
 
     def __init__(self, table: Table, inquiry: Diagnostics, changed: Callable[[], None]) -> None:
@@ -253,14 +256,14 @@ class PendingMonitor:
         self._has_work = asyncio.Event()
 
     def check_waiting(self, now: float) -> None:
-        """Decide what to do about jobs that wait; *now* is the loop's time."""
+        """Log why jobs wait, and queue the due requests about them; *now* is the loop's time."""
         self._due.clear()
         waiting = [*self._table.waiting.values()]
         inquiries = Counter(
             entry.waiting.first_explanation for entry in waiting if entry.waiting.inquiry_count
         )
         # kinetic ends jobs that can never start. So it asks about every such job, not a sample.
-        final = {
+        hopeless_texts = {
             entry.waiting.first_explanation
             for entry in waiting
             if entry.waiting.hopeless_since is not None
@@ -289,7 +292,7 @@ class PendingMonitor:
                 wait.first_explanation = verdict.text
                 if (
                     inquiries[wait.first_explanation] >= SAMPLE_SIZE
-                    and wait.first_explanation not in final
+                    and wait.first_explanation not in hopeless_texts
                 ):
                     continue
                 inquiries[wait.first_explanation] += 1

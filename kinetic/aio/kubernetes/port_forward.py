@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 PROTOCOL = "v4.channel.k8s.io"
 DATA, ERROR = 0, 1
-HEAD = 2
+HEAD_BYTES = 2
 """Bytes of the port's number, at the beginning of each channel."""
 
-PIECE = 32 * 1024
+PIECE_BYTES = 32 * 1024
 
 
 async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
@@ -67,6 +67,8 @@ def _find_running_pod(pods: Sequence[Document], name: str, host: int) -> str | N
 
 
 class _Tunnel(ByteStream):
+    """A connection to *port* of *pod* over the WebSocket *socket*."""
+
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, pod: str, port: int) -> None:
         self._socket = socket
         self._target = f"port {port} of pod {pod}"
@@ -89,7 +91,7 @@ class _Tunnel(ByteStream):
             channel, rest = data[0], data[1:]
             if channel not in self._opened_channels:
                 self._opened_channels.add(channel)
-                rest = rest[HEAD:]
+                rest = rest[HEAD_BYTES:]
             if rest and channel == ERROR:
                 reason = rest.decode(errors="replace").strip()
                 raise Unavailable(f"{self._target} cannot be reached: {reason}")
@@ -103,8 +105,8 @@ class _Tunnel(ByteStream):
             BrokenResourceError: The connection is broken.
         """
         try:
-            for start in range(0, len(item), PIECE):
-                await self._socket.send_bytes(bytes([DATA]) + item[start : start + PIECE])
+            for start in range(0, len(item), PIECE_BYTES):
+                await self._socket.send_bytes(bytes([DATA]) + item[start : start + PIECE_BYTES])
         except (ConnectionError, RuntimeError) as exc:
             raise anyio.BrokenResourceError from exc
 

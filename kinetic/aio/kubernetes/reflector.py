@@ -27,7 +27,7 @@ TRIES = 3
 """How often to try a list that expires before its last page."""
 
 WARN_AFTER = 5
-"""Failures in a row before a watch warns."""
+"""The number of failures in a row after which the log has a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +143,21 @@ async def reflect(
         BackendError: The server refuses the read for good.
     """
     clock = asyncio.get_running_loop().time
-    version, due = "", 0.0
+    version, relist_at = "", 0.0
     failures, pauses = 0, rhythm.pauses()
     while True:
         started, progressed, wait_s, problem = clock(), False, 0.0, "the server ended it at once"
         try:
-            if not version or started >= due:
+            if not version or started >= relist_at:
                 found = await list_all(api, path, selector, rhythm.page)
                 started = clock()
-                version, due = found.version, started + rhythm.relist_s
+                version, relist_at = found.version, started + rhythm.relist_s
                 yield found
             async with aclosing(_events(api, path, selector, version, rhythm)) as events:
                 async for event in events:
                     document: dict[str, Any] = event.get("object") or {}
                     version, progressed = _resource_version(document) or version, True
-                    if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # else a bookmark
+                    if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # not BOOKMARK
                         deleted = event["type"] == "DELETED"
                         yield Changed(document=trim(document), deleted=deleted)
         except Expired as exc:
@@ -175,7 +175,7 @@ async def reflect(
 async def _events(
     api: Api, path: str, selector: str, version: str, rhythm: Rhythm
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the events of one connection, from *version* on."""
+    """Yield the events of one connection after *version*; an event ERROR raises `Expired`."""
     query = {
         "watch": "1",
         "labelSelector": selector,
@@ -184,7 +184,7 @@ async def _events(
         # Random, so that the watches of many clients don't end together.
         "timeoutSeconds": str(int(rhythm.life_s * random.uniform(0.8, 1.0)) or 1),
     }
-    async with aclosing(api.lines(path, query=query, idle=rhythm.idle_s)) as lines:
+    async with aclosing(api.lines(path, query=query, idle_s=rhythm.idle_s)) as lines:
         async for line in lines:
             if not line.strip():
                 continue

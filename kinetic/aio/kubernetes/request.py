@@ -22,7 +22,7 @@ from kinetic.errors import (
 )
 
 MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
-"""Statuses of requests that the server refuses on every retry."""
+"""HTTP statuses that mean that no retry of the same request can succeed."""
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -50,6 +50,7 @@ class Request:
 
 @lru_cache(256)
 def _required_right(method: str, path: str, is_watch: bool) -> Right:
+    """Parse a path: /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE."""
     parts = [part for part in path.split("/") if part]
     group = ""
     if parts[:1] == ["apis"]:

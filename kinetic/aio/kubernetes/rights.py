@@ -36,12 +36,12 @@ MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
 """The objects that a namespace needs. Its Role allows everything that kinetic does in it."""
 
 _CLUSTER_RULES = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},)
-"""The resources outside a namespace that explain why a job does not start."""
+"""The rights outside any namespace: kinetic lists nodes to explain why a job does not start."""
 
 
 @cache
 def _namespace_rules() -> list[dict[str, list[str]]]:
-    """Return the rules of the manifest's Role for users who submit jobs."""
+    """Return the rules of the Role ``kinetic`` in `MANIFEST`: what a user of kinetic may do."""
     import yaml  # imported here, because only a refused request needs it
 
     for document in yaml.safe_load_all(MANIFEST.read_text()):
@@ -71,7 +71,7 @@ def by_resource(missing: Iterable[Right]) -> list[str]:
 
 
 def how_to_grant(right: Right, message: str) -> str:
-    """Explain how an administrator grants a missing *right*; the *message* names the user."""
+    """Explain how to grant a missing *right*; the refusal *message* names the user."""
     match = re.search(r'User "(?P<user>[^"]*)"', message)
     user = match["user"] if match else "YOU"
     login_hint = (
@@ -96,7 +96,7 @@ def binding_of(user: str) -> str:
 
 
 def role(right: Right, user: str) -> str:
-    """Return YAML of the Role with *right* and all that kinetic needs, bound to *user*.
+    """Return YAML of a Role with *right* and all that kinetic needs, and of its binding to *user*.
 
     A right outside any namespace needs a ClusterRole.
     """

@@ -15,7 +15,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 from kinetic.aio.kubernetes.manifests import (
     LABEL,
-    LIMIT,
+    MAX_SECRET_BYTES,
     NAME,
     Paths,
     label_value,
@@ -32,8 +32,12 @@ ROOT_KEY = "kinetic-root-key"
 ROOT_BYTES = 32
 """Bytes of the root key."""
 
-FIELD = "key"
-CONTENT = "content"
+ROOT_KEY_ENTRY = "key"
+"""The entry with the root key, in its Secret."""
+
+CONTENT_ENTRY = "content"
+"""The entry with what `Secrets.keep` stored, in a Secret of its own."""
+
 SUBMISSION = "kinetic.dev/submission"
 """The label with the submission that a Secret belongs to."""
 
@@ -95,7 +99,7 @@ class Secrets:
             return _decode_root_key(await self._read(ROOT_KEY))
         except NotFound:
             pass
-        manifest = self._manifest(ROOT_KEY, {FIELD: os.urandom(ROOT_BYTES)}, ROOT_KEY)
+        manifest = self._manifest(ROOT_KEY, {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}, ROOT_KEY)
         try:
             secret = await self._create(manifest | {"immutable": True})
         except AlreadyThere:  # by another client, or by a request whose answer was lost
@@ -108,12 +112,12 @@ class Secrets:
         Raises:
             ConfigurationError: *content* is too large.
         """
-        if len(content) > LIMIT:
+        if len(content) > MAX_SECRET_BYTES:
             raise ConfigurationError(
-                f"{name} has {len(content)} bytes for a Secret, which holds {LIMIT}; "
+                f"{name} has {len(content)} bytes for a Secret, which holds {MAX_SECRET_BYTES}; "
                 "capture fewer variables of the environment, or ship the content as Data"
             )
-        manifest = self._manifest(_kept_secret_name(name), {CONTENT: content}, name)
+        manifest = self._manifest(_kept_secret_name(name), {CONTENT_ENTRY: content}, name)
 
         async def replace_content() -> bool:
             await self._api.call("PUT", self._path(_kept_secret_name(name)), body=manifest)
@@ -128,7 +132,7 @@ class Secrets:
             NotFound: No content is stored under *name*.
         """
         try:
-            return _decode_field(await self._read(_kept_secret_name(name)), CONTENT)
+            return _decode_entry(await self._read(_kept_secret_name(name)), CONTENT_ENTRY)
         except NotFound as exc:
             raise NotFound(
                 f"there is no secret {name!r} in namespace {self._paths.namespace} of "
@@ -232,7 +236,10 @@ class Secrets:
     async def _create_or(
         self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds."""
+        """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds.
+
+        *settle* returns True if the existing Secret will do, and False after it removed it.
+        """
         while True:
             try:
                 await self._create(manifest)
@@ -282,13 +289,13 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
         task.exception()  # retrieved, because every caller that waited may have been cancelled
 
 
-def _decode_field(secret: Document, field: str) -> bytes:
-    return base64.b64decode(str(get_dict(secret, "data").get(field) or ""))
+def _decode_entry(secret: Document, entry: str) -> bytes:
+    return base64.b64decode(str(get_dict(secret, "data").get(entry) or ""))
 
 
 def _decode_root_key(secret: Document) -> bytes:
     try:
-        key = _decode_field(secret, FIELD)
+        key = _decode_entry(secret, ROOT_KEY_ENTRY)
     except binascii.Error:
         key = b""
     if len(key) != ROOT_BYTES:

@@ -48,7 +48,7 @@ class Kind:
     number of its host. ``coordinator`` returns the address of the first host from the set's name,
     and ``body`` the set's spec from the template of its pods. ``stop`` is the change to the spec
     that ends the pods and keeps the set. ``makers`` returns kind and name of the objects that
-    create a set's pods.
+    create a set's pods. ``home`` is the kind's website.
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, get_dict, get_list, uid
+from kinetic.aio.kubernetes.diagnosis.documents import Document, age_key, get_dict, get_list, uid
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod, merge_facts
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import (
@@ -78,17 +78,17 @@ class Entry:
         self.waiting = Waiting()
 
     def judge(self, *, orphans: bool) -> Diagnosis | None:
-        """Decide the job's state; return None if this must wait until its Job has been seen."""
+        """Return the state; None if the Job must be seen first. *orphans* is as in `Table`."""
         pods = [*self.pods.values()]
         job_uid = uid(self.job) if self.job is not None else uid(self.facts.current_or_last_job)
         if job_uid:
             pods = [pod for pod in pods if owner(pod) in (job_uid, "")]
             if self.job is None and "orphan" not in _finalizers(self.facts.current_or_last_job):
-                # Kubernetes deletes the pods a moment later.
+                # Kubernetes deletes the pods of a deleted Job a moment later.
                 pods = [_mark_terminating(pod) for pod in pods]
         elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
-        self.update_facts(sorted(pods, key=age))
+        self.update_facts(sorted(pods, key=age_key))
         self.verdict = judge_job(self.facts)
         return self.verdict
 
@@ -133,7 +133,7 @@ class Entry:
         return before is None or not is_unchanged(before, pod)
 
     def finish(self) -> None:
-        """Drop the documents of an ended job, to save memory: the cluster keeps it for a day."""
+        """Drop the documents of an ended job, to save memory: a Job stays for a day."""
         self.ended_job_uid = uid(self.job)
         if self.job is not None:
             metadata = get_dict(self.job, "metadata")
@@ -174,7 +174,7 @@ class Table:
         self.entries: dict[str, Entry] = {}
         self.waiting: dict[str, Entry] = {}
         self.orphans = False
-        self._listed: set[bool] = set()
+        self._listed: set[bool] = set()  # True after a list of pods, False after one of jobs
         self._dirty: dict[str, None] = {}
 
     @property
@@ -257,6 +257,7 @@ class Table:
                     self.waiting.pop(name, None)
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
+        """Yield what changed of *entry* since the last observations that clients got."""
         if entry.ended_job_uid:
             if entry.job is None:
                 yield from self._report_gone(entry)
@@ -295,11 +296,13 @@ class Table:
             entry.finish()
 
     def _report_gone(self, entry: Entry) -> Iterator[Observation]:
+        """Remove *entry*, and yield that each of its reported attempts is gone."""
         del self.entries[entry.name]
         for observation in entry.reported.values():
             yield replace(observation, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
+        """Keep *entry* in ``waiting`` while its last attempt waits; a new attempt starts anew."""
         previous, entry.current_attempt = entry.current_attempt, observation.name
         if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry

@@ -27,7 +27,7 @@ _METADATA = (
     "annotations",
     "ownerReferences",
 )
-_POD = (
+_POD_SPEC = (
     "activeDeadlineSeconds",
     "affinity",
     "nodeName",
@@ -48,7 +48,7 @@ def trim(document: Document) -> Document:
     """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
     spec = get_dict(document, "spec")
     if "containers" in spec:
-        kept = _select(_POD, spec)
+        kept = _select(_POD_SPEC, spec)
         for field in ("initContainers", "containers"):
             if field in spec:
                 kept[field] = [_select(_CONTAINER, container) for container in spec[field]]
@@ -65,8 +65,8 @@ def _select(names: Iterable[str], document: Document) -> dict[str, Any]:
     return {name: document[name] for name in names if name in document}
 
 
-MEMO = 2048
-"""How many parts are remembered; all jobs of a batch have a few hundred in common."""
+MAX_MEMO = 2048
+"""The most values in `_memo`; the jobs of a batch share a few hundred values."""
 
 _memo: dict[Any, Any] = {}
 
@@ -86,7 +86,7 @@ def _deduplicate(value: Any) -> Any:
         key = (list, *map(_memo_key, value))
     else:
         key = _memo_key(value)
-    if len(_memo) >= MEMO:
+    if len(_memo) >= MAX_MEMO:
         _memo.clear()
     return _memo.setdefault(key, value)
 
@@ -97,7 +97,7 @@ def _memo_key(value: Any) -> Any:
 
 
 def is_unchanged(before: Document, now: Document) -> bool:
-    """Return whether *now*, a trimmed document, has nothing new; this is true of half of them."""
+    """Return whether a trimmed document can be ignored after *before*, as half of them can."""
     if _select(_IDENTITY, get_dict(before, "metadata")) != _select(
         _IDENTITY, get_dict(now, "metadata")
     ):
@@ -110,7 +110,7 @@ def is_unchanged(before: Document, now: Document) -> bool:
 
 
 def _with_receipts(status: Document) -> Document:
-    """Move receipts from termination messages to a field, because they aren't program output."""
+    """Move receipts from termination messages to `RECEIPT`: they aren't output of the program."""
     statuses = get_list(status, "containerStatuses")
     if not any(
         get_dict(get_dict(container, "state"), "terminated").get("message")

@@ -50,7 +50,7 @@ async def list_jobs(
             table.feed(update, pods=pods)
 
         await list_both(api, paths, selector, take)
-        if table.has_strays:  # their Job was created after its list, or no longer exists
+        if table.has_strays:  # their Job was created after the list of jobs, or no longer exists
             table.feed(await list_all(api, paths.jobs, selector), pods=False)
             table.orphans = True
         observations |= await _evaluate(table)
@@ -121,7 +121,7 @@ async def watch_jobs(
                     await changed.wait()
             changed.clear()
             if task.done():
-                task.result()  # raises the error that ended it
+                task.result()  # raises the error that ended the task
             while table.has_changes:
                 for observation in [*table.news(TURN)]:
                     yield observation

@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quote_message
-from kinetic.aio.kubernetes.diagnosis.quantities import number
+from kinetic.aio.kubernetes.diagnosis.quantities import parse_quantity
 from kinetic.job_status import Reason
 
 _FORBIDDEN_PREFIX = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')
@@ -26,12 +26,14 @@ def admission_cause(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
 
 
 def _quota_cause(message: str, requested: str, limit: str) -> Cause:
+    """Return the cause of an exceeded quota; it is final if the job alone exceeds *limit*."""
     limits = dict(_amounts(limit))
     advice = "wait for other work to end, or have the quota raised"
     if "count/jobs.batch" in requested:
         advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
     if any(
-        number(amount) > number(limits.get(name, "inf")) for name, amount in _amounts(requested)
+        parse_quantity(amount) > parse_quantity(limits.get(name, "inf"))
+        for name, amount in _amounts(requested)
     ):
         summary = f"it can never fit: {message}"
         return Cause(summary=summary, reason=Reason.QUOTA, outlook=Outlook.FINAL)
@@ -39,38 +41,39 @@ def _quota_cause(message: str, requested: str, limit: str) -> Cause:
 
 
 def _amounts(text: str) -> list[tuple[str, str]]:
+    """Return (resource, amount) pairs of a text such as ``cpu=2,memory=4Gi``."""
     return re.findall(r"([^,=\s]+)=([^,\s]+)", text)
 
 
-_refused = partial(Rule, reason=Reason.REFUSED)
-_never = partial(_refused, outlook=Outlook.FINAL)
+_refused_rule = partial(Rule, reason=Reason.REFUSED)
+_final_rule = partial(_refused_rule, outlook=Outlook.FINAL)
 
 _RULES = (
-    _never(
+    _final_rule(
         "failed quota: .*must specify",
         "set memory= and cpu= for the function's container",
         reason=Reason.QUOTA,
     ),
-    _never(
+    _final_rule(
         r"(maximum|minimum) \S+ usage per \w+ is |max limit to request (limit )?ratio per ",
         "request what the namespace's LimitRange allows, or have it raised",
     ),
-    _refused(
+    _refused_rule(
         "failed calling webhook",
         "tell the cluster's administrator that the webhook doesn't answer; the job is not at fault",
     ),
-    _never(
+    _final_rule(
         'violates PodSecurity "restricted.*runAsNonRoot',
         "set KINETIC_RUN_AS_USER, or run_as_user in the profile, to a user ID that the image can "
         "run as, such as 1000, or omit container_image=",
     ),
-    _never("violates PodSecurity", "use a namespace without the restriction that it names"),
-    _refused(
+    _final_rule("violates PodSecurity", "use a namespace without the restriction that it names"),
+    _refused_rule(
         r"(webhook|Policy) ['\"][^'\"]+['\"][^:]* denied (the )?request",
         "change the job as the policy says, or ask the cluster's administrator",
     ),
-    _never("because it is being terminated", "use another namespace", reason=Reason.CANCELLED),
-    _never('"[^"]*" is invalid: ', "correct the named field"),
+    _final_rule("because it is being terminated", "use another namespace", reason=Reason.CANCELLED),
+    _final_rule('"[^"]*" is invalid: ', "correct the named field"),
     Rule(
         r'service ?account "?[^\s"]+"? not found',
         "create it (kinetic doctor --manifest prints everything a namespace needs), or correct the "
@@ -80,7 +83,7 @@ _RULES = (
         r'(namespace|\w+ ?class)\S* (with name )?"?[^\s"]+"? ((was|not) found|does not exist)',
         "create it, have an administrator create it, or correct the name",
     ),
-    _refused(
+    _refused_rule(
         r"etcdserver: |status unknown for quota|request did not complete within "
         r"|admission plugin \S+ failed to complete|the server is currently unable"
         r"|too many requests|the server was unable to return a response in time"

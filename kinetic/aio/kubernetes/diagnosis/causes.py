@@ -1,4 +1,4 @@
-"""Causes, and the function `describe`, which puts a job's state into one sentence."""
+"""The causes of a job's state, and `describe`, which turns a state into sentences."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class Outlook(enum.Enum):
     """The job has ended, or can never start as requested."""
 
 
-PLATFORM = (Reason.PREEMPTED, Reason.EVICTED, Reason.NODE_LOST)
+PLATFORM_REASONS = (Reason.PREEMPTED, Reason.EVICTED, Reason.NODE_LOST)
 NOT_THE_PROGRAM = "the program isn't at fault"
 
 ADVICE = {
-    **dict.fromkeys(PLATFORM, f"{NOT_THE_PROGRAM}: submit it again unless kinetic retries it"),
+    **dict.fromkeys(
+        PLATFORM_REASONS, f"{NOT_THE_PROGRAM}: submit it again unless kinetic retries it"
+    ),
     Reason.USER_ERROR: "see its log",
     Reason.SETUP: "correct what the message names, or ask the cluster's administrator",
     Reason.OUT_OF_MEMORY: "request more memory (memory=), or use less",
@@ -147,7 +149,7 @@ def ended_state(
     exit_code: int | None = None,
     status: JobStatus = JobStatus.FAILED,
 ) -> State:
-    """Return the state of a job that *cause* ended."""
+    """Return the state of a job that *cause* ended; an empty cause for a success."""
     state = waiting_state(cause, *lead, executor=executor)
     return replace(state, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
@@ -175,14 +177,14 @@ def describe(state: State) -> Diagnosis:
 
 
 def _complete_advice(state: State) -> str:
-    """Return the advice for the user, and what to do or expect after following the advice."""
+    """Return the cause's advice, and what follows it: another submission, or the start."""
     advice, outlook = state.cause.next_step, state.cause.outlook
     if not advice or outlook is Outlook.OPEN:
         return advice
     if state.is_over:
         return f"{advice}, then submit it again"
-    by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
-    return f"{advice}; then it starts automatically" if by_itself else advice
+    starts_by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
+    return f"{advice}; then it starts automatically" if starts_by_itself else advice
 
 
 # --- messages of Kubernetes -----------------------------------------------------------------
@@ -232,7 +234,7 @@ def quote_message(
     reason: Reason = Reason.SETUP,
     outlook: Outlook = Outlook.BLOCKED,
 ) -> Cause:
-    """Return the cause that `match_rule` finds; else quote *text*, with the advice for *reason*."""
+    """Return the cause that `match_rule` finds, else one that quotes *text* for *reason*."""
     if (found := match_rule(rules, summary, text)) is not None:
         return found
     quote = gist(text)
@@ -255,7 +257,7 @@ _PREFIXES = re.compile(
 
 
 def gist(text: str) -> str:
-    """Return the informative end of an error message."""
+    """Return an error message without its prefixes, in at most 400 characters."""
     return shorten_middle(_PREFIXES.sub("", text), 400).rstrip(".")
 
 

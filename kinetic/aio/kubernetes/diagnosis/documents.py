@@ -9,13 +9,13 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 def get_dict(document: Document | None, name: str) -> Document:
-    """Return the object at *name*, or an empty one."""
+    """Return the JSON object at *name*; an empty one if it is missing or null."""
     found: Any = document.get(name) if document is not None else None
     return found or {}
 
 
 def get_list(document: Document | None, name: str) -> Sequence[Any]:
-    """Return the list at *name*, or an empty one."""
+    """Return the list at *name*; an empty one if it is missing or null."""
     found: Any = document.get(name) if document is not None else None
     return found or ()
 
@@ -26,13 +26,13 @@ def conditions(document: Document | None) -> Sequence[Document]:
 
 
 def condition(document: Document | None, kind: str, status: str | None = "True") -> Document | None:
-    """Return the object's condition of this *kind* if it has this *status*; None: any status."""
+    """Return the object's condition of this *kind* and *status* (None: any status), or None."""
     matching = (entry for entry in conditions(document) if entry.get("type") == kind)
     return next((entry for entry in matching if status in (None, entry.get("status"))), None)
 
 
-def age(document: Document) -> tuple[str, str]:
-    """Return the key that sorts objects by age, because the API lists them by name."""
+def age_key(document: Document) -> tuple[str, str]:
+    """Return a key that sorts objects from old to new; the API lists them by name."""
     metadata = get_dict(document, "metadata")
     return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 

@@ -18,7 +18,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, START_ERRORS, Container, Pod
-from kinetic.aio.kubernetes.diagnosis.starting import FORMAT, start_failure
+from kinetic.aio.kubernetes.diagnosis.starting import EXEC_FORMAT_ERROR, start_failure
 from kinetic.job_status import Reason
 
 
@@ -27,17 +27,20 @@ def failure(pod: Pod) -> Cause | None:
     phase, failed = pod.status.get("phase"), pod.failed_container
     if pod.ended and (phase == "Succeeded" or (failed is None and phase != "Failed")):
         return None
-    committed = str(pod.end.get(OUTCOME) or "")
-    if committed == Reason.DEADLINE:
+    committed_reason = str(pod.end.get(OUTCOME) or "")
+    if committed_reason == Reason.DEADLINE:
         return Cause(summary="the function ran longer than its timeout", reason=Reason.DEADLINE)
     cause = _failure_cause(pod, failed)
-    return replace(cause, reason=Reason(committed)) if committed in {*Reason} else cause
+    return (
+        replace(cause, reason=Reason(committed_reason)) if committed_reason in {*Reason} else cause
+    )
 
 
 def _failure_cause(pod: Pod, failed: Container | None) -> Cause:
+    """Return why *pod* failed: what the platform did to it, or how container *failed* ended."""
     platform_cause = removal(pod)
     if platform_cause is not None and (
-        platform_cause.reason is not Reason.LOST or pod.may_be_stopped or not pod.ended
+        platform_cause.reason is not Reason.LOST or pod.may_have_been_stopped or not pod.ended
     ):
         return platform_cause
     if failed is None or not pod.ended:
@@ -65,7 +68,7 @@ def sidecar_memory(pod: Pod) -> Cause | None:
 
 # --- what the platform did ------------------------------------------------------------------
 
-_LARGER = "state the memory that it needs (memory=), or use a larger machine"
+_MORE_MEMORY = "state the memory that it needs (memory=), or use a larger machine"
 _SHUTDOWN = ("Terminated", "Shutdown", "NodeShutdown")
 
 
@@ -98,7 +101,9 @@ def removal(pod: Pod) -> Cause | None:
     if pod_reason == "DeadlineExceeded":
         limit = pod.spec.get("activeDeadlineSeconds")
         return _platform_cause(Reason.DEADLINE, f"the pod's time limit of {limit} s passed")
-    announced = pod.node_ending and pod.may_be_stopped and not (disruption_reason or pod_reason)
+    announced = (
+        pod.node_ending and pod.may_have_been_stopped and not (disruption_reason or pod_reason)
+    )
     if disruption_reason == "TerminationByKubelet" or pod_reason in _SHUTDOWN or announced:
         shutdown_reason = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
         advice = f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine"
@@ -113,7 +118,7 @@ def removal(pod: Pod) -> Cause | None:
         return _platform_cause(Reason.NODE_LOST, f"its node was removed from the cluster{spot}")
     if disruption_reason:
         return _platform_cause(Reason.NODE_LOST, f"the platform ended it: {quote}")
-    if pod_reason:  # a kubelet has no other reasons than those above and its refusals
+    if pod_reason:  # all other reasons of a kubelet are refusals
         return _platform_cause(
             Reason.UNSCHEDULABLE, f"the node refused the pod ({pod_reason}): {quote}"
         )
@@ -135,7 +140,7 @@ def _eviction_cause(quote: str) -> Cause:
     summary = f"evicted by its node: {quote}"
     match = re.search(r"low on resource: (\S+?)(\.|$| )", quote)
     if match is not None:
-        advice = _LARGER if match[1] == "memory" else "write less, or write to a bucket"
+        advice = _MORE_MEMORY if match[1] == "memory" else "write less, or write to a bucket"
         return _platform_cause(Reason.EVICTED, summary, advice if match[1] != "pids" else None)
     if "exceeds the limit" in quote and "olume" in quote:
         advice = "write less there, or raise its sizeLimit (for /dev/shm: memory=)"
@@ -148,7 +153,7 @@ def _eviction_cause(quote: str) -> Cause:
 _open_rule = partial(Rule, outlook=Outlook.OPEN)
 
 _OUTPUT_RULES = (
-    # Cloud Storage, "Troubleshooting"; GKE, "Troubleshoot Workload Identity Federation".
+    # Cloud Storage, "Troubleshooting", and GKE, "Troubleshoot Workload Identity Federation".
     _open_rule(
         r"does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
         r"|403[^;]*storage\.googleapis|unable to generate access token"
@@ -181,7 +186,7 @@ def exit_cause(container: Container) -> Cause:
     message = str(end.get("message") or "")
     if reason == "OOMKilled":
         return _out_of_memory(container, code)
-    if reason in START_ERRORS or FORMAT.search(message):
+    if reason in START_ERRORS or EXEC_FORMAT_ERROR.search(message):
         return start_failure(container, message)
     if reason in ("ContainerStatusUnknown", "Unknown"):
         # containerd says Unknown of a container that ended while containerd was stopped.
@@ -220,12 +225,13 @@ def _describe_signal(number: int) -> str:
 
 
 def _out_of_memory(container: Container, code: int) -> Cause:
+    """Return the cause for *container*, which ran out of memory and ended with exit *code*."""
     child = "" if code == 137 else f" in a child process (the program's own exit code is {code})"
     summary = f"out of memory{child}: the container passed its memory limit of {container.memory}"
     advice: str | None = None
     if not container.memory:
         summary = f"out of memory{child}: the container has no memory limit, and its node ran out"
-        advice = _LARGER
+        advice = _MORE_MEMORY
     elif container.init:
         summary = (
             f"container {container.name!r} ran out of memory: it passed its limit of "

@@ -64,15 +64,15 @@ class JobFacts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the Job may have no pods now."""
+        """Whether the Job is suspended: Kubernetes gives it no pods until it is resumed."""
         suspended = condition(self.current_or_last_job, "Suspended") is not None
         return suspended or bool(self.spec.get("suspend"))
 
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
-        """Return events with one of *reasons* about a pod or, for None, the Job or its makers.
+        """Return events about a pod or, for None, about the Job or its makers, oldest first.
 
-        They are in order of time. Events outlive their objects. So events with another uid, and
-        events of a maker from before the set was created, belong to earlier objects of this name.
+        With *reasons*, return only events with one of these. Events outlive their objects. So this
+        skips events with another uid, and events of a maker from before the set was created.
         """
         metadata: Document = get_dict(
             document if document is not None else self.current_or_last_job, "metadata"
@@ -92,7 +92,7 @@ class JobFacts:
                 message = str(event.get("message") or "")
                 message = message.removeprefix("(combined from similar events): ")
                 found.append({**event, "message": message})
-        return sorted(found, key=_last_seen_time)  # stable: without times the order stays
+        return sorted(found, key=_last_seen_time)  # stable: events without a time keep their order
 
 
 def _last_seen_time(event: Document) -> str:
@@ -108,11 +108,11 @@ def _last_seen_time(event: Document) -> str:
 
 
 def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
-    """Return *now* with the last versions of the objects that were deleted since *before*."""
+    """Return *now* with what only *before* has, such as events, and objects deleted meanwhile."""
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}
-    known = {_identity(event) for event in now.events}
-    same = (
+    known = {_event_key(event) for event in now.events}
+    is_same_job = (
         now.job is None
         or before.current_or_last_job == {}
         or uid(now.job) == uid(before.current_or_last_job)
@@ -120,14 +120,14 @@ def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
     return replace(
         now,
         pods=[_with_first_deletion_time(previous.get(uid(pod)), pod) for pod in now.pods],
-        events=(*(event for event in before.events if _identity(event) not in known), *now.events),
+        events=(*(event for event in before.events if _event_key(event) not in known), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         name=now.name or before.name,
         deleted_pods=tuple(pod for key, pod in previous.items() if key not in present)
-        if same
+        if is_same_job
         else (),
-        deleted_job=(before.job or before.deleted_job) if same else None,
+        deleted_job=(before.job or before.deleted_job) if is_same_job else None,
     )
 
 
@@ -146,7 +146,8 @@ def _with_first_deletion_time(before: Document | None, now: Document) -> Documen
     return {**now, "metadata": {**get_dict(now, "metadata"), **kept}}
 
 
-def _identity(event: Document) -> tuple[object, ...]:
+def _event_key(event: Document) -> tuple[object, ...]:
+    """Return a key that all versions of one event share."""
     if event_uid := get_dict(event, "metadata").get("uid"):
         return (event_uid,)
     target = get_dict(event, "involvedObject")
@@ -154,7 +155,7 @@ def _identity(event: Document) -> tuple[object, ...]:
 
 
 OUTCOME = "kinetic"
-"""The field of a container's end with the reason of the outcome that the runner committed."""
+"""The field that `trim` adds to a container's end: the reason of the runner's outcome."""
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that mean that its program never started."""
@@ -176,14 +177,14 @@ class Container:
 
     @property
     def last_end(self) -> Document | None:
-        """The container's end or, while it waits for a restart, its last end."""
+        """The container's end or, while it waits for a restart, its last end; None if none."""
         last: Document | None = get_dict(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
         return self.state("terminated") or (last if waits else None)
 
     @property
     def never_started(self) -> bool:
-        """Whether the container never started, although its node reported an end with the pod's."""
+        """Whether the container never started, although the node reported that it ended."""
         unknown = (self.last_end or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 
@@ -244,7 +245,7 @@ class Pod:
         if self.status.get("phase") in ("Succeeded", "Failed"):
             return True
         if not self.status.get("containerStatuses"):
-            return False  # the case of most pods, and this runs often
+            return False  # a shortcut for most pods, because this runs often
         never = self.spec.get("restartPolicy") == "Never"
         return never and all(program.state("terminated") is not None for program in self.programs)
 
@@ -311,7 +312,7 @@ class Pod:
         return ended_after and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
 
     @property
-    def may_be_stopped(self) -> bool:
+    def may_have_been_stopped(self) -> bool:
         """Whether a request to stop may have caused the pod's end, by exit code or time."""
         code, reason = self.end.get("exitCode"), self.end.get("reason")
         by_signal = code in (137, 143) and reason in (None, "Error")
@@ -321,7 +322,7 @@ class Pod:
     @property
     def deleted(self) -> bool:
         """Whether the pod's Job or a user deleted the pod, and not the platform."""
-        return self.terminating and self.may_be_stopped and self.disruption is None
+        return self.terminating and self.may_have_been_stopped and self.disruption is None
 
     @cached_property
     def node(self) -> Document | None:

@@ -60,7 +60,7 @@ _CAUSES = (
         "build and push it, or correct the name or tag",
     ),
 )
-"""Advice by patterns of "REASON: message", where quoted text and the image's name are removed."""
+"""Rules for "REASON: message", from which `pull_failure` removes quotes and the image's name."""
 
 
 def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> Cause:

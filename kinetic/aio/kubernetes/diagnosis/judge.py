@@ -17,7 +17,13 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
     running_state,
     waiting_state,
 )
-from kinetic.aio.kubernetes.diagnosis.documents import Document, age, condition, get_dict, get_list
+from kinetic.aio.kubernetes.diagnosis.documents import (
+    Document,
+    age_key,
+    condition,
+    get_dict,
+    get_list,
+)
 from kinetic.aio.kubernetes.diagnosis.ending import failure, removal, sidecar_memory
 from kinetic.aio.kubernetes.diagnosis.facts import JobFacts, Pod
 from kinetic.aio.kubernetes.diagnosis.placing import placement_cause
@@ -56,8 +62,8 @@ def judge_pod(pod: Pod) -> Diagnosis:
 def refused_request(answer: Document) -> Diagnosis:
     """Return the state of a Job that the API server refused to create with a ``Status``.
 
-    After an unknown message, the Job can never start, unless the status is 403 (forbidden): then
-    a user may change the cluster.
+    If no rule explains the message, the refusal is final. After a 403 (forbidden) it isn't,
+    because an administrator can change what the cluster allows.
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     cause = admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
@@ -67,8 +73,8 @@ def refused_request(answer: Document) -> Diagnosis:
 
 def _finalizer_clause(facts: JobFacts) -> str:
     """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
-    idle = [pod for pod in facts.pods if not Pod(pod).runs]
-    for document in [facts.job, *idle]:
+    not_running = [pod for pod in facts.pods if not Pod(pod).runs]
+    for document in [facts.job, *not_running]:
         metadata = get_dict(document, "metadata")
         names = [name for name in get_list(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if names and metadata.get("deletionTimestamp"):
@@ -101,6 +107,7 @@ def obstacle(pod: Pod) -> Cause:
 
 
 def _ended_pod_state(pod: Pod) -> State:
+    """Return the state of *pod*, which ended or no longer exists."""
     cause = failure(pod)
     if cause is None:
         succeeded = JobStatus.SUCCEEDED
@@ -141,7 +148,7 @@ def _threat(pod: Pod) -> Cause:
 
 
 def _job_state(facts: JobFacts) -> State:
-    """Return the state of the Job."""
+    """Return the state of the job: by the Job's conditions, else by its pods."""
     job, pods = facts.current_or_last_job, _Pods(facts)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
         return _succeeded_state(pods)
@@ -157,22 +164,22 @@ def _job_state(facts: JobFacts) -> State:
 
 
 class _Pods:
-    """The pods of a Job, of which at most one is ``alive``.
+    """The pods of a Job. ``alive`` is the newest pod that runs or will run, if any.
 
     ``ended`` has the pods that ended or no longer exist, oldest first, each with its state.
     """
 
     def __init__(self, facts: JobFacts) -> None:
-        found = [Pod(document, facts) for document in sorted(facts.every_pod, key=age)]
+        found = [Pod(document, facts) for document in sorted(facts.every_pod, key=age_key)]
         alive = [pod for pod in found if not (pod.gone or pod.ended)]
         self.latest = found[-1] if found else None
         self.alive = alive[-1] if alive else None
         self.ran = any(pod.ran for pod in found)
-        suspended = condition(facts.current_or_last_job, "Suspended", "False") is not None
+        was_suspended = condition(facts.current_or_last_job, "Suspended", "False") is not None
         self.ended = [
             (pod, _ended_pod_state(pod))
             for pod in found
-            if pod not in alive and not (suspended and pod.deleted)  # the queue evicted the pod
+            if pod not in alive and not (was_suspended and pod.deleted)  # evicted by its queue
         ]
 
     @property
@@ -186,7 +193,7 @@ class _Pods:
         return [ended_pod for ended_pod in self.ended if ended_pod[1].status is JobStatus.FAILED]
 
     def last_failure(self) -> Cause | None:
-        """Return why the last failed pod failed; None if the Job or a user stopped it."""
+        """Return why the last pod failed, of those that weren't deleted; None if there is none."""
         found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
 
@@ -195,7 +202,7 @@ def _is_replaced(facts: JobFacts, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
     A Job of kinetic replaces a disrupted pod, unless the pod has an exit code that ends the Job.
-    A Job of another kind gets a condition when it has failed.
+    Another Job may replace any pod: a condition says when that Job has failed.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
@@ -249,7 +256,7 @@ def _succeeded_state(pods: _Pods) -> State:
 
 
 def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
-    """Return the state of a Job that has failed, as its condition *target* says."""
+    """Return the state of a Job that has failed, by its condition *target*, which may be empty."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
     failures = [ended_pod for ended_pod in pods.failed if not ended_pod[0].deleted]
@@ -257,7 +264,7 @@ def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
         failures = failures or pods.failed
         state = failures.pop()[1]
     elif pod is not None and not deadline_passed and (cause := removal(pod)) is not None:
-        # When the pod was deleted, its program returned 0, which the Job counts as a failure.
+        # The Job counts a deleted pod as a failure, even if its program returned 0.
         state = ended_state(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
     else:
         reason = Reason.DEADLINE if deadline_passed else Reason.LOST

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
-from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, number, requests
+from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
 
 _TEMPORARY = (
     "node.kubernetes.io/",
@@ -25,7 +25,7 @@ _GPU_TYPE = "cloud.google.com/gke-accelerator"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node doesn't take a pod: *text* follows the node's name and "has".
+    """Why a node doesn't take a pod: *text* completes a sentence that begins "NODE has".
 
     A *temporary* refusal ends by itself.
     """
@@ -49,6 +49,7 @@ def fits(spec: Document, node: Document) -> bool:
 
 
 def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[Refusal]:
+    """Return a refusal for each requested resource of which *node* has too little."""
     found: list[Refusal] = []
     for name in requested:
         available = allocatable(node, name)
@@ -72,6 +73,7 @@ def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[R
 
 
 def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
+    """Return refusals by the taints of *node*, and by an operator who has cordoned it."""
     taints = _untolerated_taints(spec, node)
     permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
     cordoned = get_dict(node, "spec").get("unschedulable")
@@ -126,7 +128,9 @@ def labels(node: Document) -> Mapping[str, str]:
 def allocatable(node: Document, resource: str) -> float:
     """Return how much of *resource* the node has for pods, in use or not."""
     status: Document = get_dict(node, "status")
-    return number((status.get("allocatable") or get_dict(status, "capacity")).get(resource, 0))
+    return parse_quantity(
+        (status.get("allocatable") or get_dict(status, "capacity")).get(resource, 0)
+    )
 
 
 def matches(spec: Document, node: Document) -> bool:

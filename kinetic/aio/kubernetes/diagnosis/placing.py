@@ -112,7 +112,7 @@ def _node_name(node: Document) -> str:
 
 
 def _label_cause(spec: Document, nodes: Sequence[Document]) -> Cause:
-    """Return which label no node has, and its values on the nodes."""
+    """Return which selected labels no node has, and which values nodes have instead."""
     node_labels = [labels(node) for node in nodes]
     wanted = required_labels(spec)
     missing = {
@@ -159,6 +159,7 @@ def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
 
 
 def _join_names(names: Collection[str]) -> str:
+    """Return *names* as "a, b and c": at most `_NAMED`, then how many others there are."""
     shown_names = sorted(names)
     if len(shown_names) > _NAMED:
         shown_names[_NAMED:] = [f"{len(shown_names) - _NAMED} others"]
@@ -175,7 +176,7 @@ _TEMPORARY_PROBLEM = re.compile(
 
 
 def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
-    """Return why *pod* has no node: *cause*, and what the autoscaler does about it."""
+    """Return *cause*, extended or replaced by what the autoscaler does about *pod*."""
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
         return cause
@@ -199,6 +200,7 @@ def _with_autoscaler(pod: Pod, cause: Cause) -> Cause:
 
 
 def _scale_up_failure(spec: Document, message: str) -> Cause:
+    """Return why the autoscaler added no node, by the *message* of its event."""
     text = shorten_middle(
         message.partition(": ")[2].partition(". Pod is at risk")[0] or message, 400
     )

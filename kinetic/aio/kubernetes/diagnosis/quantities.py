@@ -26,7 +26,7 @@ NAMES = {
 """The words that follow an amount of a resource."""
 
 
-def number(quantity: object) -> float:
+def parse_quantity(quantity: object) -> float:
     """Return *quantity* in its resource's unit (cores, bytes, pieces); 0 if it isn't a quantity."""
     match = _QUANTITY.fullmatch(str(quantity).strip())
     return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
@@ -48,7 +48,7 @@ def format_amount(resource: str, amount: float) -> str:
 
 def format_bytes(quantity: str | float) -> str:
     """Format an amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
-    size = number(quantity)
+    size = parse_quantity(quantity)
     for unit in ("Ti", "Gi", "Mi", "Ki"):
         if size >= _UNITS[unit]:
             count = size / _UNITS[unit]
@@ -71,7 +71,7 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
         resources: Mapping[str, Any] = get_dict(container, "resources")
         requested = {**get_dict(resources, "limits"), **get_dict(resources, "requests")}
         for name, quantity in requested.items():
-            total[name] += number(quantity)
+            total[name] += parse_quantity(quantity)
     for name, quantity in get_dict(spec, "overhead").items():
-        total[name] += number(quantity)
+        total[name] += parse_quantity(quantity)
     return dict(total)

@@ -22,7 +22,7 @@ REPLACED = "wait: Kubernetes replaces the pod if the node does not come back"
 
 
 def why_not_started(pod: Pod) -> Cause | None:
-    """Return why a pod that has a node does not run."""
+    """Return why a pod that has a node does not run; None if nothing says so."""
     if pod.node_silent:
         summary = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
         return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
@@ -34,10 +34,11 @@ _IMAGE_REASONS = re.compile("Image|Registry|Signature")
 """The words in a container's reasons that are about its image."""
 
 _SLOW = re.compile(r"failed to sync \w+ cache|context deadline exceeded|is reserved for")
+"""Messages about a delay that ends by itself."""
 
 
 def container_obstacle(pod: Pod, container: Container) -> Cause | None:
-    """Return what keeps *container* from starting, as its state says."""
+    """Return what keeps *container* from starting, by its state; None for no obstacle."""
     waiting = container.state("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
@@ -55,7 +56,7 @@ def container_obstacle(pod: Pod, container: Container) -> Cause | None:
 # --- before there are containers ------------------------------------------------------------
 
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
-"""Events after which earlier failures are over: volumes and the sandbox precede these events."""
+"""Events after which earlier failures are over: volumes are mounted and the sandbox exists."""
 
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
@@ -80,7 +81,7 @@ def _preparation_cause(pod: Pod) -> Cause | None:
 
 
 def _pull_cause(pod: Pod, events: Sequence[tuple[str, str]]) -> Cause | None:
-    """Return the cause if an image is being pulled; the container's state may not show this yet."""
+    """Return the cause if *events* show a pull or its failure; the state may not show it yet."""
     pulls = [
         event
         for event in events
@@ -147,7 +148,7 @@ def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
 
 # --- the first process ----------------------------------------------------------------------
 
-FORMAT = re.compile(r"exec \S+: exec format error")
+EXEC_FORMAT_ERROR = re.compile(r"exec \S+: exec format error")
 
 _CONFIGURATION_RULES = (
     NO_SECRET,
