@@ -56,7 +56,7 @@ def become_supervisor(
     for folder in (home, paths.state):
         if objection := private.objection(folder):
             raise OSError(errno.EPERM, objection, str(folder))
-    os.chdir(paths.state)  # a socket's path is short, a home's may not be
+    os.chdir(paths.state)  # `_listen` needs a short path; that of a home may be long
     starting_fd = supervisor.acquire(paths.starting, wait=True)
     assert starting_fd is not None
     with open(starting_fd, "rb"):
@@ -101,7 +101,7 @@ def _clear_leftovers(paths: SupervisorPaths) -> None:
 def _listen(paths: SupervisorPaths) -> socket.socket:
     paths.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(paths.socket.name)  # relative: see the chdir above
+    listener.bind(paths.socket.name)  # relative to the current folder, which is `paths.state`
     os.chmod(paths.socket, 0o600)
     listener.listen(LISTEN_BACKLOG)
     return listener
@@ -119,7 +119,7 @@ def main(home: Path, ready_fd: int) -> None:
             os.write(ready_fd, json.dumps(result).encode() + b"\n")
             os.close(ready_fd)
         except OSError:
-            return  # the client that started it has ended; others may come
+            return  # the client that started this process has ended; others may connect
 
     try:
         _begin(home, report)
@@ -131,7 +131,7 @@ def main(home: Path, ready_fd: int) -> None:
 
 
 def _begin(home: Path, report: Callable[[Mapping[str, object]], None]) -> None:
-
+    """Be the supervisor of *home* until it ends, unless another one runs."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     new_supervisor = become_supervisor(home, os.environ, report)
     if new_supervisor is not None:

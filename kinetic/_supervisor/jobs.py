@@ -1,8 +1,7 @@
-"""The table of jobs, each queued, running, ended, or gone.
+"""The table of a supervisor's jobs; it decides when they start, and how they end.
 
-The table decides, and the supervisor does the I/O. Each method changes the table and returns the
-supervisor's actions in this order: write to the journal, act on processes, notify the clients that
-watch.
+The table does no I/O. Its methods return actions, which the supervisor carries out in order. A line
+for the journal comes first, so clients see only events that the next supervisor can read.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ class Slots:
         self._free_gpu_ids = list(gpus)
 
     def fit(self, need: Need) -> Need:
-        """Limit *need* to the machine's slots."""
+        """Return *need*, limited to the slots that the machine has."""
         cpus = min(max(1, need.cpus), self.cpus)
         return Need(cpus, min(need.gpus, len(self.gpus)))
 
     def take(self, need: Need) -> Grant | None:
-        """Take all that *need* asks for; None if it isn't free."""
+        """Take all that *need* asks for; if not all is free, take nothing and return None."""
         if need.cpus > self._free_cpu_count or need.gpus > len(self._free_gpu_ids):
             return None
         self._free_cpu_count -= need.cpus
@@ -58,7 +57,7 @@ class Slots:
         return Grant(need.cpus, tuple(gpus))
 
     def release(self, grant: Grant) -> None:
-        """Free the slots of a grant."""
+        """Make the slots of *grant* free for other jobs."""
         self._free_cpu_count += grant.cpus
         self._free_gpu_ids = sorted([*self._free_gpu_ids, *grant.gpus], key=self.gpus.index)
 
@@ -88,13 +87,14 @@ This is safe: the store has the outcome of a job, and a second job of the same n
 claim of the first.
 """
 
-
 QUEUED_S = 3.0
 """How many seconds a job is queued before the supervisor reports what it waits for."""
 
 MAX_NAMES = 3
+"""How many jobs and batches with busy slots a message names."""
+
 REPORTED_AT_ONCE = 100
-"""For how many queued jobs to report what they wait for; the others wait for the same slots."""
+"""How many jobs at the head of each queue get a message about what they wait for."""
 
 
 class State(enum.StrEnum):
@@ -224,12 +224,12 @@ class Table:
         self._kept_s = kept_s
         self._ended_jobs: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
-        self._queues: dict[bool, deque[Job]] = {True: deque(), False: deque()}
+        self._queues: dict[bool, deque[Job]] = {True: deque(), False: deque()}  # True: needs GPUs
         self._queued_count = 0
 
     @property
     def busy(self) -> bool:
-        """Return whether a job is queued or running."""
+        """Whether a job is queued or running."""
         return bool(self._running or self._queued_count)
 
     @property
@@ -284,14 +284,14 @@ class Table:
         return None
 
     def first_queued(self, count: int) -> Iterator[Job]:
-        """Yield the first *count* jobs of each queue."""
+        """Yield those of the first *count* entries of each queue that are still queued."""
         for queue in self._queues.values():
             for job in itertools.islice(queue, count):
                 if job.state is State.QUEUED:
                     yield job
 
     def report_waiting(self, now: float) -> Iterator[Action]:
-        """Report what the first queued jobs wait for, after `QUEUED_S` seconds."""
+        """Tell what the first queued jobs wait for, if they have waited `QUEUED_S` seconds."""
         for job in self.first_queued(REPORTED_AT_ONCE):
             if now - job.created < QUEUED_S:
                 continue
@@ -346,7 +346,7 @@ class Table:
     def record_exit(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
     ) -> list[Action]:
-        """End *job*, whose process has left with exit code *status* (negative: a signal).
+        """End *job*, whose process has ended with exit code *status* (negative: a signal).
 
         *meaning* explains an exit code of the runner.
         """
@@ -415,6 +415,7 @@ class Table:
         return [SendSignal(job, signal_number), SetTimer(grace, TimerKind.KILL, job)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
+        """Free the slots of *job*, and mark it as ended, or remove it if it was deleted."""
         if job.state is State.QUEUED:
             self._leave_queue(job)
         self._release(job)
@@ -435,6 +436,7 @@ class Table:
         return [Record({"was": "forgotten", "name": job.name}), Notify(job)]
 
     def _remove(self, job: Job) -> list[Action]:
+        """Remove *job* from the table, and its log from the disk."""
         if job.state is State.QUEUED:
             self._leave_queue(job)
         job.state, job.body = State.GONE, b""
@@ -452,7 +454,7 @@ class Table:
             job.grant = None
         self._running.pop(job.executor, None)
 
-    # --- what another supervisor has left behind -------------------------------------------
+    # --- the journal -------------------------------------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
         """Read a journal, and return the names of deleted jobs, whose logs can be removed.

@@ -70,7 +70,7 @@ class Journal:
         self._kept.append(_dumps(line).encode() + b"\n")
 
     def write_kept(self) -> None:
-        """Write the lines that `note` has kept, also while the disk was full.
+        """Write the lines that `note` has kept.
 
         Raises:
             OSError: The write failed; the lines are kept.

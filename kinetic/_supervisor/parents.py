@@ -135,7 +135,7 @@ class Parent:
                 running_job.stopping is not None for running_job in self._jobs.values()
             )
             if signal_number == signal.SIGKILL and not self.ready and all_stopping:
-                self.kill()  # the parent hangs and reads no commands
+                self.kill()  # the parent reads no commands before it is ready: it may hang
 
     def flush(self) -> None:
         """Send as much as the parent takes now.
@@ -179,7 +179,7 @@ class Parent:
         return changes
 
     def finish_ended_jobs(self) -> Iterator[JobEnded]:
-        """Kill leftover processes of ended jobs; yield the jobs that have none left."""
+        """Kill leftovers of ended jobs; yield jobs without any, or when `PATIENCE_S` is over."""
         if not self._ending:
             return
         unfinished = self._kill_orphans()
@@ -194,12 +194,12 @@ class Parent:
         self._sock.close()
 
     def kill(self) -> None:
-        """Kill the parent if it doesn't end by itself."""
+        """Kill the parent, unless it has ended."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill_jobs(self) -> None:
-        """Kill the jobs of a parent that has died, where the kernel doesn't do so."""
+        """Kill the jobs of a parent that has died, on systems where the kernel doesn't do so."""
         for pid in self._serial_by_pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -211,7 +211,7 @@ class Parent:
             self._ending[serial] = _EndingJob(job, pid, status, time.monotonic() + PATIENCE_S)
 
     def _kill_orphans(self) -> set[str]:
-        """Kill processes of ended jobs; return the executors of these jobs."""
+        """Kill leftover processes of ended jobs; return the executors that may own them."""
         unfinished: set[str] = set()
         running: set[str] | None = None
         try:
@@ -310,7 +310,6 @@ def _kill_marked(pid: int, directory: str, deadline: float) -> None:
 SPARE_LIFETIME_S = 10.0
 """How long (seconds) to keep a spare, the folder of an ended job, that no later job takes."""
 
-
 REMOVED_AT_ONCE = 64
 """Maximum number of files and folders that the supervisor removes itself."""
 
@@ -324,7 +323,7 @@ class _Spare:
 
 
 class Sweeper:
-    """Make the folders of jobs, keep some of them for later jobs (spares), and remove the others.
+    """Make the folders of jobs, keep some for later jobs (spares), and remove the others.
 
     The sweeper renames a large folder into *trash*. One helper process at a time removes the
     folders in *trash*.
@@ -417,20 +416,20 @@ class Sweeper:
             self._trashed_folders.append(trashed)
 
     def sweep(self) -> None:
-        """Start a helper that removes the waiting folders, unless one runs."""
+        """Start a helper process that removes the folders in *trash*, unless one runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
-            with contextlib.suppress(OSError):  # no process available: next time
+            with contextlib.suppress(OSError):  # no process can be started: the next call retries
                 self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
                 self.helper_pids.add(self._sweeping_pid)
                 self._trashed_folders = []
 
     def run_in_helper(self, work: Callable[[], object]) -> None:
-        """Run *work* in a helper process."""
-        with contextlib.suppress(OSError):  # no process available: next time
+        """Run *work* in a helper process, if one can be started."""
+        with contextlib.suppress(OSError):
             self.helper_pids.add(processes.run_in_background(work))
 
-    def note_child_end(self, pid: int) -> None:
-        """Note that a child of the supervisor has ended, which may be a helper."""
+    def forget_helper(self, pid: int) -> None:
+        """Forget *pid*, a child of the supervisor that has ended, if it is a helper."""
         self.helper_pids.discard(pid)
 
 
@@ -456,7 +455,7 @@ _OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(
 
 
 class Parents:
-    """All parents, and the parent of each job."""
+    """The warm parents of a supervisor, and the folders of their jobs."""
 
     def __init__(
         self, paths: SupervisorPaths, environ: Mapping[str, str], sweeper: Sweeper
@@ -514,7 +513,10 @@ class Parents:
         return f"{self._work}/{job.name}"
 
     def time_left(self, job: Job, now: float) -> float:
-        """Return the seconds that *job* may still run at *now*, by the monotonic clock."""
+        """Return how many seconds *job* may still run after *now*, by the monotonic clock.
+
+        The timeout counts from the function's call, for which the job has its start allowance.
+        """
         if job.header is None:
             return 0.0
         limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work_folder(job))
@@ -538,7 +540,7 @@ class Parents:
         self._ended[job.name] = job
 
     def clear_folders(self) -> None:
-        """Clear the folders of ended jobs."""
+        """Release the folders of ended jobs for reuse, and remove empty output folders."""
         for job in self._ended.values():
             self._sweeper.release_folder(self.work_folder(job), job.executor)
             time_limit.forget(self.work_folder(job))
@@ -562,7 +564,7 @@ class Parents:
         if folder is None:
             return
         self._jobs_by_output_folder[folder] -= 1
-        if self._jobs_by_output_folder[folder]:  # the next attempt uses the folder
+        if self._jobs_by_output_folder[folder]:  # another attempt already uses the folder
             return
         del self._jobs_by_output_folder[folder]
         matched = _OUTPUT_FOLDER.fullmatch(folder)
@@ -571,19 +573,19 @@ class Parents:
             if matched is not None and matched[2]:
                 os.rmdir(matched[1])
 
-    def with_ending_jobs(self) -> list[Parent]:
-        """Return the parents with processes of ended jobs."""
+    def parents_with_ending_jobs(self) -> list[Parent]:
+        """Return the parents in which processes of ended jobs may still run."""
         return [parent for parent in self._parents.values() if parent.has_ending_jobs]
 
-    def surplus(self) -> list[Parent]:
-        """Return the parents to dismiss: above `SPARE`, the least recently used without a job."""
+    def surplus_parents(self) -> list[Parent]:
+        """Return the parents without a job, except the `SPARE_PARENTS` that were used last."""
         if len(self._parents) <= SPARE_PARENTS:
             return []
         free = [parent for parent in self._parents.values() if not parent.jobs]
         return sorted(free, key=lambda parent: parent.last_used_at)[:-SPARE_PARENTS]
 
     def dismiss(self, parent: Parent) -> None:
-        """Disconnect *parent*, which then ends its jobs and itself, if it hasn't ended."""
+        """Disconnect *parent*; if it still runs, it then ends its jobs and itself."""
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
         parent.disconnect()
@@ -605,10 +607,11 @@ class Parents:
             parent.kill()
 
     def reap(self) -> list[tuple[Parent, list[Job]]]:
-        """Collect dead processes; return the parents that have ended with all jobs, and these jobs.
+        """Collect dead processes; return the dismissed parents that have ended, and their jobs.
 
-        When a parent dies, this process inherits its jobs' processes. So any child that is
-        neither a parent nor a helper must be killed.
+        When a parent dies, this process inherits the processes of its jobs. So this kills each
+        child that is neither a parent nor a helper. While any is left, no parent is returned
+        before `PATIENCE_S` seconds after its dismissal.
         """
         self._reap_children()
         own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helper_pids
@@ -627,7 +630,7 @@ class Parents:
             if is_late:
                 parent.kill()
             if parent.status is not None and (not orphans or is_late):
-                if not LINUX:  # Linux has a parent-death signal
+                if not LINUX:  # Linux has killed the jobs by their parent-death signal
                     parent.kill_jobs()
                 self._dismissed.remove(parent)
                 finished.append((parent, parent.jobs))
@@ -651,6 +654,7 @@ class Parents:
         ]
 
     def _reap_children(self) -> None:
+        """Collect the children that have ended, and note the exit codes of parents."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -658,12 +662,13 @@ class Parents:
                 return
             if pid == 0:
                 return
-            self._sweeper.note_child_end(pid)
+            self._sweeper.forget_helper(pid)
             for parent in self._running_parents():
                 if parent.pid == pid:
                     parent.status = os.waitstatus_to_exitcode(status)
 
     def _spawn(self, key: ParentKey) -> Parent:
+        """Start a fork server; its output goes to the supervisor's own log."""
         own_end, child_end = socket.socketpair()
         warm_script = str(Path(key.runner) / "fork" / "warm.py")
         argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]

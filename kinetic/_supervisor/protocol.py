@@ -243,7 +243,7 @@ class JobHeader:
 
 
 def edition(runner: Path) -> str:
-    """Return a version of the runner's code; a warm parent serves one version only."""
+    """Return a version of the runner's code: the time of the latest change of a file, in hex."""
     latest = max((file.stat().st_mtime_ns for file in runner.rglob("*.py")), default=0)
     return f"{latest:x}"
 
@@ -263,7 +263,7 @@ class SupervisorPaths:
         self.logs = self.state / "logs"
         self.work = self.state / "work"  # a folder for each running job
         self.trash = self.state / "trash"  # a helper process empties it
-        self.spares = self.state / "spares"
+        self.spares = self.state / "spares"  # folders of ended jobs, which later jobs reuse
 
     def log(self, name: str) -> Path:
         """Return the log file of a job."""

@@ -43,8 +43,8 @@ class Owner:
         os.close(self._descriptor)
 
 
-def peer_process(sock: socket.socket) -> int:
-    """Return the process that has connected; 0 where this system cannot watch its end."""
+def peer_pid(sock: socket.socket) -> int:
+    """Return the PID of the client; 0 if this system can't watch the end of a process."""
     if not hasattr(os, "pidfd_open"):
         return 0
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -64,20 +64,24 @@ class ShuttingDown(Exception):
 
 
 class Connection:
-    """A connected client, the process ``process``, which may also watch jobs."""
+    """A connected client, the process ``pid``, which may also watch jobs.
+
+    ``labels`` select the jobs that it watches; None if it watches none. ``changes`` are jobs whose
+    state it must get. ``synced`` is False after a ``watch`` request until all jobs were sent.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.process = peer_process(sock)
+        self.pid = peer_pid(sock)
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
         self.synced = True
         self.closed = False
         self.next_send_at = 0.0
-        """When to send the next changes, if a job is open."""
+        """When to send the next changes at the earliest, while any job is queued or running."""
 
     def pump(self, now: float, *, immediately: bool) -> bool:
-        """Send what the client reads now; return False if changes of jobs are kept for later.
+        """Send as much as the client takes; return False if a pause delays changes of jobs.
 
         Raises:
             OSError: The client has disconnected.
@@ -112,7 +116,7 @@ class Server:
         remove_logs: Callable[[Collection[str], str], None],
     ) -> None:
         self.connections: set[Connection] = set()
-        self.dirty: set[Connection] = set()
+        self.dirty: set[Connection] = set()  # may have something to send
         self._table = table
         self._launch = launch
         self._delete = delete
@@ -170,7 +174,7 @@ class Server:
                 self._held_launches.setdefault(job.name, []).append((connection, header, body))
                 return
             if existing is None:
-                self._launch(job, body, connection.process)
+                self._launch(job, body, connection.pid)
         except OrderError as exc:
             reply |= {"error": str(exc), "kind": "order"}
         except ShuttingDown:
@@ -197,6 +201,7 @@ class Server:
         self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Answer as soon as the job has ended."""
         job = self._table.jobs.get(header["name"])
         if job is None or job.state is State.ENDED:
             self._reply(connection, {"id": header["id"]})

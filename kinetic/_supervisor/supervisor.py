@@ -58,7 +58,7 @@ class KernelKills:
         self._read_at = 0.0
 
     def refresh_if_stale(self, now: float) -> None:
-        """Read the count again if it is old when a job starts: earlier kills aren't the job's."""
+        """Read an old count again before a job starts, because earlier kills don't concern it."""
         if now - self._read_at > MAX_COUNT_AGE_S:
             self._read_at, self._before = now, self._count()
 
@@ -69,7 +69,7 @@ class KernelKills:
 
 
 def count_kills() -> int | None:
-    """Return how many processes of this control group, or machine, the kernel has killed."""
+    """Return how many processes of this control group, or machine, died for lack of memory."""
     for path in _counter_files():
         try:
             matched = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -81,6 +81,7 @@ def count_kills() -> int | None:
 
 
 def _counter_files() -> list[Path]:
+    """Return files that may have the count: of this control group first, then of the machine."""
     root = Path("/sys/fs/cgroup")
     paths: list[Path] = []
     try:
@@ -98,7 +99,7 @@ def _counter_files() -> list[Path]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Return a descriptor that holds the lock; None if another process has it.
+    """Lock the file *path*, and return its descriptor; None if another process has the lock.
 
     Raises:
         OSError: The file cannot be made or locked.
@@ -116,6 +117,8 @@ def acquire(path: Path, *, wait: bool) -> int | None:
 
 
 IDLE_S = 300.0
+"""How long to run without clients and jobs."""
+
 FIRST_CLIENT_S = 5.0
 """How long to wait for the client that started this process."""
 
@@ -156,8 +159,8 @@ class Timers:
         return len(self._heap)
 
     @property
-    def first(self) -> float | None:
-        """When the next timer is due."""
+    def next_due_at(self) -> float | None:
+        """When the next timer is due; None if there is no timer."""
         return self._heap[0][0] if self._heap else None
 
     def set(self, due_at: float, kind: TimerKind, job: Job) -> None:
@@ -227,7 +230,7 @@ class Supervisor:
             if self._stop_requested and not self._ending:
                 self._begin_shutdown("its supervisor was asked to stop")
             self._schedule()
-            self._handle_due_timers()
+            self._do_due_work()
             self._schedule()
             self._flush()
         self._shut_down()
@@ -241,7 +244,7 @@ class Supervisor:
             return
         except OSError as exc:
             write_log(f"can't accept a client: {exc}")
-            time.sleep(0.1)  # too many open files: clients wait, jobs continue
+            time.sleep(0.1)  # probably too many open files: clients wait, jobs continue
             return
         connection = Connection(sock)
         self._server.connections.add(connection)
@@ -286,7 +289,7 @@ class Supervisor:
             self._perform(actions)
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
-        """End *job*, or queue it again if the error may pass and other items of its batch ran."""
+        """End *job*, or queue it again after a transient error if other items of its batch ran."""
         message = _start_error(exc)
         if exc.errno not in TRANSIENT_ERRORS or not self._table.may_requeue(job):
             return self._table.fail(job, time.time(), Reason.SETUP, message)
@@ -310,6 +313,7 @@ class Supervisor:
                 self._perform(self._table.fail(job, time.time(), *self._cause_of_death(parent)))
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
+        """Return a reason and a message for the jobs of *parent*, which has ended."""
         if self._ending:
             return Reason.LOST, "its supervisor was asked to stop, and stopped the job"
         if parent.ready or (parent.status or 0) < 0:
@@ -318,7 +322,8 @@ class Supervisor:
         command = " ".join(parent.key.command)
         return Reason.SETUP, f"the interpreter {command} can't run jobs: {error_output}"
 
-    def _handle_due_timers(self) -> None:
+    def _do_due_work(self) -> None:
+        """Handle the due timers of jobs, and everything that is done from time to time."""
         now = time.monotonic()
         while (due := self._timers.pop_due(now)) is not None:
             kind, job = due
@@ -327,10 +332,10 @@ class Supervisor:
                 self._timers.set(now + time_left, kind, job)
             else:
                 self._perform(self._table.handle_timer(kind, job, time.time()))
-        for parent in self._parents.with_ending_jobs():
+        for parent in self._parents.parents_with_ending_jobs():
             self._handle_changes(parent.finish_ended_jobs())
             self._flushing.add(parent)
-        for parent in self._parents.surplus():
+        for parent in self._parents.surplus_parents():
             self._dismiss(parent)
         if now >= self._sweeper.next_drop_at:
             self._sweeper.drop_spares()
@@ -361,6 +366,7 @@ class Supervisor:
     # --- actions -----------------------------------------------------------------
 
     def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
+        """Queue a job of the process *client* (0: unknown), and write it to the journal."""
         if self._ending:
             raise ShuttingDown
         actions = self._table.add(header, body, time.time())
@@ -401,6 +407,7 @@ class Supervisor:
         self._delete(job)
 
     def _disown(self, job: Job) -> None:
+        """Forget which client owns *job*, and clients that own no other job."""
         for client, owner in [*self._owners.items()]:
             owner.jobs.discard(job)
             if not owner.jobs:
@@ -424,6 +431,7 @@ class Supervisor:
                     os.unlink(f"{self._logs}/{log_name}")
 
     def _schedule(self) -> None:
+        """Start queued jobs while slots are free."""
         if time.monotonic() < self._start_again_at:
             return
         while not self._ending and (job := self._table.take_next()) is not None:
@@ -513,6 +521,7 @@ class Supervisor:
                 self._server.dirty.discard(connection)
 
     def _update_write_interest(self, channel: Channel | Parent) -> None:
+        """Wait until *channel* can be written, if it has unsent bytes."""
         if not channel.unsent and channel not in self._blocked_channels:
             return
         key = self._selector.get_key(channel)
@@ -541,13 +550,14 @@ class Supervisor:
     # --- the end ---------------------------------------------------------------------------------
 
     def _select_timeout(self) -> float | None:
+        """Return the seconds until there is work without an event."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
         moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.next_drop_at]
         moments += [self._start_again_at] if now < self._start_again_at else []
-        if (next_timer := self._timers.first) is not None:
+        if (next_timer := self._timers.next_due_at) is not None:
             moments.append(next_timer)
-        if self._parents.has_dismissed or self._parents.with_ending_jobs():
+        if self._parents.has_dismissed or self._parents.parents_with_ending_jobs():
             moments.append(now + 0.2)
         if not self._table.busy and not self._server.connections:
             moments.append(self._busy_at + self._idle_s)
@@ -555,6 +565,7 @@ class Supervisor:
         return max(0.0, min(moments) - now)
 
     def _try_to_finish(self) -> bool:
+        """Return whether the loop ends: no job is left after a stop, or nobody needs it."""
         if self._ending:
             return not self._table.busy
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
@@ -578,6 +589,7 @@ class Supervisor:
         return True
 
     def _begin_shutdown(self, cause: str) -> None:
+        """Stop listening, and ask all jobs to end; *cause* is part of their messages."""
         write_log(f"shutting down: {cause}")
         self._ending = True
         acquire(self._paths.starting, wait=True)
@@ -591,6 +603,7 @@ class Supervisor:
         self._listener.close()
 
     def _shut_down(self) -> None:
+        """End the parents, and kill those that take too long; then clean up."""
         self._flush()
         self._parents.dismiss_all()
         deadline = time.monotonic() + SHUTDOWN_GRACE_S

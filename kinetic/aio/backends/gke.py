@@ -49,7 +49,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 def open_storage(
     target: configuration.Target, environ: Mapping[str, str]
 ) -> tuple[Placement, Store, ContainerImages]:
-    """Return the pods' placement, the store, and the images; may block on a directory."""
+    """Return the pods' placement, the store, and the images. Blocks if a directory is slow."""
     return placement(target, environ), *storage(target, store_url(target), environ)
 
 

@@ -37,6 +37,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
 
 def _build_platform(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
+    """Check and make the folders, and return the platform. Blocks."""
     root = Path(store).expanduser() if store else home / "store"
     paths = SupervisorPaths(home)
     for path, secret in {home: False, root: False, paths.state: False, home / "key": True}.items():

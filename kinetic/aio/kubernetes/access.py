@@ -43,7 +43,6 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import ConfigNode
 
-
 GKE_PLUGIN = "gke-gcloud-auth-plugin"
 
 

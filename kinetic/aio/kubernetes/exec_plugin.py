@@ -94,7 +94,6 @@ class Plugin:
         return f"the credential plugin {str(self.section.get('command'))!r}"
 
     def _command(self) -> str:
-        """Return the path of the plugin's executable."""
         command = str(self.section.get("command") or "")
         path = self.environ.get("PATH", os.defpath)
         if os.sep in command:  # relative to the kubeconfig's folder, as in kubectl
@@ -140,7 +139,6 @@ class Plugin:
         return one_line(last, 500)
 
     def _parse_reply(self, out: bytes) -> Reply:
-        """Parse the ``ExecCredential`` that the plugin printed."""
         try:
             answer: Any = json.loads(out)
             status = cast("dict[str, Any]", answer["status"])

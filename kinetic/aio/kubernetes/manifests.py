@@ -283,7 +283,6 @@ PORTION = 2 * 1024**3
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX's platforms for each kind. JAX uses the first, and fails if that platform is missing."""
 
-
 SPOT = "cloud.google.com/gke-spot"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
 """The label of a ComputeClass's nodes. GKE taints them: only pods that select it run there."""

@@ -31,7 +31,6 @@ NEEDED_BY = {
 }
 """Resources that only some jobs need, and the feature that needs them."""
 
-
 MANIFEST = Path(__file__).parents[2] / "doctor" / "namespace.yaml"
 """The objects that a namespace needs. Its Role allows everything that kinetic does in it."""
 

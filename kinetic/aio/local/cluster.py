@@ -102,6 +102,8 @@ MAX_TRIES = 4
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
+"""Pauses between two reads of a log that doesn't grow."""
+
 RECONNECT_PAUSE_S = 1.0
 READ_BYTES = 1 << 16
 
@@ -137,7 +139,7 @@ class LocalCluster:
         self._fresh = _wants_fresh(environ)
 
     def _report(self, observation: Observation) -> None:
-        """Log why a job has to wait, once for each cause and submission."""
+        """Log why a job waits, once per cause and submission; not if it waits for its own batch."""
         submission = observation.labels.get(SUBMISSION, observation.name)
         cause = submission, observation.message.partition(":")[0]
         if (
@@ -173,9 +175,9 @@ class LocalCluster:
             )
 
     async def _get_runner_edition(self) -> str:
-        """Return the edition, a version of the runner's code that the supervisor compares.
+        """Return the version of the runner's code; jobs of one version share warm parents.
 
-        Concurrent callers continue in the order of their calls.
+        It is computed once. Concurrent callers continue in the order of their calls.
         """
         from kinetic._supervisor.protocol import edition
 
@@ -295,7 +297,6 @@ class LocalCluster:
             BackendError: The log can't be read, or the supervisor can't be reached.
             ClientClosed: This object was closed.
         """
-
         from kinetic._supervisor.protocol import SupervisorPaths
 
         path = SupervisorPaths(self._home).log(name)
@@ -304,7 +305,7 @@ class LocalCluster:
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            # If the reader has stopped, no code awaits the task.
+            # The task may fail after the caller has stopped reading: then no code awaits it.
             ended.add_done_callback(_retrieve_exception)
         fd = -1
         pause = FIRST_PAUSE_S
@@ -358,7 +359,6 @@ class LocalCluster:
         Raises:
             ConfigurationError: The file is damaged, or can't be read or made.
         """
-
         try:
             return await asyncio.to_thread(root_key, self._home)
         except (OSError, ValueError) as exc:
@@ -434,7 +434,7 @@ class LocalCluster:
     async def _get_connection(self) -> Connection:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect(), name="kinetic supervisor")
-            # All callers may have been cancelled.
+            # The task may fail after all callers were cancelled: then no code awaits it.
             self._connecting.add_done_callback(_retrieve_exception)
         return await _tasks.await_shared(self._connecting, "the client of the local platform")
 
@@ -446,6 +446,7 @@ class LocalCluster:
 
 
 def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging that no code has seen the exception of *task*."""
     if not task.cancelled():
         task.exception()
 

@@ -27,7 +27,7 @@ from kinetic.errors import (
 
 T = TypeVar("T")
 
-FIRST = 1
+FIRST_GENERATION = 1
 """The generation of an object that was never replaced."""
 
 SMALL_BYTES = 256 * 1024
@@ -72,7 +72,7 @@ class DirectoryStore:
             return await in_thread(self._objects.create, name, body, metadata)
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        return FIRST if await self.create(name, body) else None
+        return FIRST_GENERATION if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         with self._translate_errors(name):
@@ -97,7 +97,9 @@ class DirectoryStore:
             source = self._objects.path(name)
             if source is not None:
                 try:
-                    os.link(source, path)  # objects never change, readers only read
+                    os.link(
+                        source, path
+                    )  # safe: an object never changes, and readers don't write to it
                 except OSError as exc:
                     if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                         raise
@@ -151,6 +153,7 @@ class DirectoryStore:
             raise self._failure(name, exc) from exc
 
     def _failure(self, name: str, exc: OSError) -> BackendError:
+        """Return kinetic's error for *exc*, which the object or operation *name* met."""
         root = self._objects.root
         if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             return BackendError(

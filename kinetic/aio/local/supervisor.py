@@ -23,6 +23,8 @@ from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Supervi
 from kinetic.errors import Unavailable
 
 STARTS = 6
+"""How many supervisors `connect` starts before it gives up."""
+
 START_S = 30.0
 """How long a supervisor may take to start."""
 
@@ -54,7 +56,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
             pass  # no supervisor runs, or it has just ended
         except OSError as exc:
             raise _unusable_error(home, exc.strerror or str(exc), str(paths.socket)) from exc
-        time.sleep(pause)  # 0 s at first; later, the supervisor that was started has just ended
+        time.sleep(pause)  # no pause at first; growing ones if each new supervisor ends at once
         pause = pause * 2 or 0.02
         if not _start(home, paths, environ, deadline):
             break
@@ -64,13 +66,14 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
 
 
 def _dial(paths: SupervisorPaths) -> socket.socket:
+    """Return a socket that is connected to a running supervisor, or raise `OSError`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(START_S)
         path = os.fspath(paths.socket)
         if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
             sock.connect(path)
-        else:  # the path of a socket has a limit of about 100 bytes
+        else:  # the system limits the path of a socket to about 100 bytes
             with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
                 os.symlink(paths.state, f"{folder}/s")
                 sock.connect(f"{folder}/s/{paths.socket.name}")
@@ -208,7 +211,7 @@ class Connection(asyncio.Protocol):
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ConnectionLost("the local supervisor has ended"))
-                answer.exception()  # marks it as retrieved: the caller may have been cancelled
+                answer.exception()  # keeps asyncio from logging it if the caller was cancelled
         self._answers.clear()
         self._wake_watcher()
 
@@ -239,7 +242,7 @@ class Connection(asyncio.Protocol):
         """Return the next message of the watch.
 
         Raises:
-            Lost: The connection broke.
+            ConnectionLost: The connection broke.
         """
         while not self._events:
             if self.lost:
