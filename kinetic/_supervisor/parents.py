@@ -45,7 +45,7 @@ class ParentKey:
 
     @classmethod
     def of(cls, job: JobHeader, interpreter: str) -> ParentKey:
-        """Return the key of the parent for *job*; any parent can start fresh interpreters."""
+        """Return the key of the parent for *job*; a parent of *interpreter* starts fresh ones."""
         command = (interpreter,) if job.fresh else job.command
         return cls(command, job.runner, job.edition, job.fresh)
 
@@ -75,7 +75,7 @@ class _EndingJob:
 
 
 class Parent:
-    """A warm parent; the marks of its jobs' processes (see `MARK`) begin with *directory*."""
+    """A warm parent. Its processes carry a mark (`MARK`) that begins with *directory*."""
 
     def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
@@ -113,7 +113,7 @@ class Parent:
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait for the parent to read."""
+        """How many queued bytes `flush` has not sent yet."""
         return len(self._out)
 
     def start(self, job: Job, fields: Mapping[str, Any]) -> None:

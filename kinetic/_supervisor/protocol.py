@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HEAD = struct.Struct("<II")
+HEAD = struct.Struct("<II")  # the sizes of a message's header and body
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 RECEIVE_BYTES = 256 * 1024
 
@@ -93,7 +93,7 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """The number of bytes that the peer has not read yet."""
+        """The number of queued bytes that `flush` has not sent yet."""
         return len(self._out)
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:

@@ -165,6 +165,7 @@ class Server:
         self._reply(connection, reply)
 
     def _on_launch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """Launch a job, unless a job of this name exists; wait while that one is being deleted."""
         reply: dict[str, Any] = {"id": header["id"]}
         try:
             job = JobHeader.from_json(header)

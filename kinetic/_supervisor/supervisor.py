@@ -271,6 +271,7 @@ class Supervisor:
             self._reap()
 
     def _handle_changes(self, changes: Iterable[JobEnded | ForkRefused]) -> None:
+        """End the jobs that ended or could not be forked, or queue them again."""
         now = time.time()
         for change in changes:
             self._parents.mark_ended(change.job)

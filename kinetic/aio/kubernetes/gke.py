@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Pauses between two looks at an earlier Job or pod that is being deleted; seconds."""
 
-LEAVING_S = 10.0
+POD_REMOVAL_S = 10.0
 """How long a pod of the previous attempt may take to vanish after its grace period; seconds."""
 
-GOING_S = 120.0
+JOB_DELETION_S = 120.0
 """How long to wait for the deletion of an earlier Job of this name; seconds."""
 
 
@@ -84,7 +84,7 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
     if not number.isdecimal() or int(number) < 2:
         return False
     loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + job.grace + LEAVING_S
+    deadline = loop.time() + job.grace + POD_REMOVAL_S
     while True:
         observations = await list_jobs(api, paths, by_items([job.name]))
         matching = [observation for observation in observations if observation.name == job.name]
@@ -123,7 +123,7 @@ async def _create_or_get(
     """Return the Job, and whether this call created it; wait for an earlier one's deletion."""
     name = str(manifest["metadata"]["name"])
     loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
-    deadline = loop.time() + GOING_S
+    deadline = loop.time() + JOB_DELETION_S
     while True:
         try:
             return await api.call("POST", paths.jobs, body=manifest, rights_s=rights_s), True
@@ -137,8 +137,8 @@ async def _create_or_get(
             return existing, False
         if loop.time() > deadline:
             raise Unavailable(
-                f"Job {name} has been terminating for more than {GOING_S:g} s, so it can't be "
-                "created again; check which finalizers it has",
+                f"Job {name} has been terminating for more than {JOB_DELETION_S:g} s, so it can't "
+                "be created again; check which finalizers it has",
                 retryable=True,
             )
         await asyncio.sleep(next(pauses))

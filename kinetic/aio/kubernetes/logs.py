@@ -312,6 +312,7 @@ class _AttemptView:
                 tail = None
 
     def _source(self, pod: Document) -> Source:
+        """Return where the log of the container in *pod* that runs the function is."""
         pod_uid, name = uid(pod), get_dict(pod, "metadata").get("name")
         names = [program.name for program in Pod(pod).programs]
 

@@ -116,10 +116,7 @@ def _group_state(facts: JobFacts) -> State:
 
 
 def _was_deleted_unstarted(pod: Document) -> bool:
-    """Return whether *pod* was deleted before it ran: the set says why, or creates another pod.
-
-    Sets and pods come by different watches, either of which may be late.
-    """
+    """Return whether *pod* was deleted before it ran: the set says why, or creates another pod."""
     return Pod(pod).deleted and not Pod(pod).ran
 
 

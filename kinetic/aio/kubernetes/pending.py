@@ -317,7 +317,7 @@ class PendingMonitor:
         self._table.learn(entry.name, await self._inquiry.read_facts(entry))
 
     async def _end(self, entry: Entry, end: End) -> None:
-        # End the Job only once: the watch shows its end later, and may show other changes first.
+        # Do this once per Job: the watch shows its end later, and may show other changes first.
         self._ended.add(uid(entry.job))
         logging.warning(
             "%s is ended, because it can't start: %s", entry.current_attempt, end.message

@@ -175,12 +175,12 @@ class Table:
         self.waiting: dict[str, Entry] = {}
         self.orphans = False
         self._listed: set[bool] = set()  # True after a list of pods, False after one of jobs
-        self._dirty: dict[str, None] = {}
+        self._changed_names: dict[str, None] = {}
 
     @property
     def has_changes(self) -> bool:
         """Whether observations may have changed."""
-        return bool(self._dirty) and len(self._listed) == 2
+        return bool(self._changed_names) and len(self._listed) == 2
 
     def feed(self, update: Listed | Changed, *, pods: bool) -> None:
         """Process a change of the jobs, or of their *pods*."""
@@ -199,30 +199,31 @@ class Table:
 
     @property
     def has_strays(self) -> bool:
-        """Whether there is a running pod whose Job isn't known."""
+        """Whether a pod may run whose Job isn't in the table."""
         return any(
             entry.job is None and any(is_process(pod) for pod in entry.pods.values())
             for entry in self.entries.values()
         )
 
     def learn(self, name: str, answers: JobFacts) -> None:
-        """Add the answers to an inquiry about one job."""
+        """Add the answers to an inquiry about the job *name*; ignore them if it has ended."""
         if (entry := self.entries.get(name)) is not None and not entry.ended_job_uid:
             entry.answers = replace(answers, name=name)
-            self._dirty[name] = None
+            self._changed_names[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
+        """Store a Job or a pod in its entry, or its deletion."""
         name = self._job_name(document, pods=pods)
         if not name or (deleted and name not in self.entries):
             return
         entry = self.entries.setdefault(name, Entry(name))
         if pods:
             is_own = self._is_own(entry, document)
-            news = entry.put_pod(document, deleted=deleted, is_own=is_own)
+            may_change = entry.put_pod(document, deleted=deleted, is_own=is_own)
         else:
-            news = entry.put_job(document, deleted=deleted)
-        if news:
-            self._dirty[name] = None
+            may_change = entry.put_job(document, deleted=deleted)
+        if may_change:
+            self._changed_names[name] = None
 
     def _job_name(self, document: Document, *, pods: bool) -> str:
         """Return the name of the Job *document*, or of the Job of the pod *document*.
@@ -234,7 +235,7 @@ class Table:
             return ""
         if not pods:
             return str(metadata.get("name") or "")
-        # An orphaned pod has no owner any more.
+        # A pod whose Job was deleted without it has no owner any more, but still the label.
         return str(controller(document).get("name") or get_dict(metadata, "labels").get(JOB) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:
@@ -248,9 +249,9 @@ class Table:
         """
         if len(self._listed) < 2:
             return
-        for _ in range(min(limit, len(self._dirty))):
-            name = next(iter(self._dirty))
-            del self._dirty[name]
+        for _ in range(min(limit, len(self._changed_names))):
+            name = next(iter(self._changed_names))
+            del self._changed_names[name]
             if (entry := self.entries.get(name)) is not None:
                 yield from self._changes(entry)
                 if name not in self.entries:

@@ -198,9 +198,9 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         for header, _ in messages:
-            if (number := header.get("id")) is None:
+            if (request_id := header.get("id")) is None:
                 self._events.append(header)
-            elif (answer := self._answers.pop(number, None)) is not None and not answer.done():
+            elif (answer := self._answers.pop(request_id, None)) is not None and not answer.done():
                 answer.set_result(header)
         self._wake_watcher()
 
