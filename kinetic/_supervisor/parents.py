@@ -529,7 +529,7 @@ class Parents:
     def signal(self, job: Job, number: int) -> Parent | None:
         """Signal *job*'s main process; return the parent to flush, None if it has ended."""
         parent = self._parent_by_job.get(job)
-        if parent is None or parent in self._dismissed:  # the kernel ends the job with its parent
+        if parent is None or parent in self._dismissed:  # the job ends with its parent
             return None
         parent.signal(job, number)
         return parent

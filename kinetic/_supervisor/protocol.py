@@ -254,15 +254,15 @@ class SupervisorPaths:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.cache = home / "cache"  # unpacked code and data that jobs share, by digest
-        self.state = home / "local" / f"v{VERSION[0]}"  # all of the following; private to the user
+        self.state = home / "local" / f"v{VERSION[0]}"  # private; all that follows is in it
         self.socket = self.state / "socket"
         self.lock = self.state / "lock"  # held while the supervisor runs
-        self.starting = self.state / "starting"  # a lock, held while one starts or stops
+        self.starting = self.state / "starting"  # a lock, held while a supervisor starts or stops
         self.journal = self.state / "journal"
         self.own_log = self.state / "supervisor.log"  # the standard error, also of warm parents
         self.logs = self.state / "logs"
         self.work = self.state / "work"  # a folder for each running job
-        self.trash = self.state / "trash"  # a helper process empties it
+        self.trash = self.state / "trash"  # folders that a helper process removes
         self.spares = self.state / "spares"  # folders of ended jobs, which later jobs reuse
 
     def log(self, name: str) -> Path:

@@ -123,7 +123,7 @@ FIRST_CLIENT_S = 5.0
 """How long to wait for the client that started this process."""
 
 SHUTDOWN_GRACE_S = 3.0
-SWEEP_S = 600.0
+FORGET_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS_PER_CLEANUP = 4096
 """After this many new timers, drop the timers of ended jobs, which may be due only in days."""
@@ -210,9 +210,9 @@ class Supervisor:
         self._blocked_channels: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._environ = environ
-        self._swept_at = time.monotonic()
-        self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
-        self._busy_at = self._swept_at + FIRST_CLIENT_S
+        self._forgot_at = time.monotonic()
+        self._collection_at = self._forgot_at + min(FIRST_COLLECTION_S, self._idle_s)
+        self._busy_at = self._forgot_at + FIRST_CLIENT_S
         self._waits_reported_at = 0.0
         self._start_again_at = 0.0
         self._stop_requested = False
@@ -347,8 +347,8 @@ class Supervisor:
         if self._table.queued and not is_paused and now >= self._waits_reported_at + QUEUED_S:
             self._waits_reported_at = now
             self._perform(self._table.report_waiting(time.time()))
-        if now - self._swept_at > SWEEP_S:
-            self._swept_at = now
+        if now - self._forgot_at > FORGET_S:
+            self._forgot_at = now
             self._perform(self._table.forget_expired(time.time()))
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
@@ -554,7 +554,7 @@ class Supervisor:
         """Return the seconds until there is work without an event."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
-        moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.next_drop_at]
+        moments += [self._forgot_at + FORGET_S, self._collection_at, self._sweeper.next_drop_at]
         moments += [self._start_again_at] if now < self._start_again_at else []
         if (next_timer := self._timers.next_due_at) is not None:
             moments.append(next_timer)

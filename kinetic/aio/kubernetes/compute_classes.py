@@ -14,7 +14,7 @@ from kinetic.errors import AuthError, NotFound
 GROUP, KIND = "cloud.google.com/v1", "ComputeClass"
 COLLECTION = f"/apis/{GROUP}/computeclasses"
 
-KNOWN_S = 60.0
+REUSED_S = 60.0
 """Seconds for which an answer is reused. A class that was added or removed takes effect later."""
 
 
@@ -50,7 +50,7 @@ class ComputeClasses:
             until, found = self._cache.get(name, (0.0, ""))
             if until < now:
                 found = name if await self._exists(name) else ""
-                self._cache[name] = (now + KNOWN_S, found)
+                self._cache[name] = (now + REUSED_S, found)
         return found
 
     async def _exists(self, name: str) -> bool:

@@ -83,7 +83,7 @@ class Plugin:
                 *[str(argument) for argument in self.section.get("args") or ()],
                 env=self._environment(interactive),
                 stdin=None if interactive else asyncio.subprocess.DEVNULL,
-                start_new_session=not interactive,  # so that its children can be killed with it
+                start_new_session=not interactive,  # so that `run` can also kill its children
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -96,7 +96,7 @@ class Plugin:
     def _command(self) -> str:
         command = str(self.section.get("command") or "")
         path = self.environ.get("PATH", os.defpath)
-        if os.sep in command:  # relative to the kubeconfig's folder, as in kubectl
+        if os.sep in command:  # a path is relative to the kubeconfig's folder, as in kubectl
             command = str(self.folder / command)
         executable = shutil.which(command, path=path)
         if executable is None:

@@ -337,7 +337,7 @@ def _has_started(pod: Document) -> bool:
     """Return whether the pod's program has started, so that the pod has a log."""
     programs = Pod(pod).programs
     return any(
-        program.state("running") is not None or program.last_end is not None for program in programs
+        program.state("running") is not None or program.end is not None for program in programs
     )
 
 

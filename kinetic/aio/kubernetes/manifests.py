@@ -248,7 +248,7 @@ RUNNER = "/app/remote_runner.py"
 KEY_FOLDER = "/var/run/kinetic"
 """The folder in the container with the submission's key."""
 
-JOB_ANNOTATION = "batch.kubernetes.io/"
+JOB_ANNOTATION_PREFIX = "batch.kubernetes.io/"
 NAME = "kinetic.dev/name"
 """The annotation with the job's name, which may not be legal as an object's name."""
 
@@ -565,8 +565,8 @@ def _environment(spec: JobSpec, placement: Placement) -> list[dict[str, Any]]:
     secret_keys = secret_entries(spec)
     plain |= {"KINETIC_ORDER": spec.order.encode()}
     counters = {
-        "KINETIC_FAILURES": f"{JOB_ANNOTATION}job-index-failure-count",
-        "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION}job-index-ignored-failure-count",
+        "KINETIC_FAILURES": f"{JOB_ANNOTATION_PREFIX}job-index-failure-count",
+        "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION_PREFIX}job-index-ignored-failure-count",
     }
     return [
         *({"name": name, "value": _escape(value)} for name, value in plain.items()),

@@ -175,13 +175,13 @@ class Diagnostics:
         return self._nodes
 
     async def _read_workload(
-        self, job: Document | None, live_pods: Sequence[Document]
+        self, job: Document | None, pods: Sequence[Document]
     ) -> Document | None:
         """Return Kueue's Workload for the Job; None if neither Job nor pods wait in a queue."""
         suspended = JobFacts(job=job).suspended
         groups = [
             get_dict(get_dict(pod, "metadata"), "labels").get(POD_GROUP)
-            for pod in live_pods
+            for pod in pods
             if is_gated(pod)
         ]
         group = next((name for name in groups if name), None)
@@ -279,7 +279,7 @@ class PendingMonitor:
                 wait.hopeless_since = now
             patience, waited = self._inquiry.patience, now - wait.since
             if verdict.reason is not None and (wait.inquiry_count or waited >= patience.report_s):
-                self._inquiry.report(entry.current_attempt or entry.name, verdict)
+                self._inquiry.report(entry.last_attempt or entry.name, verdict)
             end = _decide_end(entry, verdict, now, patience)
             if end is not None and uid(entry.job) not in self._ended:
                 self._due.append((entry, end))
@@ -319,13 +319,11 @@ class PendingMonitor:
     async def _end(self, entry: Entry, end: End) -> None:
         # Do this once per Job: the watch shows its end later, and may show other changes first.
         self._ended.add(uid(entry.job))
-        logging.warning(
-            "%s is ended, because it can't start: %s", entry.current_attempt, end.message
-        )
+        logging.warning("%s is ended, because it can't start: %s", entry.last_attempt, end.message)
         try:
             await self._inquiry.end(entry, end)
         except BackendError as exc:
-            logging.warning("%s can't start, and can't be ended: %s", entry.current_attempt, exc)
+            logging.warning("%s can't start, and can't be ended: %s", entry.last_attempt, exc)
 
 
 def _decide_end(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:

@@ -102,7 +102,7 @@ class Secrets:
         manifest = self._manifest(ROOT_KEY, {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}, ROOT_KEY)
         try:
             secret = await self._create(manifest | {"immutable": True})
-        except AlreadyThere:  # by another client, or by a request whose answer was lost
+        except AlreadyThere:  # created by another client, or by an earlier request of this one
             secret = await self._read(ROOT_KEY)
         return _decode_root_key(secret)
 

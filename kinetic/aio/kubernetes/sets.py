@@ -91,7 +91,7 @@ class Kind:
         ]
         if self.label.startswith(LWS):
             container["env"].append({"name": "KINETIC_LWS", "value": name})
-        if accelerator.kind == "tpu" and accelerator.multi_host:  # a slice
+        if accelerator.kind == "tpu" and accelerator.multi_host:  # the hosts of a slice
             metadata["annotations"] = {**metadata["annotations"], self.exclusive: NODE_POOL}
             if self.label.startswith(LWS) and TPU_PORT not in spec.environment:
                 container["env"].append({"name": TPU_PORT, "value": "8471"})

@@ -44,17 +44,17 @@ class Entry:
 
     ``ended_job_uid`` is empty until the Job has ended; then its documents are dropped, because
     only its deletion still matters. ``reported`` maps the name of each attempt to the last
-    observation that clients got of it, and ``current_attempt`` is the name of the last attempt.
+    observation that clients got of it, and ``last_attempt`` is the name of the last attempt.
     ``answers`` has what inquiries about the Job returned. ``facts`` combines the answers with the
     documents, also those of deleted objects.
     """
 
     __slots__ = (
         "answers",
-        "current_attempt",
         "ended_job_uid",
         "facts",
         "job",
+        "last_attempt",
         "name",
         "pods",
         "reported",
@@ -67,7 +67,7 @@ class Entry:
         self.job: Document | None = None
         self.pods: dict[str, Document] = {}
         self.reported: dict[str, Observation] = {}
-        self.current_attempt = ""
+        self.last_attempt = ""
         self.reset()
 
     def reset(self) -> None:
@@ -304,7 +304,7 @@ class Table:
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
         """Keep *entry* in ``waiting`` while its last attempt waits; a new attempt starts anew."""
-        previous, entry.current_attempt = entry.current_attempt, observation.name
+        previous, entry.last_attempt = entry.last_attempt, observation.name
         if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry
             if previous == observation.name:

@@ -49,7 +49,7 @@ def tail_offset(fd: int, count: int) -> int:
     floor = max(0, end - TAIL_BYTES)
     if count <= 0:
         return end
-    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0  # skip one at the end
+    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0  # don't count it
     while position > floor:
         start = max(floor, position - BLOCK_BYTES)
         block = os.pread(fd, position - start, start)

@@ -112,7 +112,7 @@ class DirectoryStore:
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         with self._translate_errors(prefix):
-            is_small = prefix.endswith(".")  # the objects of one item: too few for a thread
+            is_small = prefix.endswith(".")  # one item has too few objects for a thread
             run = self._read_quickly if is_small else _in_thread
             found = await run(lambda: self._objects.list(prefix))
         return [_object_info(stored) for stored in found]

@@ -22,7 +22,7 @@ from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, SupervisorPaths, encode
 from kinetic.errors import Unavailable
 
-STARTS = 6
+MAX_STARTS = 6
 """How many supervisors `connect` starts before it gives up."""
 
 START_S = 30.0
@@ -49,7 +49,7 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
     paths = SupervisorPaths(home)
     deadline = time.monotonic() + START_S
     pause = 0.0
-    for _ in range(STARTS):
+    for _ in range(MAX_STARTS):
         try:
             return _dial(paths)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):

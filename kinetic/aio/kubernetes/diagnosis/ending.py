@@ -69,7 +69,7 @@ def sidecar_memory(pod: Pod) -> Cause | None:
 # --- what the platform did ------------------------------------------------------------------
 
 _MORE_MEMORY = "state the memory that it needs (memory=), or use a larger machine"
-_SHUTDOWN = ("Terminated", "Shutdown", "NodeShutdown")
+_SHUTDOWN_REASONS = ("Terminated", "Shutdown", "NodeShutdown")
 
 
 def removal(pod: Pod) -> Cause | None:
@@ -104,7 +104,7 @@ def removal(pod: Pod) -> Cause | None:
     announced = (
         pod.node_ending and pod.may_have_been_stopped and not (disruption_reason or pod_reason)
     )
-    if disruption_reason == "TerminationByKubelet" or pod_reason in _SHUTDOWN or announced:
+    if disruption_reason == "TerminationByKubelet" or pod_reason in _SHUTDOWN_REASONS or announced:
         shutdown_reason = "the cloud took its spot machine back" if pod.on_spot else "maintenance"
         advice = f"{ADVICE[Reason.PREEMPTED]}, or request no spot machine"
         return _platform_cause(
@@ -162,7 +162,7 @@ _OUTPUT_RULES = (
         "give {who} roles/storage.objectUser on the bucket, and check workload identity: its "
         "binding (roles/iam.workloadIdentityUser), and GKE_METADATA on the node pool",
     ),
-    _open_rule(  # a message of the runner
+    _open_rule(  # this message is the runner's
         "no credentials for Cloud Storage here",
         "bind {who} to a Google service account (workload identity). If STORAGE_EMULATOR_HOST "
         "names a server that needs none, capture that variable (capture_env_vars=)",
@@ -181,7 +181,7 @@ _CRASHES = (132, 134, 135, 136, 139)
 
 def exit_cause(container: Container) -> Cause:
     """Return why *container* failed."""
-    end = container.last_end or {}
+    end = container.end or {}
     code, reason = int(end.get("exitCode") or 0), end.get("reason")
     message = str(end.get("message") or "")
     if reason == "OOMKilled":

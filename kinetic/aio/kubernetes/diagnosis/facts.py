@@ -82,7 +82,7 @@ class JobFacts:
         found: list[Document] = []
         for event in self.events:
             target = get_dict(event, "involvedObject")
-            if makers:  # only their names are known
+            if makers:  # of a maker, only kind and name are known
                 is_match = (target.get("kind"), target.get("name")) in makers
                 is_match = is_match and _last_seen_time(event)[:19] >= created
             else:
@@ -136,13 +136,10 @@ def _with_first_deletion_time(before: Document | None, now: Document) -> Documen
 
     The node requests deletion again when the pod has ended, which changes this time.
     """
-    first, fields = (
-        get_dict(before, "metadata"),
-        ("deletionTimestamp", "deletionGracePeriodSeconds"),
-    )
+    first, keys = get_dict(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
-    kept = {key: first[key] for key in fields if key in first}
+    kept = {key: first[key] for key in keys if key in first}
     return {**now, "metadata": {**get_dict(now, "metadata"), **kept}}
 
 
@@ -176,7 +173,7 @@ class Container:
         return found
 
     @property
-    def last_end(self) -> Document | None:
+    def end(self) -> Document | None:
         """The container's end or, while it waits for a restart, its last end; None if none."""
         last: Document | None = get_dict(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
@@ -185,7 +182,7 @@ class Container:
     @property
     def never_started(self) -> bool:
         """Whether the container never started, although the node reported that it ended."""
-        unknown = (self.last_end or {}).get("reason") == "ContainerStatusUnknown"
+        unknown = (self.end or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 
     @property
@@ -259,7 +256,7 @@ class Pod:
         """Whether a program of the pod ever started."""
         return any(
             program.state("running") is not None
-            or (program.last_end or {}).get("reason") not in (None, *START_ERRORS)
+            or (program.end or {}).get("reason") not in (None, *START_ERRORS)
             for program in self.programs
             if not program.never_started
         )
@@ -288,15 +285,13 @@ class Pod:
         )
 
     def _has_failed(self, container: Container) -> bool:
-        return bool((container.last_end or {}).get("exitCode")) and not (
-            container.init and self.ran
-        )
+        return bool((container.end or {}).get("exitCode")) and not (container.init and self.ran)
 
     @property
     def end(self) -> Document:
         """The end of the container that failed, else of the first program; empty if none ended."""
         container = self.failed_container or next(iter(self.programs), None)
-        return (container.last_end if container is not None else None) or {}
+        return (container.end if container is not None else None) or {}
 
     @property
     def ended_on_request(self) -> bool:
@@ -307,7 +302,7 @@ class Pod:
                 seconds=int(self.metadata["deletionGracePeriodSeconds"])
             )
             ended_after = datetime.fromisoformat(self.end["finishedAt"]) >= requested_at
-        except (KeyError, ValueError, TypeError):  # a pod may lack any of these
+        except (KeyError, ValueError, TypeError):  # a pod may lack any of these fields
             return False
         return ended_after and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
 

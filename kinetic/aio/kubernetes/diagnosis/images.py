@@ -18,43 +18,43 @@ from kinetic.aio.kubernetes.diagnosis.documents import get_dict
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.job_status import Reason
 
-_READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
-_blocked = partial(Rule, reason=Reason.IMAGE_PULL)
-_final = partial(_blocked, outlook=Outlook.FINAL)
+_GRANT = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
+_blocked_rule = partial(Rule, reason=Reason.IMAGE_PULL)
+_final_rule = partial(_blocked_rule, outlook=Outlook.FINAL)
 
-_CAUSES = (
-    _final("^InvalidImageName:", "correct the name; waiting does not help"),
-    _final(
+_RULES = (
+    _final_rule("^InvalidImageName:", "correct the name; waiting does not help"),
+    _final_rule(
         r"no match for platform|no matching manifest|exec format error",
         "build it for the node's architecture (linux/{arch})",
     ),
-    _blocked(
+    _blocked_rule(
         r"too ?many ?requests|\b429\b|rate limit",
         "wait, or use a copy in your own registry: this one limits how often it may be pulled",
         outlook=Outlook.OPEN,
     ),
-    _blocked(
+    _blocked_rule(
         r"does not exist or may require|requested access to the resource is denied"
         r"|or it may not exist",
-        f"correct the name, or {_READER}",
+        f"correct the name, or {_GRANT}",
     ),
-    _final(
+    _final_rule(
         r"fetch oauth token: .*\b404\b",
         "create the repository and push the image, or correct the name",
     ),
-    _blocked(
+    _blocked_rule(
         r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize: .*\b4\d\d\b|denied"
         r"|no basic auth|insufficient_scope|authentication required|authorization failed"
         r"|permission",
-        f"{_READER}; the image itself may exist",
+        f"{_GRANT}; the image itself may exist",
     ),
-    _blocked(
+    _blocked_rule(
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out"
         r"|network is unreachable|no route|server misbehaving|deadline exceeded|\bdial\b"
         r"|registry is unavailable",
         "check that the registry's name is right and that the nodes can reach it",
     ),
-    _final(
+    _final_rule(
         r"not ?found|manifest[ _]?unknown|name[ _]?unknown|does not exist|repository .* unknown"
         r"|\b404\b",
         "build and push it, or correct the name or tag",
@@ -79,7 +79,7 @@ def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> C
     arch = str({**node_labels, **selector}.get("kubernetes.io/arch") or "amd64")
     summary = f"the image {image} cannot be pulled"
     unquoted = re.sub(r'"[^"]*"', " ", message).replace(image, " ")
-    cause = match_rule(_CAUSES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
+    cause = match_rule(_RULES, summary, f"{reason}: {unquoted}", gist(message), arch=arch)
     cause = cause or quote_message(summary, message, reason=Reason.IMAGE_PULL)
     secret_problem = gist(pod.last_message("FailedToRetrieveImagePullSecret"))
     return replace(cause, more=[secret_problem])

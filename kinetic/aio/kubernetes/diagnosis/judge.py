@@ -179,7 +179,7 @@ class _Pods:
         self.ended = [
             (pod, _ended_pod_state(pod))
             for pod in found
-            if pod not in alive and not (was_suspended and pod.deleted)  # evicted by its queue
+            if pod not in alive and not (was_suspended and pod.deleted)  # a queue evicted it
         ]
 
     @property
@@ -320,7 +320,7 @@ def _state_while_alive(facts: JobFacts, alive: Pod, state: State) -> State:
 
 # --- no pod -------------------------------------------------------------------------------
 
-_REFUSED = ("FailedCreate", "JobCreationFailed")
+_REFUSAL_REASONS = ("FailedCreate", "JobCreationFailed")
 """Reasons of events which say that the API server refused a pod, or a JobSet's Job."""
 
 
@@ -337,8 +337,8 @@ def why_no_pod(facts: JobFacts) -> Cause:
             reason=Reason.QUEUED,
             outlook=Outlook.BLOCKED,
         )
-    attempts = facts.about(None, *_REFUSED, "SuccessfulCreate")
-    if attempts and attempts[-1].get("reason") in _REFUSED:
+    attempts = facts.about(None, *_REFUSAL_REASONS, "SuccessfulCreate")
+    if attempts and attempts[-1].get("reason") in _REFUSAL_REASONS:
         return admission_cause(str(attempts[-1].get("message") or ""))
     if get_dict(facts.current_or_last_job, "status").get("failed"):
         return Cause(summary="Kubernetes creates another pod after a pause")

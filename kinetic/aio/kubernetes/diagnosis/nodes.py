@@ -9,7 +9,7 @@ from typing import Any
 from kinetic.aio.kubernetes.diagnosis.documents import Document, get_dict, get_list
 from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, parse_quantity, requests
 
-_TEMPORARY = (
+_TEMPORARY_TAINTS = (
     "node.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
     "node.cilium.io/",
@@ -75,7 +75,7 @@ def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[R
 def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
     """Return refusals by the taints of *node*, and by an operator who has cordoned it."""
     taints = _untolerated_taints(spec, node)
-    permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
+    permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY_TAINTS)]
     cordoned = get_dict(node, "spec").get("unschedulable")
     found: list[Refusal] = []
     if permanent:

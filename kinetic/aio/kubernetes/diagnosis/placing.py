@@ -26,10 +26,10 @@ from kinetic.aio.kubernetes.diagnosis.quantities import format_amount, requests
 from kinetic.aio.kubernetes.diagnosis.queues import is_gated, queue_cause
 from kinetic.job_status import Reason
 
-_NAMED = 5
+_MAX_NAMED = 5
 """The most nodes, or values of a label, that a message names."""
 
-_WAIT = "wait; this isn't an error"
+_WAIT_ADVICE = "wait; this isn't an error"
 
 
 def _unschedulable(
@@ -67,7 +67,7 @@ def _cause_from_message(spec: Document, message: str) -> Cause:
     # The scheduler considers preemption only if stopping other pods would help.
     if "No preemption victims" in preemption or ("Insufficient" in message and not preemption):
         summary = f"all nodes that fit are in use{_request_text(spec)}: {gist(message)}"
-        return _unschedulable(summary, _WAIT, Outlook.OPEN)
+        return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
     advice = "compare its requests and tolerations with the cluster's node pools"
     return _unschedulable(f"no node takes the pod{_request_text(spec)}: {gist(message)}", advice)
 
@@ -102,9 +102,9 @@ def _cause_from_nodes(spec: Document, nodes: Sequence[Document], message: str) -
     if lacking:
         needed = ", ".join(format_amount(name, requests(spec)[name]) for name in lacking)
         summary = f"it requests {needed}, in use by other pods on {_join_names(free)}"
-        return _unschedulable(summary, _WAIT, Outlook.OPEN)
+        return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
     summary = f"{_join_names(free)} can hold it; the scheduler last said: {gist(message)}"
-    return _unschedulable(summary, _WAIT, Outlook.OPEN)
+    return _unschedulable(summary, _WAIT_ADVICE, Outlook.OPEN)
 
 
 def _node_name(node: Document) -> str:
@@ -159,10 +159,10 @@ def _distance(refused: Sequence[Refusal]) -> tuple[int, int]:
 
 
 def _join_names(names: Collection[str]) -> str:
-    """Return *names* as "a, b and c": at most `_NAMED`, then how many others there are."""
+    """Return *names* as "a, b and c": at most `_MAX_NAMED`, then how many others there are."""
     shown_names = sorted(names)
-    if len(shown_names) > _NAMED:
-        shown_names[_NAMED:] = [f"{len(shown_names) - _NAMED} others"]
+    if len(shown_names) > _MAX_NAMED:
+        shown_names[_MAX_NAMED:] = [f"{len(shown_names) - _MAX_NAMED} others"]
     return " and ".join(
         [", ".join(shown_names[:-1]), shown_names[-1]] if shown_names[1:] else shown_names
     )
