@@ -86,9 +86,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose the tier and the worker of a test by its fixtures.
 
-    A test that needs the control plane is of the full tier, unless it has a mark of another. One
-    worker runs all of these, because a control plane takes seconds to start. Tests that share
-    their jobs (`crew`) run on one worker for each module.
+    A test that needs the control plane belongs to the full tier, unless it has the mark of another
+    one. One worker runs all of these, because a control plane takes seconds to start. Tests that
+    share their jobs (`crew`) run on one worker per module.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -215,7 +215,7 @@ class LoopGuard:
     def __init__(self, limit_s: float = MAX_BLOCK) -> None:
         self.limit_s = limit_s
         self.worst = 0.0
-        self.culprit = "  nothing: the interpreter was held, too (a long call into C)"
+        self.culprit = "  nothing: a long call into C held the interpreter, too"
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._stopped = threading.Event()
@@ -282,8 +282,7 @@ def withheld_seconds(before: Mapping[str, float], after: Mapping[str, float]) ->
     """Return for how long the machine may have delayed this thread, between two `measure_waits`.
 
     This is the sum of its own wait for a processor, the steal time of the host, and the longest
-    wait of another thread, which may hold the interpreter. A thread that is new has waited 0 s
-    before.
+    wait of another thread, which may hold the interpreter. A new thread counts with 0 s before.
     """
     waited_by = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     own = waited_by.pop(str(threading.get_native_id()), 0.0)

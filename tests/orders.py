@@ -35,5 +35,5 @@ def runner_with(attempt: str, folder: Path) -> Path:
 
 
 def facts_of(order: wire.Order) -> Any:
-    """Return the facts of `order_of`; a stand-in in a process of its own does the same."""
+    """Return the facts of `order_of`; a stand-in in another process decodes them likewise."""
     return json.loads(order.client["facts"])

@@ -19,7 +19,7 @@ def run(
     timeout: float = 110,
 ) -> CompletedProcess[str]:
     """Run a program and capture its output. By default *cwd* is the folder that has kinetic."""
-    arguments = [str(word) for word in command]
+    arguments = [str(argument) for argument in command]
     return subprocess.run(
         arguments,
         cwd=cwd,

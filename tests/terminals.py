@@ -25,7 +25,10 @@ DRAWN = re.compile(rb"(?<=\n)|(?<=\x1b\[J)")
 
 
 class Terminal:
-    """A pty of *columns* by *rows*; ``raw`` is all that was sent to it, ``history`` its screens."""
+    """A pty of *columns* by *rows*.
+
+    ``raw`` has all bytes that the terminal received, and ``history`` the screens they drew.
+    """
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self.raw = b""
@@ -69,7 +72,7 @@ class Terminal:
         """Read until *condition* is true."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
-            assert time.monotonic() < deadline, f"it never came to that; seen: {self.lines}"
+            assert time.monotonic() < deadline, f"the condition stays false; seen: {self.lines}"
             self.read(0.05)
 
     def shows(self, text: bytes) -> None:
@@ -93,10 +96,10 @@ class Terminal:
 
     def rest(self) -> None:
         """Read the rest, after the last process that has the terminal open."""
-        began = time.monotonic()
+        start = time.monotonic()
         while self.read(DEADLINE_S):
             pass
-        assert time.monotonic() - began < DEADLINE_S, "somebody still has the terminal"
+        assert time.monotonic() - start < DEADLINE_S, "a process still has the terminal open"
 
     def type(self, keys: bytes) -> None:
         """Type *keys* as a person would."""

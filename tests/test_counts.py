@@ -1,4 +1,4 @@
-"""What a submission costs, counted in objects and bytes: seconds would depend on the machine."""
+"""Count the objects and bytes that a submission writes; seconds would depend on the machine."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from kinetic.aio.ports import Observation
 JOBS = 50
 
 
-class Written(DirectoryStore):
-    """A store that remembers what the client has created; jobs write to it directly."""
+class CountingStore(DirectoryStore):
+    """A store that counts the objects that the client creates; jobs write to it directly."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.root = root
         self.by_client: list[str] = []
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
 
-    async def create(self, name: str, *what: Any, **how: Any) -> bool:
-        self.asked[name] += 1
-        created = await super().create(name, *what, **how)
+    async def create(self, name: str, *args: Any, **options: Any) -> bool:
+        self.requests[name] += 1
+        created = await super().create(name, *args, **options)
         if created:
             self.by_client.append(pattern(name))
         return created
 
-    def there(self) -> dict[str, int]:
-        """Pattern → number of the objects there are."""
+    def counts(self) -> dict[str, int]:
+        """Return pattern → number of objects in the store."""
         return dict(Counter(pattern(name) for name in self.sizes()))
 
     def sizes(self) -> dict[str, int]:
-        """Name → bytes of its file."""
+        """Return name → bytes of the object's file."""
         return {
             path.relative_to(self.root).as_posix(): path.stat().st_size
             for path in self.root.rglob("*")
@@ -51,13 +51,13 @@ class Written(DirectoryStore):
 
 
 def pattern(name: str) -> str:
-    """The name, with ids, digests and numbers left out."""
+    """Replace the IDs, digests, and numbers in a name."""
     name = re.sub(r"(job|grp)-local-[0-9a-f]+", r"\1", name)
     return re.sub(r"\b[0-9a-f]{64}\b|\b[0-9]{4,}\b", "#", name)
 
 
-class Watched(LocalCluster):
-    """A platform that counts its watches."""
+class CountingCluster(LocalCluster):
+    """A cluster that counts its watches."""
 
     watches = 0
 
@@ -67,17 +67,17 @@ class Watched(LocalCluster):
 
 
 @pytest.fixture
-def store(home: Path) -> Written:
-    return Written(home / "store")
+def store(home: Path) -> CountingStore:
+    return CountingStore(home / "store")
 
 
 @pytest.fixture
-def cluster(home: Path) -> Watched:
-    return Watched(home)
+def cluster(home: Path) -> CountingCluster:
+    return CountingCluster(home)
 
 
 @pytest.fixture
-async def client(store: Written, cluster: Watched):
+async def client(store: CountingStore, cluster: CountingCluster):
     platform = Platform(
         store=store, images=CurrentInterpreter(), cluster=cluster, id_marker="local-"
     )
@@ -87,10 +87,10 @@ async def client(store: Written, cluster: Watched):
 
 @pytest.fixture
 def square(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function of a small project."""
+    """Return a function of a small project."""
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "squares.py").write_text(
-        "def square(x):\n    return x * x\n\n\ndef times(one):\n    return lambda x: x * x * one\n"
+        "def square(x):\n    return x * x\n\n\ndef times(y):\n    return lambda x: x * x * y\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -109,35 +109,37 @@ JOB = {
 }
 
 
-async def test_a_job_writes_four_objects_and_what_later_ones_share(
-    client: aio.Client, store: Written, square
+async def test_a_job_writes_four_objects_and_those_that_later_jobs_share(
+    client: aio.Client, store: CountingStore, square
 ) -> None:
     job = await client.submit(square, 3)
     assert await job.result(cleanup=False) == 9
-    assert store.there() == SHARED | JOB
+    assert store.counts() == SHARED | JOB
     again = await client.submit(square, 4)
     assert await again.result(cleanup=False) == 16
-    assert store.there() == SHARED | {name: 2 * number for name, number in JOB.items()}
+    assert store.counts() == SHARED | {name: 2 * number for name, number in JOB.items()}
     client_writes = {name for name in JOB if "attempts" not in name}
     assert Counter(store.by_client) == SHARED | dict.fromkeys(client_writes, 2)
 
 
-async def test_a_job_that_is_cleaned_up_leaves_what_later_ones_share(
-    client: aio.Client, store: Written, square
+async def test_a_job_that_is_cleaned_up_leaves_the_objects_that_later_jobs_share(
+    client: aio.Client, store: CountingStore, square
 ) -> None:
     assert await (await client.submit(square, 3)) == 9
-    assert store.there() == SHARED
+    assert store.counts() == SHARED
 
 
-async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Written, square) -> None:
-    """Its inputs are stored by the chunk: the first alone, so that it can start at once."""
+async def test_a_batch_writes_two_objects_a_job(
+    client: aio.Client, store: CountingStore, square
+) -> None:
+    """The inputs are stored in chunks; the first input is alone, so that it can start at once."""
     batch = await client.run_async_map(square, range(JOBS))
     assert await batch.results(cleanup=False) == [x * x for x in range(JOBS)]
-    await batch._batch.coordinator.over.wait()  # how all ended is written down after they are told
-    there = store.there()
-    chunks = there.pop("batches/grp/inputs/#")
+    await batch._batch.coordinator.over.wait()  # it writes the batch's end after the results
+    counts = store.counts()
+    chunks = counts.pop("batches/grp/inputs/#")
     assert chunks <= 3
-    assert there == SHARED | {
+    assert counts == SHARED | {
         "batches/grp/manifest": 1,
         "batches/grp/lease": 1,
         "groups/grp": 1,
@@ -150,21 +152,21 @@ async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Writt
 
 
 async def test_a_batch_whose_results_were_collected_keeps_nothing_per_job(
-    client: aio.Client, store: Written, square
+    client: aio.Client, store: CountingStore, square
 ) -> None:
     batch = await client.run_async_map(square, range(JOBS))
     assert await batch.results() == [x * x for x in range(JOBS)]
-    its = ("batches/grp/manifest", "batches/grp/lease", "batches/grp/collected", "groups/grp")
-    assert store.there() == SHARED | dict.fromkeys(its, 1)
+    per_batch = ("batches/grp/manifest", "batches/grp/lease", "batches/grp/collected", "groups/grp")
+    assert store.counts() == SHARED | dict.fromkeys(per_batch, 1)
 
 
-class Pickled:
-    """Counts how often it is pickled."""
+class PickleCounter:
+    """Count how often an instance is pickled; it unpickles as 1."""
 
-    times = 0
+    count = 0
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        Pickled.times += 1
+        PickleCounter.count += 1
         return int, (1,)
 
 
@@ -172,24 +174,24 @@ OPENED: Counter[str] = Counter()
 
 
 @pytest.mark.timeout(300)
-async def test_the_items_of_a_batch_share_what_is_the_same_for_all(
-    client: aio.Client, store: Written, cluster: Watched, tmp_path: Path, square
+async def test_the_items_of_a_batch_share_their_function_and_code(
+    client: aio.Client, store: CountingStore, cluster: CountingCluster, tmp_path: Path, square
 ) -> None:
     from squares import times  # type: ignore[import-not-found]
 
-    many, one = 300, Pickled()
+    count = 300
     (tmp_path / "table.csv").write_text("a,b\n")
 
     sys.addaudithook(lambda event, args: note_opened(str(args[0])) if event == "open" else None)
     OPENED.clear()
-    batch = await client.run_async_map(times(one), range(many))
-    assert await batch.results() == [x * x for x in range(many)]
-    assert Pickled.times == 1, "the function is pickled once"
-    assert OPENED["table.csv"] == 1, "the project is read, hashed and archived in one go"
+    batch = await client.run_async_map(times(PickleCounter()), range(count))
+    assert await batch.results() == [x * x for x in range(count)]
+    assert PickleCounter.count == 1, "the function is pickled once"
+    assert OPENED["table.csv"] == 1, "the project is read, hashed, and archived in one go"
     by_client = Counter(store.by_client)
     assert by_client["code/#.zip"] == by_client["functions/#.pkl"] == 1
-    assert by_client["batches/grp/inputs/#"] <= many / 100 + 10
-    assert set(store.asked.values()) == {1}, "nothing is written twice"
+    assert by_client["batches/grp/inputs/#"] <= count / 100 + 10
+    assert set(store.requests.values()) == {1}, "nothing is written twice"
     assert cluster.watches == 1
 
 
@@ -198,11 +200,11 @@ def note_opened(path: str) -> None:
         OPENED["table.csv"] += 1
 
 
-async def test_an_item_takes_little_room(client: aio.Client, store: Written, square) -> None:
-    """Claim and outcome of a number: what 100,000 of them cost is in the order of 100 MB."""
+async def test_an_item_takes_little_space(client: aio.Client, store: CountingStore, square) -> None:
+    """With these limits, the claims and outcomes of 100,000 numbers take 100 MB."""
     batch = await client.run_async_map(square, range(JOBS))
     await batch.results()
-    of_items = [size for name, size in store.sizes().items() if "/attempts/" in name]
+    attempts = [size for name, size in store.sizes().items() if "/attempts/" in name]
     inputs = [size for name, size in store.sizes().items() if "/inputs/" in name]
-    assert sum(of_items) <= 1000 * JOBS
+    assert sum(attempts) <= 1000 * JOBS
     assert sum(inputs) <= 200 * JOBS

@@ -1,4 +1,4 @@
-"""What importing costs, counted in modules: milliseconds would depend on the machine."""
+"""Count the modules that imports load; milliseconds would depend on the machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def loaded_by(code: str, *path: Path) -> set[str]:
-    """The modules that *code* adds in a fresh interpreter with *path* and the libraries only."""
-    setup = f"import sys; sys.path[:0] = {[str(one) for one in path]}"
+    """Return the modules that *code* loads in a fresh interpreter with *path* and the libraries."""
+    setup = f"import sys; sys.path[:0] = {[str(folder) for folder in path]}"
     program = f"{setup}\n{LOADED.format(code=code)}"
     return set(json.loads(programs.python("-I", "-W", "error", "-c", program)))
 
@@ -40,9 +40,9 @@ def test_import_kinetic_loads_exactly_one_module() -> None:
     assert loaded_by("import kinetic", ROOT) == {"kinetic"}
 
 
-def test_the_names_of_aio_are_there_before_what_is_behind_them_is_loaded() -> None:
-    beside = loaded_by("import kinetic.aio, typing", ROOT) - loaded_by("import typing", ROOT)
-    own = ours(beside)
+def test_importing_aio_loads_its_names_without_the_client() -> None:
+    loaded = loaded_by("import kinetic.aio, typing", ROOT) - loaded_by("import typing", ROOT)
+    own = ours(loaded)
     assert own == {"kinetic", "kinetic._tracebacks"} | {name for name in own if ".aio" in name}
     assert len(own) <= 6 and "kinetic.aio.client" not in own
 
@@ -81,7 +81,7 @@ def test_a_client_loads_no_engine_before_its_first_operation() -> None:
     assert len(loaded) <= 26
 
 
-def test_a_first_local_call_loads_nothing_of_batches_debuggers_or_lists() -> None:
+def test_a_first_local_call_loads_no_module_for_batches_debuggers_or_lists() -> None:
     loaded = loaded_by(CALL, ROOT)
     assert loaded & UNUSED_BY_ONE_CALL == set()
     assert top_level(loaded) & (CLOUD | HEAVY) == set()
@@ -89,43 +89,43 @@ def test_a_first_local_call_loads_nothing_of_batches_debuggers_or_lists() -> Non
 
 
 def test_the_help_of_the_command_loads_click_and_the_commands_alone() -> None:
-    beside = loaded_by("import kinetic.cli.app", ROOT) - loaded_by("import click", ROOT)
-    assert len(ours(beside)) <= 16
-    assert beside.isdisjoint({"asyncio", "csv", "dataclasses", "json", "pathlib", "rich"})
+    loaded = loaded_by("import kinetic.cli.app", ROOT) - loaded_by("import click", ROOT)
+    assert len(ours(loaded)) <= 16
+    assert loaded.isdisjoint({"asyncio", "csv", "dataclasses", "json", "pathlib", "rich"})
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of packages with ours as it is installed."""
+    """Make a folder of packages with kinetic as pip installs it."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "kinetic", tmp_path / "kinetic", ignore=ignored)
     return tmp_path
 
 
-def said_by(code: str, site: Path) -> list[str]:
-    """The lines on standard error of a program in an interpreter that has *site*."""
+def stderr_of(code: str, site: Path) -> list[str]:
+    """Run *code* in an interpreter that has *site*; return the lines on standard error."""
     setup = f"import sys; sys.path.insert(0, {str(site)!r})"
-    done = programs.run(sys.executable, "-I", "-c", f"{setup}\n{code}")
-    assert done.returncode == 0, done.stderr
-    return done.stderr.splitlines()
+    completed = programs.run(sys.executable, "-I", "-c", f"{setup}\n{code}")
+    assert completed.returncode == 0, completed.stderr
+    return completed.stderr.splitlines()
 
 
-def test_keras_kinetic_in_the_same_place_is_told_once_with_what_mends_it(site: Path) -> None:
+def test_keras_kinetic_in_the_same_folder_causes_one_warning_with_the_fix(site: Path) -> None:
     (site / "keras_kinetic-0.0.4.dist-info").mkdir()
     (site / "kinetic" / "core").mkdir()
     (site / "kinetic" / "core" / "core.py").touch()
     code = "import kinetic; kinetic.run; import kinetic.aio; kinetic.aio.Client"
-    (told,) = [line for line in said_by(code, site) if "Warning" in line]
-    assert "pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio" in told
-    assert str(site / "kinetic") in told
+    (warning,) = [line for line in stderr_of(code, site) if "Warning" in line]
+    assert "pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio" in warning
+    assert str(site / "kinetic") in warning
 
 
-def test_keras_kinetic_in_another_place_is_no_matter(site: Path, tmp_path: Path) -> None:
+def test_keras_kinetic_in_another_folder_causes_no_warning(site: Path, tmp_path: Path) -> None:
     (tmp_path / "else" / "kinetic" / "core").mkdir(parents=True)
     (tmp_path / "else" / "kinetic" / "core" / "core.py").touch()
     (tmp_path / "else" / "keras_kinetic-0.0.4.dist-info").mkdir()
     code = f"sys.path.append({str(tmp_path / 'else')!r}); import kinetic; kinetic.run"
-    assert said_by(code, site) == []
+    assert stderr_of(code, site) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_keras_kinetic_in_another_place_is_no_matter(site: Path, tmp_path: Path)
         "import kinetic; kinetic.run(backend='local')(abs)(-3)",
     ],
 )
-def test_what_every_user_touches_loads_nothing_heavy(code: str) -> None:
+def test_basic_use_loads_nothing_heavy(code: str) -> None:
     assert top_level(loaded_by(code, ROOT)) & (CLOUD | HEAVY) == set()
 
 

@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING.md that a machine can check: names, exports, mentions."""
+"""Check rules of CONTRIBUTING.md: module names, docstrings, forbidden mentions, and imports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VAGUE_NAMES = {"base", "common", "core", "helpers", "manager", "misc", "shared", "tools", "utils"}
 
-# Written apart, so that this file may contain them.
-UNSPEAKABLE = re.compile(
+# Each pattern is written in two parts, so that it doesn't match this file.
+FORBIDDEN = re.compile(
     "|".join(
         [
             r"(?<!\w)/work/" + r"(main|shared|\.)",
@@ -44,7 +44,7 @@ def relative(path: Path) -> str:
 
 
 def project_files() -> Iterator[Path]:
-    """Every text file that is, or is about to be, part of the repository."""
+    """Yield every text file that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -58,27 +58,27 @@ def project_files() -> Iterator[Path]:
 
 
 def test_modules_are_named_after_their_concepts() -> None:
-    assert [one for one in map(relative, LIBRARY) if Path(one).stem.strip("_") in VAGUE_NAMES] == []
+    vague = [relative(path) for path in LIBRARY if path.stem.strip("_") in VAGUE_NAMES]
+    assert vague == []
 
 
-def test_a_module_says_what_it_is_for() -> None:
-    silent = [path for path in LIBRARY if not ast.get_docstring(parsed(path))]
-    assert not silent, "a sentence, please"
+def test_every_module_has_a_docstring() -> None:
+    assert [relative(path) for path in LIBRARY if not ast.get_docstring(parsed(path))] == []
 
 
-def test_nothing_of_the_workshop_is_mentioned() -> None:
+def test_no_file_mentions_paths_outside_the_project_or_issue_numbers() -> None:
     mentions = [
         f"{relative(path)}:{number}"
         for path in project_files()
-        if path != ROOT / ".ci" / "run"  # the one place that knows what its machine has
+        if path != ROOT / ".ci" / "run"  # only this file may use paths of its machine
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
-        if UNSPEAKABLE.search(line)
+        if FORBIDDEN.search(line)
     ]
     assert not mentions
 
 
-def test_no_test_patches_a_module_of_ours() -> None:
-    """Use a fake of the port, or a real part: patches hold the inside in place, not the promise."""
+def test_no_test_patches_a_module_of_kinetic() -> None:
+    """Use a fake of the port or a real part, because a patch fixes internals, not behavior."""
     patched = [
         f"{relative(path)}:{text.count(chr(10), 0, match.start()) + 1}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -90,7 +90,7 @@ def test_no_test_patches_a_module_of_ours() -> None:
 
 
 def test_no_test_imports_a_file_of_tests() -> None:
-    """What two of them share is in a conftest or in a module that says what it is."""
+    """Code that two of them share belongs in a conftest or in a module with a telling name."""
     imports = re.compile(r"^\s*(from\s+\S*\btest_\w+\s+import|(from|import)\s.*\btest_\w+)", re.M)
     found = [
         f"{relative(path)}: {match[0].strip()}"
@@ -106,7 +106,7 @@ def test_the_runner_in_the_package_is_the_runner() -> None:
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """Also not for its types alone: what belongs together in a circle cannot be read apart."""
+    """Imports for types count, too: nobody can read the files of a cycle separately."""
     files = {_module(path): path for path in LIBRARY}
     graph = {name: {*_imports(path, files)} - {name} for name, path in files.items()}
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the files
@@ -117,15 +117,17 @@ def _module(path: Path) -> str:
 
 
 def _imports(path: Path, files: Mapping[str, Path]) -> Iterator[str]:
-    """The files that one imports, wherever in it."""
+    """Yield the modules that *path* imports anywhere in it."""
     package = _module(path.parent / "__init__.py")
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name in files)
+            yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
-            near = package.rsplit(".", node.level - 1)[0] if node.level else ""
-            home = ".".join(filter(None, (near, node.module)))
-            inside = {name for one in node.names if (name := f"{home}.{one.name}") in files}
-            yield from inside
-            if home in files and len(inside) < len(node.names):
-                yield home
+            parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            module = ".".join(filter(None, (parent, node.module)))
+            submodules = {
+                name for alias in node.names if (name := f"{module}.{alias.name}") in files
+            }
+            yield from submodules
+            if module in files and len(submodules) < len(node.names):
+                yield module

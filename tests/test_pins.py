@@ -1,4 +1,4 @@
-"""A release of somebody else changes nothing for README's commands."""
+"""README installs pinned versions, so that a new release of a dependency can't break it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import pins
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = {canonicalize_name(one.name): one for one in map(Requirement, pins.constraints())}
+PINNED = {canonicalize_name(pin.name): pin for pin in map(Requirement, pins.constraints())}
 
 
 def declared() -> set[str]:
@@ -24,22 +24,22 @@ def declared() -> set[str]:
         *PROJECT["project"]["optional-dependencies"].values(),
         *PROJECT["dependency-groups"].values(),
     ]
-    return {one for names in lists for one in names if not one.startswith("kinetic-aio")}
+    requirements = {requirement for names in lists for requirement in names}
+    return {name for name in requirements if not name.startswith("kinetic-aio")}
 
 
 def test_every_requirement_has_one_version() -> None:
-    assert {
-        str(one) for one in PINNED.values() if not re.match(r"==[^*]+$", str(one.specifier))
-    } == set()
-    assert {
-        one for one in declared() if canonicalize_name(Requirement(one).name) not in PINNED
-    } == set()
+    loose = [pin for pin in PINNED.values() if not re.match(r"==[^*]+$", str(pin.specifier))]
+    missing = [
+        name for name in declared() if canonicalize_name(Requirement(name).name) not in PINNED
+    ]
+    assert (loose, missing) == ([], [])
 
 
 def test_a_pinned_version_satisfies_pyproject() -> None:
-    for one in map(Requirement, declared()):
-        (pin,) = PINNED[canonicalize_name(one.name)].specifier
-        assert one.specifier.contains(pin.version), f"run `tox run -e pins`: {one}, {pin}"
+    for wanted in map(Requirement, declared()):
+        (pin,) = PINNED[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(pin.version), f"run `tox run -e pins`: {wanted}, {pin}"
 
 
 def test_the_build_has_the_same_versions() -> None:
@@ -52,4 +52,4 @@ def test_every_installation_in_readme_has_the_constraints() -> None:
         r"pip install[^&\n]*",
         "".join(re.findall(r"```sh\n.*?```", (ROOT / "README.md").read_text(), re.S)),
     )
-    assert commands and all("-c constraints.txt" in one for one in commands)
+    assert commands and all("-c constraints.txt" in command for command in commands)

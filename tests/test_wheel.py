@@ -1,4 +1,4 @@
-"""What users install: the wheel, built twice, installed alone, running a job."""
+"""The wheel has the right files, the source archive builds the same one, and it runs a job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(wheel: Path) -> dict[str, int]:
-    """Name and size; what the build itself writes about the file list is left out."""
+    """Return name → size of the files, without the list of files that the build writes."""
     with zipfile.ZipFile(wheel) as archive:
         return {
             entry.filename: entry.file_size
@@ -87,7 +87,7 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
 
 @pytest.mark.full
 def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
-    """Installed in a fresh environment that shares nothing with this one but the dependencies."""
+    """Install it in a fresh environment that shares only the dependencies with this one."""
     venv = tmp_path / "venv"
     programs.python("-m", "venv", "--without-pip", venv, cwd=tmp_path)
     python = venv / "bin" / "python"
@@ -104,4 +104,4 @@ def test_the_wheel_alone_runs_a_job(wheel: Path, tmp_path: Path) -> None:
     out = programs.output(python, "job.py", cwd=tmp_path / "project", env=env).splitlines()
     assert out[0] == "42"
     assert Path(out[1]).is_relative_to(site)
-    assert Path(out[2]).is_relative_to(site), "the job ran a runner from elsewhere"
+    assert Path(out[2]).is_relative_to(site), "the job used a runner outside the wheel"

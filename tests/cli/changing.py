@@ -1,4 +1,4 @@
-"""What commands print that differs from run to run."""
+"""Replace the parts of a command's output that differ from run to run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ CHANGING = (
     (r"kinetic_aio-\S+\.whl", "WHEEL"),
     (r"python:3\.\d+-slim|dev\.kinetic\.python=3\.\d+", "PYTHON"),
     (r'("files": |files {2,})\d+', r"\1NUMBER"),
-    (r" {2,}", "  "),  # how wide a column is depends on what was replaced in it
+    (r" {2,}", "  "),  # the width of a column depends on the replaced text
 )
-"""What differs from run to run, and the word for it."""
+"""Patterns of text that differs from run to run, and their replacements."""

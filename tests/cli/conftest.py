@@ -1,4 +1,4 @@
-"""Commands run in this process, as the console script runs them."""
+"""Run commands in this process, as the console script does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FILE = str(Path(__file__).parent / "functions.py")
 
 
 @dataclass(frozen=True)
-class Said:
-    """How a command ended, and what it printed."""
+class Completed:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -35,18 +35,18 @@ class Said:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-Kinetic = Callable[..., Said]
+Kinetic = Callable[..., Completed]
 
 
 @pytest.fixture
 def kinetic(capsys: pytest.CaptureFixture[str]) -> Kinetic:
-    """The command, with these arguments."""
+    """Return a function that runs the command with these arguments."""
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str) -> Completed:
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             main(arguments)
         out, err = capsys.readouterr()
-        return Said(int(end.value.code or 0), out, err)
+        return Completed(int(end.value.code or 0), out, err)
 
     return run

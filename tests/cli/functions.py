@@ -1,4 +1,4 @@
-"""What the commands of the tests run."""
+"""The functions that the commands of the tests run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def double(x: int, name: str = "") -> dict[str, object]:
 
 
 class Mark:
-    """Rebuilding it leaves a file."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path

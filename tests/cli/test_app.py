@@ -1,4 +1,4 @@
-"""What every command has in common: how it starts, ends, and fails."""
+"""Behavior that all commands share: exit codes, usage errors, settings, profiles, and help."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from tests.cli.conftest import Kinetic
         (TimeoutError(), 5),
         (OSError("disk"), 1),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else str(one),
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
-def test_the_exit_code_says_what_kind_of_failure_it_was(error: Exception, code: int) -> None:
+def test_each_kind_of_failure_has_an_exit_code(error: Exception, code: int) -> None:
     assert exit_code(error) == code
 
 
-def test_python_m_is_the_same(kinetic: Kinetic) -> None:
-    said = kinetic("--version")
-    assert said.code == 0
-    assert said.out == programs.python("-m", "kinetic", "--version") != ""
+def test_python_m_kinetic_runs_the_command(kinetic: Kinetic) -> None:
+    completed = kinetic("--version")
+    assert completed.code == 0
+    assert completed.out == programs.python("-m", "kinetic", "--version") != ""
 
 
-def test_a_reader_that_leaves_ends_it_quietly() -> None:
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "kinetic", "accelerators"],
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (process.returncode, process.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_a_reader_that_leaves_ends_it_quietly() -> None:
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(kinetic: Kinetic, arguments: list[str]) -> None:
-    said = kinetic(*arguments)
-    assert said.code == 2
-    assert "Usage: kinetic" in said.err and said.out == ""
+    completed = kinetic(*arguments)
+    assert completed.code == 2
+    assert "Usage: kinetic" in completed.err and completed.out == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_are_told_how_to_complete(kinetic: Kinetic, shell: str) -> None:
-    said = kinetic("completion", shell)
-    assert said.code == 0 and "_KINETIC_COMPLETE" in said.out
+def test_the_completion_script_of_a_shell_is_printed(kinetic: Kinetic, shell: str) -> None:
+    completed = kinetic("completion", shell)
+    assert completed.code == 0 and "_KINETIC_COMPLETE" in completed.out
 
 
 @pytest.mark.parametrize("command", ["run", "image show"])
@@ -91,19 +91,19 @@ def test_shells_complete_the_file_of_a_function(
 
 
 def test_piped_tables_are_not_cut_and_a_zone_without_prices_is_noted(kinetic: Kinetic) -> None:
-    said = kinetic("accelerators", "--zone", "us-centrl1-a")
-    assert said.code == 0 and "us-centrl1-a" in said.err
-    assert "\x1b" not in said.out and "…" not in said.out and "gpu-l4" in said.out
+    completed = kinetic("accelerators", "--zone", "us-centrl1-a")
+    assert completed.code == 0 and "us-centrl1-a" in completed.err
+    assert "\x1b" not in completed.out and "…" not in completed.out and "gpu-l4" in completed.out
 
 
-def test_settings_are_told_with_their_source(
+def test_settings_are_shown_with_their_source(
     kinetic: Kinetic, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_ZONE", "europe-west4-a")
     assert kinetic("profile", "create", "work", "--cluster", "mine").code == 0
-    told = kinetic("config", "show", "--json", "--namespace", "team").json
-    assert told["schema"] == "kinetic.config/1"
-    found = {one["setting"]: (one["value"], one["source"]) for one in told["items"]}
+    shown = kinetic("config", "show", "--json", "--namespace", "team").json
+    assert shown["schema"] == "kinetic.config/1"
+    found = {item["setting"]: (item["value"], item["source"]) for item in shown["items"]}
     assert found["zone"] == ("europe-west4-a", "KINETIC_ZONE")
     assert found["cluster"] == ("mine", "the profile 'work'")
     assert found["namespace"] == ("team", "the argument namespace")
@@ -112,17 +112,17 @@ def test_settings_are_told_with_their_source(
     assert found["home"] == (str(home), "KINETIC_HOME")
 
 
-def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:
+def test_profiles_are_created_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:
     for name in ("one", "two"):
         assert kinetic("profile", "create", name, "--project", f"p-{name}").code == 0
-    there = kinetic("profile", "create", "one")
-    assert there.code == 2 and "--force replaces it" in there.err
+    existing = kinetic("profile", "create", "one")
+    assert existing.code == 2 and "--force replaces it" in existing.err
     wrong = kinetic("profile", "create", "three", "--backend", "moon")
     assert wrong.code == 2 and "gke, pathways, local" in wrong.err
     assert kinetic("profile", "show", "--json").json["name"] == "one"
     assert kinetic("profile", "use", "two").code == 0
     listed = kinetic("profile", "ls", "--json").json["items"]
-    assert [(one["name"], one["current"]) for one in listed] == [("one", False), ("two", True)]
+    assert [(item["name"], item["current"]) for item in listed] == [("one", False), ("two", True)]
     assert kinetic("profile", "unset").code == 0
     assert kinetic("profile", "show").code == 2
     assert kinetic("profile", "rm", "two", "-y").code == 0
@@ -131,52 +131,56 @@ def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) 
 
 
 @pytest.mark.parametrize("command", ["accelerators", "jobs list", "profile create mine", "doctor"])
-def test_a_zone_that_is_none_is_noticed(kinetic: Kinetic, command: str) -> None:
-    said = kinetic(*command.split(), "--zone", "mars")
-    assert said.code != 0 and "'mars'" in said.err + said.out
+def test_an_invalid_zone_is_an_error(kinetic: Kinetic, command: str) -> None:
+    completed = kinetic(*command.split(), "--zone", "mars")
+    assert completed.code != 0 and "'mars'" in completed.err + completed.out
 
 
 @pytest.mark.parametrize("command", ["accelerators", "jobs list", "profile ls", "gc"])
-def test_a_log_level_that_is_none_is_noticed(
+def test_an_invalid_log_level_is_an_error(
     kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("KINETIC_LOG_LEVEL", "warnign")
-    said = kinetic(*command.split())
-    assert said.code == 2 and "KINETIC_LOG_LEVEL" in said.err and "'WARNING'" in said.err
+    completed = kinetic(*command.split())
+    assert (
+        completed.code == 2
+        and "KINETIC_LOG_LEVEL" in completed.err
+        and "'WARNING'" in completed.err
+    )
 
 
-def test_a_profile_that_is_not_there_is_told_with_the_option(kinetic: Kinetic) -> None:
-    said = kinetic("--profile", "nobody", "config", "show")
-    assert said.code == 2 and "--profile: there is no profile 'nobody'" in said.err
+def test_a_missing_profile_is_an_error_that_names_the_option(kinetic: Kinetic) -> None:
+    completed = kinetic("--profile", "nobody", "config", "show")
+    assert completed.code == 2 and "--profile: there is no profile 'nobody'" in completed.err
 
 
-def test_a_home_that_cannot_be_made_is_told_with_its_setting(
+def test_a_home_that_cannot_be_created_is_an_error_that_names_its_setting(
     kinetic: Kinetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     home.symlink_to(tmp_path / "nowhere")
     monkeypatch.setenv("KINETIC_HOME", str(home))
-    said = kinetic("jobs", "list")
-    assert said.code == 1
-    assert f"{home} cannot be made: File exists; set KINETIC_HOME to" in said.err
+    completed = kinetic("jobs", "list")
+    assert completed.code == 1
+    assert f"{home} cannot be made: File exists; set KINETIC_HOME to" in completed.err
 
 
-def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
+def test_two_processes_can_change_the_profiles_at_once(home: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom kinetic.profiles import Profile, update\n"
         "for n in range(10):\n"
-        "    made = Profile.checked(sys.argv[2] + str(n), {'zone': 'z'})\n"
-        "    update(Path(sys.argv[1]), lambda there: there.create(made))\n"
+        "    profile = Profile.checked(sys.argv[2] + str(n), {'zone': 'z'})\n"
+        "    update(Path(sys.argv[1]), lambda profiles: profiles.create(profile))\n"
     )
     path = home / "profiles.json"
-    both = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in ("a", "b")
     ]
-    assert [one.wait() for one in both] == [0, 0]
+    assert [process.wait() for process in processes] == [0, 0]
     from kinetic import profiles
 
     assert len(profiles.load(path).profiles) == 20
-    assert [one.stat().st_mode & 0o077 for one in home.glob(".profiles*")] == [0]
+    assert [file.stat().st_mode & 0o077 for file in home.glob(".profiles*")] == [0]
 
 
 REFERENCE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
@@ -184,11 +188,11 @@ REFERENCE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 
 def walk(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     yield name, command
-    for child, one in getattr(command, "commands", {}).items():
-        yield from walk(one, f"{name} {child}")
+    for child_name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, f"{name} {child_name}")
 
 
-def test_each_command_has_a_help_that_its_group_lists_whole(kinetic: Kinetic) -> None:
+def test_each_command_has_a_help_that_its_group_lists_in_full(kinetic: Kinetic) -> None:
     for name, command in walk(cli, "kinetic"):
         assert command.help, name
         if hasattr(command, "commands"):
@@ -198,11 +202,12 @@ def test_each_command_has_a_help_that_its_group_lists_whole(kinetic: Kinetic) ->
 
 def test_each_option_has_a_help() -> None:
     for name, command in walk(cli, "kinetic"):
-        for one in command.params:
-            assert not isinstance(one, click.Option) or one.hidden or one.help, (name, one.name)
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        for option in options:
+            assert option.hidden or option.help, (name, option.name)
 
 
-def test_the_reference_has_every_command_and_every_form_of_json() -> None:
+def test_the_reference_has_every_command_and_every_json_schema() -> None:
     for name, command in walk(cli, "kinetic"):
         assert hasattr(command, "commands") or f"| `{name}" in REFERENCE, name
     sources = (Path(__file__).parents[2] / "kinetic/cli").glob("*.py")

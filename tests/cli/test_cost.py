@@ -1,4 +1,4 @@
-"""What the command line says of cost: prices with their source, a batch's estimate, a budget."""
+"""The command line shows the estimated costs of jobs and batches, and a spent budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inputs(tmp_path: Path) -> str:
 
 @pytest.fixture
 def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second costs a dollar."""
+    """Set a price of one dollar per second."""
     (tmp_path / "prices.json").write_text(json.dumps({"cpu": 3600.0}))
     monkeypatch.setenv("KINETIC_PRICES", str(tmp_path / "prices.json"))
 
@@ -34,7 +34,7 @@ def test_a_batch_has_its_cost_so_far_and_a_spent_budget_is_its_reason(
     assert kinetic(*common, "--budget", "1000", "--name", "enough").code == 0
     spent = kinetic(*common, "--budget", "0.000001", "--max-concurrent", "1", "--name", "little")
     assert spent.code == 1 and "budget=1e-06 US dollars was spent, by estimate" in spent.out
-    rows = {one["name"]: one for one in kinetic("batches", "list", "--json").json["items"]}
+    rows = {row["name"]: row for row in kinetic("batches", "list", "--json").json["items"]}
     assert rows["enough"]["status"] == "SUCCEEDED" and rows["enough"]["cost"].startswith("$")
     assert rows["enough"]["estimate"]["estimate"] is True
     assert rows["enough"]["estimate"]["usd"] > 0
@@ -52,8 +52,9 @@ def test_a_job_and_an_item_have_their_cost_so_far(kinetic: Kinetic, inputs: str)
     rows = kinetic("jobs", "list", "--json").json["items"]
     assert len(rows) == 4
     for row in rows:
-        found = row["estimate"]
-        assert found["usd_per_hour"] == 3600.0 and 0 < found["usd"] == 3600 * found["hours"]
-        assert row["cost"] == f"${found['usd']:,.2f}"
-    told = kinetic("jobs", "status", job).out
-    assert "cost" in told and "estimate" not in told
+        estimate = row["estimate"]
+        assert estimate["usd_per_hour"] == 3600.0
+        assert 0 < estimate["usd"] == 3600 * estimate["hours"]
+        assert row["cost"] == f"${estimate['usd']:,.2f}"
+    status = kinetic("jobs", "status", job).out
+    assert "cost" in status and "estimate" not in status

@@ -1,4 +1,4 @@
-"""``kinetic doctor``: what it prints, and what it ends with."""
+"""The output and exit codes of ``kinetic doctor``."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ def project(small_project: Path) -> Path:
     return small_project
 
 
-def test_a_healthy_machine_ends_with_0_and_a_job_is_run_if_asked_for(kinetic: Kinetic) -> None:
-    said = kinetic("doctor", "--run")
-    assert said.code == 0, said.out
-    assert "this machine" in said.out.splitlines()
-    assert re.search(r"^  job +ok +submitted in .*, done after .*; it ran Python", said.out, re.M)
-    assert "FAILED" not in said.out
+def test_a_healthy_machine_gives_exit_code_0_and_run_starts_a_job(kinetic: Kinetic) -> None:
+    completed = kinetic("doctor", "--run")
+    assert completed.code == 0, completed.out
+    assert "this machine" in completed.out.splitlines()
+    assert re.search(
+        r"^  job +ok +submitted in .*, done after .*; it ran Python", completed.out, re.M
+    )
+    assert "FAILED" not in completed.out
     shown = kinetic("doctor", "--json")
     assert shown.code == 0
     assert shown.json["schema"] == "kinetic.doctor/1" and shown.json["healthy"] is True
-    names = [one["name"] for one in shown.json["checks"]]
+    names = [check["name"] for check in shown.json["checks"]]
     assert names[-1] == "supervisor" and "job" not in names
 
 
-def test_what_fails_is_told_with_what_to_do_and_ends_with_1(kinetic: Kinetic, home: Path) -> None:
+def test_a_failed_check_is_shown_with_its_fix_and_gives_exit_code_1(
+    kinetic: Kinetic, home: Path
+) -> None:
     home.chmod(0o777)
-    said = kinetic("doctor")
+    completed = kinetic("doctor")
     home.chmod(0o700)
-    assert said.code == 1
-    lines = said.out.splitlines()
+    assert completed.code == 1
+    lines = completed.out.splitlines()
     (at,) = [number for number, line in enumerate(lines) if "FAILED" in line]
     assert "mode 0777" in lines[at]
     assert lines[at + 1].strip() == f"-> `chmod go-w {home}`"
-    assert "not checked, because 'home' failed" in said.out
+    assert "not checked, because 'home' failed" in completed.out
     assert " 1 failed" in lines[-1]
 
 
-def test_what_a_namespace_needs_is_printed_for_kubectl(kinetic: Kinetic) -> None:
-    said = kinetic("doctor", "--manifest")
-    assert said.code == 0
-    kinds = re.findall(r"^kind: (\w+)$", said.out, re.MULTILINE)
+def test_the_manifest_of_a_namespace_is_printed_for_kubectl(kinetic: Kinetic) -> None:
+    completed = kinetic("doctor", "--manifest")
+    assert completed.code == 0
+    kinds = re.findall(r"^kind: (\w+)$", completed.out, re.MULTILINE)
     assert kinds == ["ServiceAccount", "Role", "RoleBinding", "Role", "RoleBinding"]

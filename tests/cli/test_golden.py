@@ -1,7 +1,7 @@
-"""What commands print, word for word, as people see it and as JSON: ``golden/``.
+"""Compare the exact output of commands, as text and as JSON, with the files in ``golden/``.
 
-``KINETIC_GOLDEN=write pytest tests/cli/test_golden.py`` writes the files anew: read the
-difference before you keep it. What differs from run to run stands there as a word in capitals.
+``KINETIC_GOLDEN=write pytest tests/cli/test_golden.py`` rewrites the files; check the difference
+before you keep it. A word in capitals replaces text that differs from run to run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.changing import CHANGING
-from tests.cli.conftest import FILE, Kinetic, Said
+from tests.cli.conftest import FILE, Completed, Kinetic
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
@@ -55,33 +55,33 @@ OF_SETTINGS = {
 WITHOUT_JSON = {"jobs-logs", "batches-logs", "help"}
 
 
-class Book:
-    """Compares what is printed with the files, or writes them."""
+class GoldenFiles:
+    """Compare the output of commands with the files, or write them."""
 
     def __init__(self, kinetic: Kinetic, home: Path) -> None:
         self._kinetic = kinetic
         self._home = home
-        self.wrong: list[str] = []
+        self.differences: list[str] = []
 
-    def look(self, commands: dict[str, str], **ids: str) -> None:
-        for name, words in commands.items():
-            order = [ids.get(word, word) for word in words.split()]
-            self._compare(f"{name}.txt", words, self._kinetic(*order))
+    def check(self, commands: dict[str, str], **ids: str) -> None:
+        for name, command in commands.items():
+            arguments = [ids.get(word, word) for word in command.split()]
+            self._compare(f"{name}.txt", command, self._kinetic(*arguments))
             if name not in WITHOUT_JSON:
                 self._compare(
-                    f"{name}.json.txt", f"{words} --json", self._kinetic(*order, "--json")
+                    f"{name}.json.txt", f"{command} --json", self._kinetic(*arguments, "--json")
                 )
 
-    def _compare(self, name: str, words: str, said: Said) -> None:
-        printed = f"$ kinetic {self._plain(words)}{self._plain(said.out)}"
-        printed += "".join(f"! {line}\n" for line in self._plain(said.err).splitlines())
-        printed += f"= {said.code}\n"
+    def _compare(self, name: str, command: str, completed: Completed) -> None:
+        printed = f"$ kinetic {self._plain(command)}{self._plain(completed.out)}"
+        printed += "".join(f"! {line}\n" for line in self._plain(completed.err).splitlines())
+        printed += f"= {completed.code}\n"
         file = GOLDEN / name
         if WRITES:
             GOLDEN.mkdir(exist_ok=True)
             file.write_text(printed)
         elif not file.exists() or file.read_text() != printed:
-            self.wrong.append(f"{name}:\n{printed}")
+            self.differences.append(f"{name}:\n{printed}")
 
     def _plain(self, text: str) -> str:
         text = text.replace(str(self._home), "HOME").replace(str(Path(FILE).parent), "FOLDER")
@@ -91,40 +91,40 @@ class Book:
 
 
 @pytest.fixture
-def book(
+def golden_files(
     kinetic: Kinetic, home: Path, small_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> Book:
-    monkeypatch.delenv("COLUMNS", raising=False)  # which would cut what is printed
-    return Book(kinetic, home)
+) -> GoldenFiles:
+    monkeypatch.delenv("COLUMNS", raising=False)  # it would shorten the output
+    return GoldenFiles(kinetic, home)
 
 
 def test_settings_and_catalogues(
-    book: Book, kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch
+    golden_files: GoldenFiles, kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_BASE_IMAGE_REPO", "r.io/me")
     kinetic("profile", "create", "mine", "--zone", "europe-west4-b")
-    book.look(OF_SETTINGS)
-    assert not book.wrong, "\n".join(book.wrong)
+    golden_files.check(OF_SETTINGS)
+    assert not golden_files.differences, "\n".join(golden_files.differences)
 
 
-def test_a_job_and_a_batch(book: Book, kinetic: Kinetic, tmp_path: Path) -> None:
+def test_a_job_and_a_batch(golden_files: GoldenFiles, kinetic: Kinetic, tmp_path: Path) -> None:
     ran = kinetic(
         "run", f"{FILE}:double", "-a", "x=4", "--detach", "--json", "--accelerator", "cpu"
     )
     job = ran.json["job_id"]
     kinetic("jobs", "result", job, "--timeout", "60")
-    book.look(OF_A_JOB, JOB=job)
+    golden_files.check(OF_A_JOB, JOB=job)
     inputs = tmp_path / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 13}\n')
     kinetic(
         "run", f"{FILE}:double", "--map", str(inputs), "--name", "sweep", "--accelerator", "cpu"
     )
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    book.look(OF_A_BATCH, BATCH=batch["group_id"])
-    assert not book.wrong, "\n".join(book.wrong)
+    golden_files.check(OF_A_BATCH, BATCH=batch["group_id"])
+    assert not golden_files.differences, "\n".join(golden_files.differences)
 
 
-def test_no_file_is_left_over() -> None:
+def test_every_golden_file_is_used() -> None:
     wanted = {f"{name}.txt" for name in {**OF_A_JOB, **OF_A_BATCH, **OF_SETTINGS}}
     wanted |= {name.replace(".txt", ".json.txt") for name in wanted}
     wanted -= {f"{name}.json.txt" for name in WITHOUT_JSON}

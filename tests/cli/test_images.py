@@ -1,4 +1,4 @@
-"""What images are built from, shown without a cloud."""
+"""Show the contents of images without building them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_the_images_of_a_function_are_shown_without_building_them(
 
 
 def test_base_images_are_named_and_printed_without_building_them(kinetic: Kinetic) -> None:
-    said = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--json", "--tag", "7")
-    assert [one["image"] for one in said.json["items"]] == [
+    completed = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--json", "--tag", "7")
+    assert [image["image"] for image in completed.json["items"]] == [
         f"r.io/me/base-{kind}:7" for kind in ("cpu", "gpu", "tpu")
     ]
     printed = kinetic("build-image", "--repo", "r.io/me", "--print", "--category", "gpu").out
@@ -44,9 +44,9 @@ def test_base_images_are_named_and_printed_without_building_them(kinetic: Kineti
 
 
 def test_a_tag_and_a_dockerfile_that_are_none_are_refused(kinetic: Kinetic, tmp_path: Path) -> None:
-    said = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--tag", "two words")
-    assert said.code == 2 and "the tag 'two words'" in said.err
+    completed = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--tag", "two words")
+    assert completed.code == 2 and "the tag 'two words'" in completed.err
     (tmp_path / "Dockerfile").write_bytes(b"\xff")
     order = ("build-image", "--repo", "r.io/me", "--dry-run")
-    said = kinetic(*order, "--dockerfile", str(tmp_path / "Dockerfile"))
-    assert said.code == 2 and "not a Dockerfile" in said.err
+    completed = kinetic(*order, "--dockerfile", str(tmp_path / "Dockerfile"))
+    assert completed.code == 2 and "not a Dockerfile" in completed.err

@@ -1,4 +1,4 @@
-"""Jobs and batches of this machine, from the command line."""
+"""Run, inspect, and remove jobs and batches on this machine from the command line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("small_project")
 
 
 def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
-    begun = kinetic("run", f"{FILE}:double", "-a", "x=4", "-a", "name=4x", "--detach", "--json")
-    job = begun.json["job_id"]
+    started = kinetic("run", f"{FILE}:double", "-a", "x=4", "-a", "name=4x", "--detach", "--json")
+    job = started.json["job_id"]
     result = kinetic("jobs", "result", job, "--timeout", "60", "--json")
     assert result.json["status"] == "SUCCEEDED"
     assert result.json["noted"] == {"twice": 8, "name": "4x"} and "value" not in result.json
@@ -37,16 +37,16 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert "wrote no files" in kinetic("outputs", "get", job, str(tmp_path)).err
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
-    said = kinetic("jobs", "list")
-    assert (said.code, said.out) == (0, "") and "no jobs found" in said.err
+    completed = kinetic("jobs", "list")
+    assert (completed.code, completed.out) == (0, "") and "no jobs found" in completed.err
 
 
-def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_path: Path) -> None:
+def test_a_value_is_unpickled_only_on_request(kinetic: Kinetic, tmp_path: Path) -> None:
     mark, file = tmp_path / "mark", tmp_path / "value.pkl"
-    begun = kinetic("run", f"{FILE}:marked", "-a", f"path={mark}", "--detach", "--json")
-    job = begun.json["job_id"]
-    said = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
-    assert said.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in said.err
+    started = kinetic("run", f"{FILE}:marked", "-a", f"path={mark}", "--detach", "--json")
+    job = started.json["job_id"]
+    completed = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
+    assert completed.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in completed.err
     assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
@@ -59,13 +59,13 @@ def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_p
 
 
 def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> None:
-    begun = kinetic("run", f"{FILE}:writes", "-a", "text=kept", "--detach", "--json")
-    job = begun.json["job_id"]
+    started = kinetic("run", f"{FILE}:writes", "-a", "text=kept", "--detach", "--json")
+    job = started.json["job_id"]
     assert kinetic("jobs", "result", job).code == 0
     assert kinetic("outputs", "ls", job, "--json").json["items"] == [{"file": "deep/file.txt"}]
-    for _ in range(2):  # the second time over what is there
-        assert kinetic("outputs", "get", job, str(tmp_path / "there")).code == 0
-    assert (tmp_path / "there/deep/file.txt").read_text() == "kept"
+    for _ in range(2):  # the second download replaces the files of the first
+        assert kinetic("outputs", "get", job, str(tmp_path / "outputs")).code == 0
+    assert (tmp_path / "outputs/deep/file.txt").read_text() == "kept"
 
 
 def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
@@ -73,20 +73,21 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     inputs.write_text('{"x": 1}\n\n{"x": 13}\n{"x": 3}\n')
     ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json", "--name", "sweep")
     assert ran.code == 1
-    assert {one["index"]: one["ok"] for one in ran.lines} == {0: True, 1: False, 2: True}
+    assert {line["index"]: line["ok"] for line in ran.lines} == {0: True, 1: False, 2: True}
     (row,) = kinetic("batches", "list", "--json").json["items"]
     assert (row["name"], row["status"], row["total"]) == ("sweep", "FAILED", 3)
     assert row["counts"] == {"SUCCEEDED": 2, "FAILED": 1}
     group = row["group_id"]
-    told = kinetic("batches", "status", group[:-2], "--items").out
-    assert "[red]13[/red] brings bad luck" in told and "\x1b" not in told and "\x07" not in told
+    shown = kinetic("batches", "status", group[:-2], "--items").out
+    assert "[red]13[/red] brings bad luck" in shown
+    assert "\x1b" not in shown and "\x07" not in shown
     assert kinetic("jobs", "status", f"{group}-1", "--json").json["status"] == "FAILED"
     ended = kinetic("batches", "results", group, "--json")
     assert ended.code == 1
-    assert [one["status"] for one in ended.lines] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
-    assert [one["noted"].get("twice") for one in ended.lines] == [2, None, 6]
-    shown = kinetic("batches", "results", group, "--unpickle", "--failed")
-    assert shown.out.startswith("1\tFAILED\tuser error: ValueError")
+    assert [line["status"] for line in ended.lines] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
+    assert [line["noted"].get("twice") for line in ended.lines] == [2, None, 6]
+    failed = kinetic("batches", "results", group, "--unpickle", "--failed")
+    assert failed.out.startswith("1\tFAILED\tuser error: ValueError")
     page = kinetic("batches", "report", group, "-o", str(tmp_path / "page.html")).out.strip()
     assert Path(page).read_text().startswith("<!doctype html>")
     assert kinetic("batches", "report", group, "-o", "/nowhere/page.html").code == 2
@@ -108,15 +109,15 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert kinetic("batches", "status", group).code == 3
 
 
-def test_items_are_listed_by_number_below_what_is_newer(kinetic: Kinetic, tmp_path: Path) -> None:
+def test_items_are_listed_by_number_after_newer_jobs(kinetic: Kinetic, tmp_path: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     inputs.write_text("".join(f'{{"x": {number}}}\n' for number in range(12)))
     kinetic("run", f"{FILE}:double", "--map", str(inputs))
     (batch,) = kinetic("batches", "list", "--json").json["items"]
     alone = kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach", "--json").json["job_id"]
-    listed = [one["job_id"] for one in kinetic("jobs", "list", "--json").json["items"]]
+    listed = [row["job_id"] for row in kinetic("jobs", "list", "--json").json["items"]]
     assert sorted(listed[:-12] or listed[12:]) == [alone]
-    items = [one for one in listed if one != alone]
+    items = [job_id for job_id in listed if job_id != alone]
     assert items == [f"{batch['group_id']}-{number}" for number in range(12)]
 
 
@@ -129,24 +130,22 @@ def test_items_are_listed_by_number_below_what_is_newer(kinetic: Kinetic, tmp_pa
         ({"PENDING": 2, "FAILED": 1}, "RUNNING"),
     ],
 )
-def test_a_batch_of_which_something_has_begun_is_running(
-    counts: dict[str, int], status: str
-) -> None:
+def test_a_batch_is_running_once_an_item_has_started(counts: dict[str, int], status: str) -> None:
     assert status_of(counts, finished=False) == status
 
 
-def test_a_table_gives_numbers_where_the_function_wants_them(
+def test_the_cells_of_a_table_are_converted_to_the_types_of_the_parameters(
     kinetic: Kinetic, tmp_path: Path
 ) -> None:
     inputs = tmp_path / "in.csv"
     inputs.write_text("x ,name\n1,007\n2, true\n")
     ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json")
-    values = {one["index"]: one["value"] for one in ran.lines}
+    values = {line["index"]: line["value"] for line in ran.lines}
     assert values == {0: "{'twice': 2, 'name': '007'}", 1: "{'twice': 4, 'name': ' true'}"}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         (
             "in.csv",
@@ -166,12 +165,12 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
         ("in.jsonl", b'{"y": 1}\n', "takes no 'y'"),
     ],
 )
-def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
-    kinetic: Kinetic, home: Path, tmp_path: Path, name: str, content: bytes, words: str
+def test_a_wrong_file_of_inputs_is_refused_before_any_submission(
+    kinetic: Kinetic, home: Path, tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
-    assert said.code == 2 and words in said.err
+    completed = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
+    assert completed.code == 2 and message in completed.err
     assert not (home / "store").exists()
 
 
@@ -183,12 +182,12 @@ def test_a_wrong_input_is_found_by_its_line(
     kinetic: Kinetic, tmp_path: Path, name: str, content: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
-    assert said.code == 2 and "Error: line 4 of " in said.err
+    completed = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
+    assert completed.code == 2 and "Error: line 4 of " in completed.err
 
 
 @pytest.mark.parametrize(
-    ("command", "submission", "words"),
+    ("command", "submission", "message"),
     [
         ("jobs", "grp-local-000000000000", "or `kinetic batches`"),
         ("batches", "job-local-000000000000", "`kinetic jobs` take it"),
@@ -196,22 +195,22 @@ def test_a_wrong_input_is_found_by_its_line(
         ("jobs", "what", "`kinetic jobs list`"),
     ],
 )
-def test_an_id_of_another_kind_is_told_which_command_takes_it(
-    kinetic: Kinetic, command: str, submission: str, words: str
+def test_an_id_of_another_kind_is_an_error_that_names_its_command(
+    kinetic: Kinetic, command: str, submission: str, message: str
 ) -> None:
-    said = kinetic(command, "status", submission)
-    assert said.code == 2 and words in said.err
+    completed = kinetic(command, "status", submission)
+    assert completed.code == 2 and message in completed.err
 
 
-def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
+def test_an_ambiguous_prefix_of_an_id_is_refused(kinetic: Kinetic) -> None:
     for _ in range(2):
         kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach")
-    said = kinetic("jobs", "status", "job-local-")
-    assert said.code == 2 and "2 IDs begin with 'job-local-'" in said.err
+    completed = kinetic("jobs", "status", "job-local-")
+    assert completed.code == 2 and "2 IDs begin with 'job-local-'" in completed.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([f"{FILE}:nothing"], "there is no function 'nothing'"),
         ([f"{FILE}:not_a_function"], "there is no function 'not_a_function'"),
@@ -225,18 +224,18 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
         ([f"{FILE}:double", "-a", "x=1", "-a", "x=2"], "'x' is given more than once"),
         ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_call_is_refused_before_anything_is_sent(
-    kinetic: Kinetic, home: Path, arguments: list[str], words: str
+def test_a_wrong_call_is_refused_before_any_submission(
+    kinetic: Kinetic, home: Path, arguments: list[str], message: str
 ) -> None:
-    said = kinetic("run", *arguments)
-    assert said.code == 2 and words in said.err
+    completed = kinetic("run", *arguments)
+    assert completed.code == 2 and message in completed.err
     assert not (home / "store").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("def f(:\n", "SyntaxError: invalid syntax"),
         ("import there_is_no_such_package\n", "line 1, in <module>"),
@@ -244,60 +243,60 @@ def test_a_wrong_call_is_refused_before_anything_is_sent(
         ("raise SystemExit(7)\n", "SystemExit: 7"),
     ],
 )
-def test_a_file_that_fails_is_told_without_our_own_lines(
-    kinetic: Kinetic, home: Path, tmp_path: Path, content: str, words: str
+def test_the_error_of_a_file_has_no_frames_of_kinetic(
+    kinetic: Kinetic, home: Path, tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "mine_that_fails.py"
     file.write_text(content)
-    said = kinetic("run", f"{file}:f")
-    assert said.code == 1 and said.err.startswith(
+    completed = kinetic("run", f"{file}:f")
+    assert completed.code == 1 and completed.err.startswith(
         "kinetic: mine_that_fails.py can't be imported:\n"
     )
-    assert words in said.err and "kinetic/cli" not in said.err
+    assert message in completed.err and "kinetic/cli" not in completed.err
     assert not (home / "store").exists()
 
 
 def test_a_file_named_as_a_module_in_use_is_refused(kinetic: Kinetic, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def f(): pass\n")
-    said = kinetic("run", f"{tmp_path / 'json.py'}:f")
-    assert said.code == 2 and "json.py has the name of a module in use" in said.err
+    completed = kinetic("run", f"{tmp_path / 'json.py'}:f")
+    assert completed.code == 2 and "json.py has the name of a module in use" in completed.err
 
 
-def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
-    said = kinetic("run", f"{FILE}:double", "-a", "x=13")
-    assert said.code == 1
-    assert "brings bad luck" in said.err and "\x07" not in said.err
+def test_a_failed_call_prints_its_error(kinetic: Kinetic) -> None:
+    completed = kinetic("run", f"{FILE}:double", "-a", "x=13")
+    assert completed.code == 1
+    assert "brings bad luck" in completed.err and "\x07" not in completed.err
 
 
-def test_what_a_job_raises_says_nothing_of_the_command(kinetic: Kinetic) -> None:
+def test_the_error_of_a_job_is_not_an_error_of_the_command(kinetic: Kinetic) -> None:
     for name in ("EOFError", "TimeoutError", "BrokenPipeError", "StopIteration", "SystemExit"):
-        said = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
-        assert said.code == 1
-        assert f"{name}: by the job" in said.err and "Traceback" not in said.err
-    said = kinetic("run", f"{FILE}:uses_click")
-    assert said.code == 1
-    assert "UsageError: by the job" in said.err and "Usage:" not in said.err
+        completed = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
+        assert completed.code == 1
+        assert f"{name}: by the job" in completed.err and "Traceback" not in completed.err
+    completed = kinetic("run", f"{FILE}:uses_click")
+    assert completed.code == 1
+    assert "UsageError: by the job" in completed.err and "Usage:" not in completed.err
 
 
-def test_the_supervisor_is_shown_and_ended(kinetic: Kinetic) -> None:
+def test_the_supervisor_is_shown_and_stopped(kinetic: Kinetic) -> None:
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("local", "stop").code == 0
     assert kinetic("run", f"{FILE}:double", "-a", "x=1").code == 0
-    known = kinetic("local", "status", "--json").json
-    assert known["running"] is True and known["pid"] > 0
+    status = kinetic("local", "status", "--json").json
+    assert status["running"] is True and status["pid"] > 0
     assert kinetic("local", "stop", "-y").code == 0
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("gc", "--json").code == 0
 
 
-def begun(*arguments: str) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command in another process."""
     command = [sys.executable, "-m", "kinetic", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_ends_what_was_begun(kinetic: Kinetic) -> None:
-    running = begun("run", f"{FILE}:waits", "-a", "x=1")
+def test_ctrl_c_cancels_the_job_of_a_run(kinetic: Kinetic) -> None:
+    running = start("run", f"{FILE}:waits", "-a", "x=1")
     assert running.stdout is not None
     assert running.stdout.readline() == "waiting 1\n"
     running.send_signal(signal.SIGINT)
@@ -307,17 +306,17 @@ def test_ctrl_c_ends_what_was_begun(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
-def test_how_to_debug_it_is_told(small_project: object) -> None:
-    running = begun("run", f"{FILE}:debugged")
+def test_a_debugged_job_prints_the_command_to_attach(small_project: object) -> None:
+    running = start("run", f"{FILE}:debugged")
     assert running.stderr is not None
     lines = iter(running.stderr.readline, "")
-    told = next(line for line in lines if "kinetic jobs debug job-local-" in line)
+    assert next(line for line in lines if "kinetic jobs debug job-local-" in line)
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=60)
-    assert told and running.returncode == 130
+    assert running.returncode == 130
 
 
-def test_a_removal_is_asked_for_with_the_whole_id(
+def test_a_removal_asks_for_confirmation_with_the_full_id(
     kinetic: Kinetic, tmp_path: Path, terminal: Callable[..., Terminal]
 ) -> None:
     inputs = tmp_path / "in.jsonl"
@@ -337,14 +336,14 @@ def test_a_removal_is_asked_for_with_the_whole_id(
         assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 
-def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
+def test_ctrl_c_while_following_a_log_leaves_the_job_running(kinetic: Kinetic) -> None:
     job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
-    looking = begun("jobs", "logs", job, "-f")
-    assert looking.stdout is not None
-    assert looking.stdout.readline() == "waiting 1\n"
-    looking.send_signal(signal.SIGINT)
-    looking.communicate(timeout=60)
-    assert looking.returncode == 130
+    following = start("jobs", "logs", job, "-f")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "waiting 1\n"
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=60)
+    assert following.returncode == 130
     assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
     assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err
@@ -353,10 +352,8 @@ def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     assert ended.json["status"] == "NOT_FOUND" and "cancelled" in ended.json["reason"]
 
 
-def test_a_store_that_is_not_there_is_not_made_to_be_looked_at(
-    kinetic: Kinetic, home: Path
-) -> None:
+def test_reading_does_not_create_a_missing_store(kinetic: Kinetic, home: Path) -> None:
     absent = home / "mistyped"
-    said = kinetic("jobs", "list", "--store", str(absent))
-    assert said.code == 3 and f"there is no store at {absent}" in said.err
+    completed = kinetic("jobs", "list", "--store", str(absent))
+    assert completed.code == 3 and f"there is no store at {absent}" in completed.err
     assert not absent.exists()

@@ -1,4 +1,4 @@
-"""Tables on terminals of any width, and text of others that stays text."""
+"""Tables fit terminals of any width, and control characters in errors are removed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROWS = (
 
 
 @pytest.mark.parametrize("width", [None, 250, 100, 80, 70])
-def test_ids_and_reasons_are_whole_on_every_terminal(width: int | None) -> None:
+def test_ids_and_reasons_are_complete_on_every_terminal(width: int | None) -> None:
     lines = lay_out(NAMES, ROWS, width)
     assert width is None or all(cell_len(line) <= width for line in lines)
-    whole = " ".join(" ".join(lines).split())
+    text = " ".join(" ".join(lines).split())
     for row in ROWS:
         assert any(line.startswith(row[0]) for line in lines)
-        assert row[-1] == "—" or row[-1] in whole
+        assert row[-1] == "—" or row[-1] in text
 
 
 def test_a_narrow_table_drops_empty_columns_and_has_the_reason_below_its_row() -> None:
@@ -33,10 +33,10 @@ def test_a_narrow_table_drops_empty_columns_and_has_the_reason_below_its_row() -
     assert "user error" not in first
 
 
-@pytest.mark.parametrize("harm", ["\x1b[31m", "\x1b[2J", "\x1b]0;title\x07", "\u202e", "\u2067"])
-def test_an_error_leaves_the_terminal_as_it_was(
-    harm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("control", ["\x1b[31m", "\x1b[2J", "\x1b]0;title\x07", "\u202e", "\u2067"])
+def test_an_error_can_not_control_the_terminal(
+    control: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # where click leaves colors
-    note(f"[b]it{harm} failed")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # click keeps colors on a terminal
+    note(f"[b]it{control} failed")
     assert capsys.readouterr().err == "kinetic: [b]it failed\n"

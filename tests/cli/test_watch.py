@@ -1,4 +1,4 @@
-"""The live view of a batch: what fits, and how one leaves it."""
+"""The live view of a batch: its layout, keys, and ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
 
 def test_the_screen_has_counts_failures_and_causes_and_markup_is_text() -> None:
     shown = "\n".join(line.plain for line in screen(BUSY, 80, 24))
-    for words in (
+    for part in (
         "936/10,000",
         "9,000 waiting",
         "max_concurrent: 64",
@@ -56,7 +56,7 @@ def test_the_screen_has_counts_failures_and_causes_and_markup_is_text() -> None:
         "[red]ValueError",
         "retried after: 48 preempted, 2 user error",
     ):
-        assert words in shown
+        assert part in shown
     ended = replace(BUSY, progress=Progress(total=2, succeeded=2))
     shown = "\n".join(line.plain for line in screen(ended, 80, 24))
     assert "q leaves" not in shown and "max_concurrent" not in shown
@@ -71,7 +71,7 @@ def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
 
 @contextlib.contextmanager
 def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A batch of two items that wait, with the process that submits it."""
+    """Submit a batch of two items that wait; yield its ID and the process that submits it."""
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
     command = ["run", f"{FILE}:waits", "--map", str(inputs), *options]
@@ -87,7 +87,7 @@ def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen
     submitter.communicate(timeout=60)
 
 
-def test_one_leaves_it_and_the_batch_goes_on(
+def test_leaving_the_view_does_not_stop_the_batch(
     kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:
     with submitted(home) as (group, _):
@@ -132,34 +132,34 @@ def test_a_warning_is_shown_although_nothing_changes(terminal: Terminals) -> Non
     assert watching.wait(60) == 0
 
 
-def test_a_terminal_that_goes_away_ends_it() -> None:
-    ours, theirs = pty.openpty()
+def test_a_closed_terminal_ends_the_view() -> None:
+    controller, terminal = pty.openpty()
     watching = subprocess.Popen(
-        [sys.executable, "-c", SILENT], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
+        [sys.executable, "-c", SILENT], stdin=terminal, stdout=terminal, stderr=subprocess.PIPE
     )
-    os.close(theirs)
+    os.close(terminal)
     seen = b""
     while b"q leaves" not in seen:
-        seen += os.read(ours, 4096)
-    os.close(ours)  # without the signal that a controlling terminal sends then
+        seen += os.read(controller, 4096)
+    os.close(controller)  # no signal follows, because it isn't the controlling terminal
     watching.communicate(timeout=60)
 
 
-def test_it_says_so_when_the_submitter_has_died(
+def test_the_view_reports_a_dead_submitter(
     kinetic: Kinetic, home: Path, small_project: object
 ) -> None:
     with submitted(home, "--max-concurrent", "1") as (group, submitter):
         submitter.kill()
     assert kinetic("jobs", "cancel", f"{group}-0").code == 0
-    said = kinetic("batches", "watch", group)
-    assert said.code == 1 and f"`kinetic batches resume {group}`" in said.err
+    completed = kinetic("batches", "watch", group)
+    assert completed.code == 1 and f"`kinetic batches resume {group}`" in completed.err
     assert kinetic("batches", "cancel", group).code == 0
 
 
-def interrupted_once_it_shows(screen: Terminal, words: bytes, *command: str) -> bytes:
-    """What the command says on a terminal, where Ctrl-C follows *words*."""
+def interrupt_once_it_shows(screen: Terminal, text: bytes, *command: str) -> bytes:
+    """Press Ctrl-C once the command shows *text*; return everything that it prints."""
     started = screen.start("-m", "kinetic", *command)
-    screen.shows(words)
+    screen.shows(text)
     before = len(screen.raw)
     screen.type(b"\x03")
     screen.until(lambda: b"interrupted\r\n" in screen.raw[before:])
@@ -167,16 +167,16 @@ def interrupted_once_it_shows(screen: Terminal, words: bytes, *command: str) -> 
     return screen.raw
 
 
-def test_a_command_that_waits_for_a_batch_shows_how_far_it_is(
+def test_a_command_that_waits_for_a_batch_shows_its_progress(
     kinetic: Kinetic, home: Path, small_project: object, terminal: Terminals
 ) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
     command = ("run", f"{FILE}:waits", "--map", str(inputs))
-    seen = interrupted_once_it_shows(terminal(), b"0/2", *command)
+    seen = interrupt_once_it_shows(terminal(), b"0/2", *command)
     assert b"kinetic batches retry grp-local-" in seen
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    for word in ("retry", "resume", "results"):
-        command = ("batches", word, batch["group_id"])
-        assert b"running" in interrupted_once_it_shows(terminal(), b"0/2", *command)
+    for name in ("retry", "resume", "results"):
+        command = ("batches", name, batch["group_id"])
+        assert b"running" in interrupt_once_it_shows(terminal(), b"0/2", *command)
     assert kinetic("batches", "cancel", batch["group_id"]).code == 0

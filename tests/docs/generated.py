@@ -1,4 +1,4 @@
-"""The part of a page that a program writes: a test compares it, or writes it anew if asked to."""
+"""Compare or rewrite the generated part of a page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ WRITES = os.environ.get("KINETIC_GOLDEN") == "write"
 def check(page: Path, begin: str, end: str, text: str) -> None:
     """Check that *page* has *text* between two lines; ``KINETIC_GOLDEN=write`` puts it there."""
     before, _, rest = page.read_text().partition(begin)
-    there, _, after = rest.partition(end)
+    current, _, after = rest.partition(end)
     if WRITES:
         page.write_text(f"{before}{begin}\n{text}{end}{after}")
     else:
-        assert there.strip() == text.strip(), "KINETIC_GOLDEN=write writes it anew"
+        assert current.strip() == text.strip(), "run the test with KINETIC_GOLDEN=write"

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MOST_WORDS", "PAGES", "ROOT", "Prose", "read"]
+__all__ = ["MAX_WORDS", "PAGES", "ROOT", "Prose", "read"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -17,7 +17,7 @@ PAGES = [
     *(ROOT / name for name in ("CODE_OF_CONDUCT.md", "SECURITY.md", "benchmarks/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MOST_WORDS = 25
+MAX_WORDS = 25
 
 _FENCE = re.compile(r"^\s*(`{3,})[^\n]*\n.*?^\s*\1\s*$", re.MULTILINE | re.DOTALL)
 _CARD = re.compile(r"^:{3,}.*$|^:[\w-]+: .*$", re.MULTILINE)
@@ -36,17 +36,18 @@ class Prose:
 
     @property
     def long(self) -> list[str]:
-        return [one for one in self.sentences if len(one.split()) > MOST_WORDS]
+        return [sentence for sentence in self.sentences if len(sentence.split()) > MAX_WORDS]
 
     @property
     def oddly_begun(self) -> list[str]:
         """Sentences that make a clause the subject; a question may begin with What."""
-        return [one for one in self.sentences if _ODD_BEGINNING.match(one)]
+        return [sentence for sentence in self.sentences if _ODD_BEGINNING.match(sentence)]
 
 
 def read(page: Path) -> Prose:
     text = _CARD.sub("", _FENCE.sub("\n", page.read_text(encoding="utf-8")))
-    paragraphs = [one for one in _ENDED.split(text) if one.strip() and not _NOT_PROSE.match(one)]
+    parts = _ENDED.split(text)
+    paragraphs = [part for part in parts if part.strip() and not _NOT_PROSE.match(part)]
     sentences = [
         sentence.strip()
         for paragraph in paragraphs

@@ -1,8 +1,8 @@
-"""Every Python block of README.md and docs/ runs, or is checked by mypy and says why.
+"""Run every `python` block of README.md and docs/, and check the types of every `py` block.
 
-A `python` block runs as a script of its own in an empty project. A `py` block needs what a test
-lacks, and its first line says what. On the pages of examples it is an excerpt: test_examples.py
-finds it in its example.
+A `python` block runs as a separate script in an empty project. A `py` block needs something that a
+test lacks, and its first line says what. On the pages of examples, it's an excerpt, which
+test_examples.py finds in its example.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ def blocks() -> Iterator[Any]:
 
 @pytest.mark.parametrize("block", [*blocks()])
 def test_the_block_runs(block: str, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").touch()  # where the reader's project would begin
+    (tmp_path / "pyproject.toml").touch()  # marks the root of the reader's project
     script = tmp_path / "block.py"
     script.write_text(block)
-    done = programs.run(
+    completed = programs.run(
         *(sys.executable, "-W", "error", script),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    printed = completed.stdout + completed.stderr
+    assert completed.returncode == 0 and "Traceback" not in completed.stderr, printed
 
 
 def checked() -> dict[Path, str]:
-    """Return the `py` blocks of each page that isn't one of examples, as one program."""
+    """Return the `py` blocks of each page as one program, except for the pages of examples."""
     programs = {page: "\n".join(CHECKED.findall(page.read_text())) for page in PAGES}
     examples = ROOT / "docs" / "examples"
     return {
@@ -71,12 +72,12 @@ def test_the_types_of_the_blocks_that_do_not_run_are_right(tmp_path: Path) -> No
         (tmp_path / f"{page.stem}.py").write_text(program)
     options = ["--strict", "--ignore-missing-imports", "--no-warn-return-any"]
     lenient = ["--follow-imports=silent", "--disable-error-code=empty-body"]  # `...` is a body
-    said = programs.python(
+    report = programs.python(
         *("-m", "mypy", *options, *lenient, tmp_path),
         cwd=tmp_path,
         env={**os.environ, "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")},
     )
-    assert f"no issues found in {len(checked())} source files" in said
+    assert f"no issues found in {len(checked())} source files" in report
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -92,11 +93,8 @@ def test_every_variable_is_documented() -> None:
     assert [name for name in configuration.VARIABLES if f"`{name}`" not in page] == []
 
 
-def test_ci_runs_what_readme_tells() -> None:
-    """.ci/run takes its commands from README's `sh` blocks, so those must be the ones meant."""
+def test_readme_has_the_commands_that_ci_runs() -> None:
+    """.ci/run takes its commands from README's `sh` blocks by their order."""
     commands = re.findall(r"^```sh\n(.*?)\n```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert [re.findall(r"examples/sweep\.py|pytest|tox run", one) for one in commands] == [
-        ["examples/sweep.py"],
-        ["pytest"],
-        ["tox run"],
-    ]
+    called = [re.findall(r"examples/sweep\.py|pytest|tox run", command) for command in commands]
+    assert called == [["examples/sweep.py"], ["pytest"], ["tox run"]]

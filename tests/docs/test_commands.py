@@ -1,6 +1,6 @@
-"""docs/commands.md has every command and option, as the parser of the command line has them.
+"""docs/commands.md lists every command and option of the command line's parser.
 
-``KINETIC_GOLDEN=write pytest tests/docs/test_commands.py`` writes the page's entries anew.
+``KINETIC_GOLDEN=write pytest tests/docs/test_commands.py`` rewrites the page's entries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.docs.prose import ROOT
 PAGE = ROOT / "docs" / "commands.md"
 BEGIN, END = "<!-- the commands: generated -->\n", "<!-- the end of the commands -->\n"
 PLAIN = re.compile(r"`[^`]+`|(?<!\S)(--[a-z][\w-]*|[\w.]+=(?:\"\w+\")?|KINETIC_\w+)")
-"""Code in a help text: some of it stands without backticks."""
+"""Code in a help text, with or without backticks."""
 
 
 def walk(command: click.Command, context: click.Context) -> Iterator[click.Context]:
@@ -28,19 +28,21 @@ def walk(command: click.Command, context: click.Context) -> Iterator[click.Conte
         yield from walk(child, click.Context(child, info_name=name, parent=context))
 
 
-def marked(text: str) -> str:
-    return PLAIN.sub(lambda one: f"`{one[1]}`" if one[1] else one[0], text)
+def with_backticks(text: str) -> str:
+    return PLAIN.sub(lambda match: f"`{match[1]}`" if match[1] else match[0], text)
 
 
 def as_markdown(context: click.Context) -> str:
     command = context.command
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    text = f"## {context.command_path}\n\n{marked(inspect.cleandoc(command.help or ''))}\n\n"
+    text = (
+        f"## {context.command_path}\n\n{with_backticks(inspect.cleandoc(command.help or ''))}\n\n"
+    )
     text += f"```text\n{usage}\n```\n\n"
     shared, rows = [], []
-    for one in command.params:
-        if record := one.get_help_record(context):
-            (shared if is_shared(one) else rows).append(record)
+    for parameter in command.params:
+        if record := parameter.get_help_record(context):
+            (shared if is_shared(parameter) else rows).append(record)
     if len(shared) < len(OPTIONS):
         rows, shared = rows + shared, []
     text += table(rows)
@@ -49,17 +51,19 @@ def as_markdown(context: click.Context) -> str:
     return text
 
 
-def is_shared(one: click.Parameter) -> bool:
-    words, _ = OPTIONS.get((one.name or "").replace("_", "-"), ("", ""))
-    return isinstance(one, click.Option) and words != "" and (one.help or "").startswith(words)
+def is_shared(parameter: click.Parameter) -> bool:
+    if not isinstance(parameter, click.Option):
+        return False
+    help_text, _ = OPTIONS.get((parameter.name or "").replace("_", "-"), ("", ""))
+    return help_text != "" and (parameter.help or "").startswith(help_text)
 
 
 def table(rows: list[tuple[str, str]]) -> str:
     bar = str.maketrans({"|": r"\|"})
     lines = [
-        f"| `{option.translate(bar)}` | {' '.join(marked(words).split()).translate(bar)} |\n"
-        for option, words in rows
-        if words
+        f"| `{option.translate(bar)}` | {' '.join(with_backticks(text).split()).translate(bar)} |\n"
+        for option, text in rows
+        if text
     ]
     return "".join(["| option | what it does |\n|---|---|\n", *lines, "\n"]) if lines else ""
 
@@ -67,8 +71,10 @@ def table(rows: list[tuple[str, str]]) -> str:
 def entries() -> str:
     root = click.Context(cli, info_name="kinetic", **cli.context_settings)
     context = click.Context(cli.commands["gc"], parent=root)
-    shared = [one.get_help_record(context) for one in context.command.params if is_shared(one)]
-    text = f"## Shared options\n\n{table([one for one in shared if one])}"
+    shared = [
+        option.get_help_record(context) for option in filter(is_shared, context.command.params)
+    ]
+    text = f"## Shared options\n\n{table([record for record in shared if record])}"
     return text + "".join(as_markdown(context) for context in walk(cli, root))
 
 

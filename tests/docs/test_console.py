@@ -1,9 +1,8 @@
-"""The shell blocks of README and the pages: `console` runs and is compared, `sh` has a reason.
+"""Run the `console` blocks of README and docs/, and parse the commands of every shell block.
 
 A `console` block shows commands after `$ `, and their output. All blocks of a page run in order,
 in one empty project and one new home. `…` in the output stands for any text. An `sh` block shows
-commands that no test runs: `NOT_RUN` says why. Every `kinetic` command of both is parsed by the
-command line's parser.
+commands that no test runs; `NOT_RUN` says why.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ VARYING = (
     (r"CPython 3\.\d+\.\d+\S* on \w+ \w+", "CPython VERSION on MACHINE"),
     (r"\d+ ok", "NUMBER ok"),
 )
-"""Patterns of what differs from run to run, and the text for it."""
+"""Patterns of text that differs from run to run, and their replacements."""
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"Save this as `([\w.]+)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -81,18 +80,18 @@ def steps(block: str) -> list[tuple[str, str]]:
     """Return each command of a `console` block with the output below it."""
     assert block.startswith("$ "), block
     parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
-    return [(command, output) for command, _, output in (one.partition("\n") for one in parts)]
+    return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
 
 
-def settled(text: str) -> str:
-    for pattern, word in VARYING:
-        text = re.sub(pattern, word, text)
+def normalized(text: str) -> str:
+    for pattern, replacement in VARYING:
+        text = re.sub(pattern, replacement, text)
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
 def agrees(shown: str, printed: str) -> bool:
-    pattern = re.escape(settled(shown)).replace("…", ".*?")
-    return re.fullmatch(pattern, settled(printed), re.DOTALL) is not None
+    pattern = re.escape(normalized(shown)).replace("…", ".*?")
+    return re.fullmatch(pattern, normalized(printed), re.DOTALL) is not None
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -111,7 +110,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command as `kinetic` does, with the checks of its options' values; run nothing.
+    """Parse a command as `kinetic` does, and check the values of its options; run nothing.
 
     Raises:
         click.UsageError: There is no such command or option, or it doesn't take that value.
@@ -130,7 +129,7 @@ def parse(words: list[str]) -> None:
         command, title = found, found.name or ""
 
 
-def test_a_page_marks_a_block_that_no_test_runs_and_has_the_reason() -> None:
+def test_only_pages_with_a_reason_have_sh_blocks() -> None:
     assert {name(page) for page in PAGES if blocks(page, "sh")} == {*NOT_RUN}
     assert [name(page) for page in PAGES if blocks(page, "bash", "shell", "zsh")] == []
 
@@ -140,19 +139,21 @@ def test_every_command_of_a_block_is_one_of_the_command_line() -> None:
         (name(page), words)
         for page in PAGES
         for block in blocks(page, "console", "sh")
-        for command in ([one for one, _ in steps(block)] if block.startswith("$ ") else [block])
-        for words in commands(command)
+        for text in (
+            [command for command, _ in steps(block)] if block.startswith("$ ") else [block]
+        )
+        for words in commands(text)
     ]
-    wrong = []
+    invalid = []
     for page, words in found:
         try:
             parse(words)
         except click.exceptions.Exit:
             pass  # `--version` and `--help` end the parser
         except click.ClickException as error:
-            wrong.append((page, words, error.format_message()))
+            invalid.append((page, words, error.format_message()))
     assert len(found) > 30
-    assert wrong == []
+    assert invalid == []
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:
@@ -183,7 +184,7 @@ def test_the_commands_of_a_page_print_what_it_shows(
     monkeypatch.delenv("KINETIC_HOME")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("COLUMNS", raising=False)
-    ids: dict[str, str] = {}  # those on the page, and those of this run
+    ids: dict[str, str] = {}  # job ID on the page → job ID in this run
     for block in blocks(page, "console"):
         for command, shown in steps(block):
             printed = output(command, ids, cwd=project).replace(str(home), "/home/me")
@@ -192,8 +193,5 @@ def test_the_commands_of_a_page_print_what_it_shows(
 
 
 def output(command: str, ids: Mapping[str, str], *, cwd: Path) -> str:
-    done = programs.run(
-        "bash", "-c", f"exec 2>&1; {JOB.sub(lambda one: ids[one[0]], command)}", cwd=cwd, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    command = JOB.sub(lambda match: ids[match[0]], command)
+    return programs.output("bash", "-c", f"exec 2>&1; {command}", cwd=cwd, timeout=60)

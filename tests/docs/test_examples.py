@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 DEADLINE = 100.0
 
 
-def started(example: str, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
+def start_example(example: str, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(EXAMPLES / example), *arguments],
         cwd=cwd,
@@ -43,15 +43,15 @@ def started(example: str, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen
 
 
 def output(example: str, *arguments: str, cwd: Path = ROOT, deadline: float = DEADLINE) -> str:
-    process = started(example, *arguments, cwd=cwd)
+    process = start_example(example, *arguments, cwd=cwd)
     out, err = process.communicate(timeout=deadline)
     assert process.returncode == 0 and "Traceback" not in err, out + err
     return out
 
 
-def until(holds: Any) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -76,16 +76,17 @@ def test_an_excerpt_on_a_page_is_in_an_example() -> None:
         for excerpt in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.M | re.S)
     ]
     assert excerpts
-    assert [one for one in excerpts if not any(one in source for source in sources)] == []
+    text = "\n".join(sources)
+    assert [excerpt for excerpt in excerpts if excerpt not in text] == []
 
 
 @pytest.mark.full
 def test_the_types_of_the_examples_are_right() -> None:
-    """Also of those whose libraries are not installed: kinetic's part is checked."""
+    """Missing libraries don't matter, because mypy still checks the calls of kinetic."""
     options = ["--strict", "--ignore-missing-imports", "--allow-untyped-decorators"]
     cache = {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")}
-    words = ("-m", "mypy", *options, "--follow-imports=silent", *NAMES)
-    programs.python(*words, cwd=EXAMPLES, env={**os.environ, **cache})
+    arguments = ("-m", "mypy", *options, "--follow-imports=silent", *NAMES)
+    programs.python(*arguments, cwd=EXAMPLES, env={**os.environ, **cache})
 
 
 @pytest.mark.full
@@ -107,7 +108,7 @@ def test_the_example_runs(example: str, arguments: list[str], expected: str) -> 
 
 
 @pytest.mark.full
-def test_a_study_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+def test_a_study_continues_after_ctrl_c(tmp_path: Path) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
@@ -118,13 +119,13 @@ def test_a_study_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         return optuna.load_study(study_name="valley", storage=storage).get_trials(states=states)
 
-    def has_begun() -> bool:
-        with contextlib.suppress(KeyError):  # the journal is there before its study
+    def trial_ended() -> bool:
+        with contextlib.suppress(KeyError):  # the journal exists before its study
             return journal.exists() and trials(TrialState.COMPLETE, TrialState.PRUNED) != []
         return False
 
-    first = started("optuna_search.py", "500", cwd=tmp_path)
-    until(has_begun)
+    first = start_example("optuna_search.py", "500", cwd=tmp_path)
+    until(trial_ended)
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=DEADLINE)
     assert first.returncode != 0
@@ -167,11 +168,11 @@ def test_the_example_runs_at_a_stand_in_size(
 
 
 class Server:
-    """The example, listening on a port that was free."""
+    """The example's web server on *port*."""
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.process = started("web_sweep.py", str(port))
+        self.process = start_example("web_sweep.py", str(port))
 
     def listens(self) -> bool:
         assert self.process.poll() is None, self.process.communicate()
@@ -180,20 +181,20 @@ class Server:
             return True
         return False
 
-    def ask(self, method: str, path: str) -> http.client.HTTPResponse:
+    def request(self, method: str, path: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
         connection.request(method, path, headers={"Connection": "close"})
         return connection.getresponse()
 
     def start(self, throws: int) -> str:
-        with self.ask("POST", f"/sweeps?throws={throws}") as answer:
-            assert answer.status == 201
-            return json.loads(answer.read())["id"]
+        with self.request("POST", f"/sweeps?throws={throws}") as response:
+            assert response.status == 201
+            return json.loads(response.read())["id"]
 
     def events(self, sweep_id: str) -> Iterator[dict[str, Any]]:
-        with self.ask("GET", f"/sweeps/{sweep_id}") as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            for line in answer:
+        with self.request("GET", f"/sweeps/{sweep_id}") as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for line in response:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
 
@@ -218,19 +219,19 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.full
 def test_a_sweep_is_started_watched_and_cancelled_over_http(server: Server) -> None:
-    long = server.start(2000)
-    watching = server.events(long)
-    assert next(watching)["metres"] > 0
+    long_sweep = server.start(2000)
+    events = server.events(long_sweep)
+    assert next(events)["metres"] > 0
     *throws, last = server.events(server.start(20))
     assert last == {"counts": {"SUCCEEDED": 20}}
     distance = runpy.run_path(str(EXAMPLES / "web_sweep.py"))["distance"]
-    assert sorted((one["angle"], one["metres"]) for one in throws) == [
+    assert sorted((throw["angle"], throw["metres"]) for throw in throws) == [
         (angle, distance.local(angle)) for angle in (90 * (n + 0.5) / 20 for n in range(20))
     ]
-    assert server.ask("DELETE", f"/sweeps/{long}").status == 204
-    counts = [*watching][-1]["counts"]
+    assert server.request("DELETE", f"/sweeps/{long_sweep}").status == 204
+    counts = [*events][-1]["counts"]
     assert counts["NOT_FOUND"] > 0 and sum(counts.values()) == 2000
-    assert server.ask("GET", "/sweeps/nothing").status == 404
+    assert server.request("GET", "/sweeps/nothing").status == 404
 
 
 @pytest.mark.full
@@ -261,4 +262,4 @@ def test_the_page_starts_a_sweep_shows_its_results_and_cancels_it(server: Server
         browser.until("cancel.disabled")
         assert browser.ask("document.querySelectorAll('circle').length") < 3000
         own = f"it asked for http://127.0.0.1:{server.port}/"
-        assert [one for one in browser.complaints if not one.startswith(own)] == []
+        assert [text for text in browser.complaints if not text.startswith(own)] == []

@@ -16,7 +16,7 @@ def test_the_page_has_the_tables_of_the_recorded_run() -> None:
     assert record.replace_tables(page, record.RUN.read_text().splitlines()) == page
 
 
-def test_the_last_run_of_a_question_is_the_one_that_is_shown() -> None:
+def test_the_page_shows_the_last_run_of_a_question() -> None:
     run = {"name": "pack", "machine": "a machine", "version": "1"}
     lines = [
         {"question": run},

@@ -1,4 +1,4 @@
-"""Every page is easy to read, has its place in the site, and leads on."""
+"""Every page is easy to read, belongs to a table of contents, and ends with where to go next."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.prose import MOST_WORDS, PAGES, ROOT, read
+from tests.docs.prose import MAX_WORDS, PAGES, ROOT, read
 
 INCLUDE = re.compile(r"```\{include\} (\S+)\n```\n")
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 WRITTEN = [page for page in PAGES if not INCLUDE.fullmatch(page.read_text())]
-"""The pages with text; the others include a file of the repository, which is checked itself."""
+"""The pages with text; each of the others only includes a file, which is in `PAGES`, too."""
 
 
 def name(page: Path) -> str:
@@ -23,7 +23,7 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_at_most_one_sentence_of_twenty_is_long(page: Path) -> None:
     prose = read(page)
-    assert len(prose.long) <= len(prose.sentences) / 20, f"over {MOST_WORDS} words: {prose.long}"
+    assert len(prose.long) <= len(prose.sentences) / 20, f"over {MAX_WORDS} words: {prose.long}"
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
@@ -37,7 +37,7 @@ def test_a_page_opens_with_a_title_and_ends_with_where_to_go_next(page: Path) ->
     assert read(page).last_paragraph.startswith("Next: ")
 
 
-def test_no_page_has_the_marks_of_a_conflict() -> None:
+def test_no_page_has_the_markers_of_a_merge_conflict() -> None:
     mark = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.MULTILINE)
     assert [name(page) for page in PAGES if mark.search(page.read_text())] == []
 
@@ -58,12 +58,12 @@ def test_a_long_sentence_and_a_clause_as_a_subject_are_found(tmp_path: Path) -> 
     page = tmp_path / "page.md"
     page.write_text(
         "# Title\n\n"
-        f"It is {'very ' * MOST_WORDS}long. This one isn't.\n\n"
+        f"It is {'very ' * MAX_WORDS}long. This one isn't.\n\n"
         "- Who reads slowly misses some. What does it cost?\n\n"
         "```python\n# Who\n```\n\n"
         "| Who | a | table |\n"
     )
     prose = read(page)
-    assert [one.split()[-1] for one in prose.long] == ["long."]
+    assert [sentence.split()[-1] for sentence in prose.long] == ["long."]
     assert prose.oddly_begun == ["Who reads slowly misses some."]
     assert len(prose.sentences) == 4

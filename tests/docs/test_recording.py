@@ -1,4 +1,4 @@
-"""README's recording is the SVG that docs/record_sweep.py makes from a run of the first example."""
+"""README's recording shows the output of the first example, as docs/record_sweep.py records it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def last_lines(recording: Path) -> list[str]:
-    """Return the texts of the last frame, without the live line."""
+    """Return the lines of the last frame, without the live line."""
     root = ElementTree.fromstring(recording.read_text(encoding="utf-8"))
     texts = {group.get("id"): "".join(group.itertext()) for group in root.iter(f"{SVG}g")}
     uses = list(root.iter(f"{SVG}use"))
@@ -27,10 +27,10 @@ def last_lines(recording: Path) -> list[str]:
 
 @pytest.mark.full
 def test_the_recording_shows_what_the_example_prints(tmp_path: Path) -> None:
-    made = tmp_path / "sweep.svg"
-    programs.python("-W", "error", "docs/record_sweep.py", made)
-    assert last_lines(RECORDING) == last_lines(made)
-    assert last_lines(made)[-1].startswith("best of 12: accuracy 0.9")
+    recorded = tmp_path / "sweep.svg"
+    programs.python("-W", "error", "docs/record_sweep.py", recorded)
+    assert last_lines(RECORDING) == last_lines(recorded)
+    assert last_lines(recorded)[-1].startswith("best of 12: accuracy 0.9")
 
 
 def test_the_recording_is_small_and_needs_no_network() -> None:

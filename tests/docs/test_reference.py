@@ -1,4 +1,4 @@
-"""The API reference names everything public."""
+"""The API reference lists every public name, and the defaults of all options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LISTED = {
 
 
 @pytest.mark.parametrize("module", LISTED)
-def test_every_public_name_can_be_imported_from_where_the_reference_says(module: str) -> None:
-    there = importlib.import_module(module)
-    assert [name for name in LISTED[module] if not hasattr(there, name)] == []
-    assert {*LISTED[module]} <= {*there.__all__}
+def test_every_listed_name_can_be_imported_from_its_module(module: str) -> None:
+    imported = importlib.import_module(module)
+    assert [name for name in LISTED[module] if not hasattr(imported, name)] == []
+    assert {*LISTED[module]} <= {*imported.__all__}
 
 
 def test_all_names_of_the_packages_and_all_errors_are_in_the_reference() -> None:
@@ -42,8 +42,8 @@ def test_the_options_of_a_call_are_in_the_reference_with_their_defaults(
     table = text.partition(f"| option of `{call}` |")[2].partition("\n\n")[0]
     rows = [row.strip("| ").split(" | ")[:2] for row in table.splitlines()[2:]]
     found = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
-    fields = [one for one in dataclasses.fields(options) if one.init]
-    assert list(found) == [one.name for one in fields]
-    plain = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
-    given = {one.name: repr(one.default) for one in fields if one.default is not None}
-    assert {name: plain[name] for name in given} == given
+    fields = [field for field in dataclasses.fields(options) if field.init]
+    assert list(found) == [field.name for field in fields]
+    shown = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
+    defaults = {field.name: repr(field.default) for field in fields if field.default is not None}
+    assert {name: shown[name] for name in defaults} == defaults

@@ -30,7 +30,7 @@ def run(*command: str | Path, **environment: str) -> None:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str | Path:
-    """An interpreter that has Sphinx: this one, or one with tox's packages of `site`."""
+    """Return an interpreter that has Sphinx: this one, or a new one with the group `site`."""
     if importlib.util.find_spec("sphinx"):
         return sys.executable
     home = tmp_path_factory.mktemp("sphinx") / "venv"
@@ -71,7 +71,7 @@ def show(browser: Browser, page: Path, query: str = "", *, width: int, dark: boo
 
 
 def complaints(browser: Browser) -> list[str]:
-    return [one for one in browser.complaints if not one.startswith("it asked for data:")]
+    return [text for text in browser.complaints if not text.startswith("it asked for data:")]
 
 
 def test_every_public_name_has_an_entry(site: Path) -> None:
@@ -85,10 +85,12 @@ def test_every_public_name_has_an_entry(site: Path) -> None:
     missing = []
     for module, names in rows:
         for name in re.findall(r"`(\w+)`", names):
-            thing = getattr(modules[module], name)
-            homes = {f"{one}.{name}" for one in modules if vars(modules[one]).get(name) is thing}
-            homes.add(f"{getattr(thing, '__module__', '')}.{getattr(thing, '__name__', '')}")
-            if not homes & described and not isinstance(thing, ModuleType):
+            value = getattr(modules[module], name)
+            paths = {
+                f"{other}.{name}" for other in modules if vars(modules[other]).get(name) is value
+            }
+            paths.add(f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', '')}")
+            if not paths & described and not isinstance(value, ModuleType):
                 missing.append(f"{module}.{name}")
     assert missing == []
 
@@ -103,7 +105,7 @@ def test_the_text_for_language_models_has_what_pages_include(site: Path) -> None
     lines = (site / "llms-full.txt").read_text().splitlines()
     pages = [page for page in PAGES if page.name != "README.md" or page.parent != ROOT]
     titles = [page.read_text().partition("\n")[0] for page in pages]
-    assert [one for one in titles if one.startswith("# ") and one not in lines] == []
+    assert [title for title in titles if title.startswith("# ") and title not in lines] == []
     assert [line for line in lines if "{include}" in line] == []
 
 
@@ -113,13 +115,13 @@ def test_pages_fit_the_width_of_a_desktop_and_of_a_phone(
     site: Path, browser: Browser, width: int, dark: bool
 ) -> None:
     backgrounds = set()
-    others = {site / "404.html", *(site / "_downloads").rglob("*")}  # a host's, and examples
-    pages = {*site.rglob("*.html")} - others
+    skipped = {site / "404.html", *(site / "_downloads").rglob("*")}  # the host's page, examples
+    pages = {*site.rglob("*.html")} - skipped
     for page in sorted(pages) if not dark else [site / "index.html", site / "api/kinetic.html"]:
         show(browser, page, width=width, dark=dark)
-        wide = browser.ask("document.documentElement.scrollWidth")
-        assert (page.name, wide <= width) == (page.name, True)
-        assert (page.name, complaints(browser)) == (page.name, [])
+        page_width = browser.ask("document.documentElement.scrollWidth")
+        assert page_width <= width, page.name
+        assert complaints(browser) == [], page.name
         backgrounds.add(browser.ask("getComputedStyle(document.body).backgroundColor"))
     (background,) = backgrounds
     assert (max(map(int, re.findall(r"\d+", background)[:3])) < 128) is dark

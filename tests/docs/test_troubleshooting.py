@@ -1,6 +1,6 @@
 """The table of error codes agrees with the errors, their messages, and docs/troubleshooting.md.
 
-``KINETIC_GOLDEN=write pytest tests/docs/test_troubleshooting.py`` writes the page's entries anew.
+``KINETIC_GOLDEN=write pytest tests/docs/test_troubleshooting.py`` rewrites the page's entries.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- the entries: generated -->\n", "<!-- the end of the entries -->\n"
 
 
-def carried() -> set[str]:
-    """Return every code that an exception can carry."""
+def codes_of_errors() -> set[str]:
+    """Return every code that an exception can have."""
     classes = [getattr(errors, name) for name in errors.__all__]
-    made = [errors.JobLost("", reason=reason) for reason in Reason]
-    return {one.code for one in (*classes, *made)}
+    losses = [errors.JobLost("", reason=reason) for reason in Reason]
+    return {error.code for error in (*classes, *losses)}
 
 
 def as_markdown(entry: Entry) -> str:
@@ -41,43 +41,42 @@ def entries() -> str:
     text = ""
     for digit, title in GROUPS.items():
         text += f"## {title}\n\n"
-        text += "".join(as_markdown(one) for one in ENTRIES if one.code.startswith(digit))
+        text += "".join(as_markdown(entry) for entry in ENTRIES if entry.code.startswith(digit))
     return text
 
 
-def texts() -> Iterator[str]:
-    """Yield the literal texts of the code, with a mark for each value in them."""
+def string_literals() -> Iterator[str]:
+    """Yield the string literals of the code; a NUL replaces each value in an f-string."""
     for folder in (ROOT / "kinetic", ROOT / "runner"):
         for file in folder.rglob("*.py"):
             if file.name == "_explanations.py":
                 continue
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    yield "\0".join(
-                        str(one.value) for one in node.values if isinstance(one, ast.Constant)
-                    )
+                    constants = [part for part in node.values if isinstance(part, ast.Constant)]
+                    yield "\0".join(str(part.value) for part in constants)
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
 
 
 def test_every_error_has_an_entry_and_every_entry_an_error() -> None:
     assert len(BY_CODE) == len(ENTRIES)
-    assert [one.code for one in ENTRIES] == sorted(BY_CODE)
-    assert {code for code in BY_CODE if not code.startswith("KN0")} == carried()
+    assert [entry.code for entry in ENTRIES] == sorted(BY_CODE)
+    assert {code for code in BY_CODE if not code.startswith("KN0")} == codes_of_errors()
 
 
 @pytest.mark.full
 def test_the_messages_of_the_entries_are_those_of_the_code() -> None:
-    known = "\n".join(texts())
+    literals = "\n".join(string_literals())
     reason = re.compile(rf"\(({'|'.join(Reason)})\)")
-    written = [one for one in ENTRIES if one.code not in ("KN002", "KN100")]
-    lacking = [
-        (one.code, part)
-        for one in written
-        for part in reason.sub("(…)", one.message).split("…")
-        if part.strip(" :()") and part.strip(" :()") not in known
+    with_own_message = [entry for entry in ENTRIES if entry.code not in ("KN002", "KN100")]
+    missing = [
+        (entry.code, part)
+        for entry in with_own_message
+        for part in reason.sub("(…)", entry.message).split("…")
+        if part.strip(" :()") and part.strip(" :()") not in literals
     ]
-    assert not lacking
+    assert not missing
 
 
 def test_the_page_has_the_entries() -> None:

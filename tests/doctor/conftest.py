@@ -1,4 +1,4 @@
-"""What the doctor's tests look at: a cluster, a bucket, and a stand-in for Google's APIs."""
+"""Objects for the doctor to examine: a cluster, a bucket, and a stand-in for Google's APIs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ APIS = ("container", "cloudresourcemanager", "cloudbilling", "serviceusage", "ar
 
 @pytest.fixture
 def clustered(namespace: Namespace, bucket: str, gcs_server: str) -> dict[str, str]:
-    """The environment of somebody who may do everything in a namespace, and has a bucket."""
+    """Return the environment of a user with all rights in a namespace, and with a bucket."""
     return settings(namespace, bucket, gcs_server)
 
 
 class Google:
-    """Google's APIs: ``answers`` maps the beginning of a path to what is answered."""
+    """Google's APIs: ``answers`` maps a path to the handler that answers it."""
 
     def __init__(self, server: FaultServer) -> None:
         self.server = server
@@ -31,12 +31,12 @@ class Google:
             "KINETIC_PROJECT": "acme",
             "KINETIC_ZONE": "europe-west4-b",
             "KINETIC_CLUSTER": "lab",
-            **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{one.upper()}": server.url for one in APIS},
+            **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}": server.url for api in APIS},
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": server.url,
         }
         services = [
-            {"name": f"projects/1/services/{one}.googleapis.com", "state": "ENABLED"}
-            for one in ("container", "storage", "compute", "cloudbuild", "artifactregistry")
+            {"name": f"projects/1/services/{api}.googleapis.com", "state": "ENABLED"}
+            for api in ("container", "storage", "compute", "cloudbuild", "artifactregistry")
         ]
         quotas = [{"metric": "NVIDIA_L4_GPUS", "usage": 1.0, "limit": 8.0}]
         self.answers: dict[str, Handler] = {
@@ -50,9 +50,9 @@ class Google:
         server.always = self._answer
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        found = self.answers.get(request.path)
-        nothing: dict[str, Any] = {"error": {"message": "Not found"}}
-        return await (found or answer(nothing, 404))(request)
+        handler = self.answers.get(request.path)
+        not_found: dict[str, Any] = {"error": {"message": "Not found"}}
+        return await (handler or answer(not_found, 404))(request)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What runs a table of checks: at once, after what they need, and whatever they do."""
+"""Running a table of checks: concurrently, in the order of their needs, and despite errors."""
 
 from __future__ import annotations
 
@@ -33,26 +33,31 @@ async def test_checks_run_at_once_and_are_reported_in_the_order_of_the_table() -
         Check(name=name, group="g", probe=probe) for name, probe in (("a", waits), ("b", meets))
     ]
     report = await run_checks(table)
-    assert [one.name for one in report.results] == ["a", "b"]
+    assert [result.name for result in report.results] == ["a", "b"]
     assert report.healthy
 
 
-async def test_what_needs_a_failed_check_is_skipped_with_the_name_of_the_first_cause() -> None:
+async def test_a_check_that_needs_a_failed_one_is_skipped_and_names_the_first_cause() -> None:
     table = [check("a", finding=failed("broken", "fix it")), check("b", "a"), check("c", "b")]
     report = await run_checks([*table, check("d")])
-    assert [one.state.value for one in report.results] == ["failed", "skipped", "skipped", "ok"]
+    assert [result.state.value for result in report.results] == [
+        "failed",
+        "skipped",
+        "skipped",
+        "ok",
+    ]
     assert report["c"].because == "a"
     assert not report.healthy
 
 
 @pytest.mark.parametrize("finding", [warning("so so"), skipped("so so")])
-async def test_what_is_no_failure_skips_nothing(finding: Finding) -> None:
+async def test_a_warning_or_a_skipped_check_skips_no_other(finding: Finding) -> None:
     report = await run_checks([check("a", finding=finding), check("b", "a")])
     assert report["b"].state is State.OK
     assert report.healthy
 
 
-async def test_errors_silence_and_defects_are_findings() -> None:
+async def test_errors_timeouts_and_bugs_are_findings() -> None:
     async def refused() -> Finding:
         raise AuthError("cannot do it: no right; ask for it\nas here")
 
@@ -60,22 +65,22 @@ async def test_errors_silence_and_defects_are_findings() -> None:
         await anyio.sleep_forever()
         return FINE
 
-    async def defect() -> Finding:
+    async def bug() -> Finding:
         return {}["x"]  # type: ignore[no-any-return]
 
     report = await run_checks(
         [
             Check(name="refused", group="g", probe=refused),
             Check(name="silent", group="g", probe=silent, limit_s=0.01, advice="wait"),
-            Check(name="defect", group="g", probe=defect),
+            Check(name="bug", group="g", probe=bug),
         ]
     )
     assert report["refused"].evidence == "cannot do it: no right"
     assert report["refused"].advice == "ask for it\nas here"
     assert "0.01 s" in report["silent"].evidence
     assert report["silent"].advice == "wait"
-    assert "KeyError('x')" in report["defect"].evidence
-    assert {one.state for one in report.results} == {State.FAILED}
+    assert "KeyError('x')" in report["bug"].evidence
+    assert {result.state for result in report.results} == {State.FAILED}
 
 
 async def test_a_check_comes_after_those_it_needs() -> None:
@@ -86,9 +91,9 @@ async def test_a_check_comes_after_those_it_needs() -> None:
 async def test_a_report_is_json() -> None:
     shown = (await run_checks([check("a", finding=warning("w", "do"))])).to_dict()
     assert shown["healthy"] is True
-    (one,) = shown["checks"]
-    assert one.pop("seconds") >= 0
-    assert one == {
+    (shown_check,) = shown["checks"]
+    assert shown_check.pop("seconds") >= 0
+    assert shown_check == {
         "name": "a", "group": "g", "state": "warning", "evidence": "w", "advice": "do",
         "because": "",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A real cluster and a bucket as the doctor sees them, whole and broken in one place at a time."""
+"""Examine a real cluster and a bucket: healthy ones, and ones with a single fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cluster.rights import await_granted
 ROLES = "rbac.authorization.k8s.io/v1"
 
 
-async def test_a_cluster_with_all_it_needs(clustered: dict[str, str], namespace: Namespace) -> None:
+async def test_a_healthy_cluster(clustered: dict[str, str], namespace: Namespace) -> None:
     report = await examine(environ=clustered)
     assert report.healthy, report.to_dict()
     assert report["API server"].evidence.startswith("Kubernetes v1.")
@@ -33,7 +33,7 @@ async def test_a_cluster_with_all_it_needs(clustered: dict[str, str], namespace:
     assert report["namespace"].evidence == f"'{namespace.name}' exists"
     assert report["service account"].evidence == "'kinetic' exists"
     assert report["bucket: use"].evidence == "objects can be written, read, and removed"
-    assert "credentials" not in [one.name for one in report.results]  # none of Google's are used
+    assert "credentials" not in [result.name for result in report.results]  # Google isn't used
 
 
 async def test_without_a_project_the_job_of_the_doctor_needs_an_image(
@@ -53,7 +53,7 @@ async def test_the_bucket_is_left_as_it_was(clustered: dict[str, str], bucket: s
         assert not json.load(answer).get("items")
 
 
-async def test_what_a_killed_doctor_left_goes_and_what_another_works_with_stays(
+async def test_objects_of_a_killed_doctor_are_removed_and_those_of_a_running_one_stay(
     clustered: dict[str, str], bucket: str
 ) -> None:
     store = GcsStore(f"gs://{bucket}", clustered)
@@ -62,12 +62,12 @@ async def test_what_a_killed_doctor_left_goes_and_what_another_works_with_stays(
         for name in (f"doctor/{now - 7200}-old", f"doctor/{now}-young"):
             await store.create(name, b"kinetic doctor")
         await examine(environ=clustered)
-        assert [one.name for one in await store.list("doctor/")] == [f"doctor/{now}-young"]
+        assert [info.name for info in await store.list("doctor/")] == [f"doctor/{now}-young"]
     finally:
         await store.aclose()
 
 
-async def test_somebody_without_rights_is_told_the_role_to_apply_and_applying_it_helps(
+async def test_a_user_without_rights_gets_a_role_to_apply_that_fixes_it(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:
     clustered["KINETIC_KUBE_CONTEXT"] = "dev"
@@ -77,17 +77,17 @@ async def test_somebody_without_rights_is_told_the_role_to_apply_and_applying_it
     assert "create, delete, deletecollection, get, list, patch, watch jobs.batch" in (
         missing.evidence
     )
-    assert before["namespace"].state is State.SKIPPED  # not for a failure: it may not be seen
+    assert before["namespace"].state is State.SKIPPED  # it may exist, but the user can't see it
     assert before["nodes"].evidence == "no permission to read the nodes; jobs run without it"
     documents = list(yaml.safe_load_all(missing.advice.partition("\n")[2]))
-    assert [one["kind"] for one in documents] == [
+    assert [document["kind"] for document in documents] == [
         "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding",
     ]  # fmt: skip
-    for one, kind in zip(documents[:2], ("roles", "rolebindings"), strict=True):
-        await asyncio.to_thread(namespace.call, "POST", f"{ROLES}/{kind}", one)
+    for document, kind in zip(documents[:2], ("roles", "rolebindings"), strict=True):
+        await asyncio.to_thread(namespace.call, "POST", f"{ROLES}/{kind}", document)
     await asyncio.to_thread(await_granted, namespace, documents[0], "dev")
     after = await examine(environ=clustered)
-    assert after["permissions"].state is State.WARNING  # nodes, which are only for better words
+    assert after["permissions"].state is State.WARNING  # reading nodes only improves messages
     assert "list nodes (explaining why a job does not start)" in after["permissions"].evidence
     assert after.healthy
 
@@ -98,7 +98,7 @@ async def test_a_right_that_only_some_jobs_need_is_a_warning(
     clustered["KINETIC_KUBE_CONTEXT"] = "dev"
     report = await examine(environ=clustered)
     role = next(yaml.safe_load_all(report["permissions"].advice.partition("\n")[2]))
-    role["rules"] = [one for one in role["rules"] if "leaderworkersets" not in one["resources"]]
+    role["rules"] = [rule for rule in role["rules"] if "leaderworkersets" not in rule["resources"]]
     subject = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "dev"}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kinetic"}
     binding: dict[str, Any] = {"apiVersion": ROLES, "kind": "RoleBinding"}
@@ -113,19 +113,19 @@ async def test_a_right_that_only_some_jobs_need_is_a_warning(
     assert several["permissions"].state is State.FAILED
 
 
-async def test_a_directory_takes_the_place_of_the_bucket(
+async def test_a_directory_can_replace_the_bucket(
     clustered: dict[str, str], tmp_path: Path
 ) -> None:
-    """Then nobody asks for credentials of Google's."""
+    """Then the doctor needs no Google credentials."""
     clustered["KINETIC_STORE"] = str(tmp_path)
     del clustered["STORAGE_EMULATOR_HOST"]
     report = await examine(environ=clustered)
     assert report["directory: use"].state is State.OK
-    assert "credentials" not in {one.name for one in report.results}
+    assert "credentials" not in {result.name for result in report.results}
     assert not [*tmp_path.glob("doctor/*")]
 
 
-async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
+async def test_a_namespace_that_refuses_root_is_a_warning(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -140,7 +140,7 @@ async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "name", "words", "skips"),
+    ("variable", "value", "name", "message", "skips"),
     [
         ("KINETIC_NAMESPACE", "none", "namespace", "create namespace none", "service account"),
         ("KINETIC_SERVICE_ACCOUNT", "none", "service account", "serviceaccount none -n ", ""),
@@ -151,19 +151,19 @@ async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
         ("KINETIC_KUBE_CONTEXT", "adnim", "access", "did you mean 'admin'?", "nodes"),
     ],
 )
-async def test_what_a_setting_names_in_vain_fails_and_skips_what_needs_it(
-    clustered: dict[str, str], variable: str, value: str, name: str, words: str, skips: str
+async def test_a_setting_that_names_a_missing_object_fails_and_skips_dependent_checks(
+    clustered: dict[str, str], variable: str, value: str, name: str, message: str, skips: str
 ) -> None:
     clustered[variable] = value
     report = await examine(environ=clustered)
     assert report[name].state is State.FAILED
-    assert words in report[name].evidence + report[name].advice
-    because = {one.because for one in report.results}
+    assert message in report[name].evidence + report[name].advice
+    because = {result.because for result in report.results}
     assert because == ({"", name} if skips else {""})
     assert not skips or report[skips].because == name
 
 
-def served(namespace: Namespace, collection: str, limit_s: float = 30.0) -> None:
+def wait_until_served(namespace: Namespace, collection: str, limit_s: float = 30.0) -> None:
     """Wait until the API server serves a new collection."""
     until = time.monotonic() + limit_s
     while True:
@@ -186,7 +186,7 @@ async def test_a_queue_of_the_newest_kueue_is_found(
     await asyncio.to_thread(plane.call, "POST", kinds, body)
     try:
         collection = f"{group}/v1beta2/localqueues"
-        await asyncio.to_thread(served, namespace, collection)
+        await asyncio.to_thread(wait_until_served, namespace, collection)
         queue = {"apiVersion": f"{group}/v1beta2", "kind": "LocalQueue", "metadata": {"name": "q"}}
         await asyncio.to_thread(namespace.call, "POST", collection, queue)
         report = await examine(environ=clustered | {"KINETIC_QUEUE": "q"})
@@ -196,7 +196,7 @@ async def test_a_queue_of_the_newest_kueue_is_found(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"server": "https://127.0.0.1:1"}, "https://127.0.0.1:1 does not answer"),
         ({"token": "expired"}, "does not accept the credentials"),
@@ -204,22 +204,22 @@ async def test_a_queue_of_the_newest_kueue_is_found(
     ids=["no server", "a wrong token"],
 )
 async def test_a_server_that_does_not_answer_or_refuses_the_token_fails(
-    clustered: dict[str, str], tmp_path: Path, change: dict[str, str], words: str
+    clustered: dict[str, str], tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
     config = yaml.safe_load(Path(clustered["KUBECONFIG"]).read_text())
     if "server" in change:
         config["clusters"][0]["cluster"] |= change
     else:
-        for one in config["users"]:
-            one["user"] |= change
+        for user in config["users"]:
+            user["user"] |= change
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     clustered["KUBECONFIG"] = str(tmp_path / "kubeconfig")
     result = (await examine(environ=clustered))["API server"]
     assert result.state is State.FAILED
-    assert words in result.evidence
+    assert message in result.evidence
 
 
-async def test_events_that_would_concern_jobs_are_a_warning(
+async def test_events_that_may_concern_jobs_are_a_warning(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:
     about = {"kind": "Pod", "namespace": namespace.name, "name": "p"}
@@ -276,5 +276,5 @@ async def test_a_tiny_job_runs_on_a_cluster_and_is_gone_afterwards(
 
 
 def _jobs(namespace: Namespace) -> list[str]:
-    found = namespace.call("GET", "batch/v1/jobs")["items"]
-    return [one["metadata"]["name"] for one in found if "deletionTimestamp" not in one["metadata"]]
+    metadata = [job["metadata"] for job in namespace.call("GET", "batch/v1/jobs")["items"]]
+    return [job["name"] for job in metadata if "deletionTimestamp" not in job]

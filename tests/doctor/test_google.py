@@ -1,4 +1,4 @@
-"""A GCP project as the doctor sees it, whole and broken in one place at a time."""
+"""Examine a Google Cloud project: a healthy one, and ones with a single fault."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from tests.kubernetes.faults import Handler, answer
 FORBIDDEN = answer({"error": {"message": "no right"}}, 403)
 
 
-async def looked(google: Google) -> Report:
+async def check_project(google: Google) -> Report:
     target = configuration.resolve(environ=google.environ)
-    asked = subject.Google(target, google.environ)
+    apis = subject.Google(target, google.environ)
     try:
-        return await run_checks(asked.checks(project=True))
+        return await run_checks(apis.checks(project=True))
     finally:
-        await asked.aclose()
+        await apis.aclose()
 
 
-async def test_a_project_with_all_it_needs(google: Google) -> None:
-    report = await looked(google)
-    assert {one.state for one in report.results} == {State.OK}, report.to_dict()
+async def test_a_healthy_project(google: Google) -> None:
+    report = await check_project(google)
+    assert {result.state for result in report.results} == {State.OK}, report.to_dict()
     assert report["credentials"].evidence == "Google accepts the login of a user"
     assert report["registry"].evidence == "europe-docker.pkg.dev/acme/kn-lab"
     assert report["quotas"].evidence == "europe-west4: NVIDIA_L4_GPUS 1 of 8"
-    shown = {one.headers["Authorization"] for one in google.server.seen if "/v1/" in one.path}
+    shown = {
+        request.headers["Authorization"] for request in google.server.seen if "/v1/" in request.path
+    }
     assert shown == {"Bearer token"}
 
 
@@ -62,25 +64,25 @@ async def test_a_project_with_all_it_needs(google: Google) -> None:
         ),
     ],
 )  # fmt: skip
-async def test_what_is_amiss_is_told_with_what_to_do(
+async def test_a_fault_is_shown_with_its_fix(
     google: Google, path: str, given: Handler, name: str, state: State, evidence: str, advice: str
 ) -> None:
     google.answers[f"/v1/projects/acme{path}"] = given
-    result = (await looked(google))[name]
+    result = (await check_project(google))[name]
     assert result.state is state
     assert evidence in result.evidence
     assert advice in result.advice
-    assert "gcloud" not in result.advice, "kinetic needs none"
+    assert "gcloud" not in result.advice, "kinetic doesn't need gcloud"
 
 
 async def test_no_quota_for_gpus_is_a_warning(google: Google) -> None:
     google.answers["/compute/v1/projects/acme/regions/europe-west4"] = answer({"quotas": []})
-    assert (await looked(google))["quotas"].state is State.WARNING
+    assert (await check_project(google))["quotas"].state is State.WARNING
 
 
-async def test_a_server_that_is_not_there_fails(google: Google) -> None:
+async def test_an_unreachable_server_fails(google: Google) -> None:
     google.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING"] = "http://127.0.0.1:1"
-    result = (await looked(google))["billing"]
+    result = (await check_project(google))["billing"]
     assert result.state is State.FAILED
     assert "can't call cloudbilling: http://127.0.0.1:1 does not answer" in result.evidence
     assert result.advice == "check the network"
@@ -89,20 +91,22 @@ async def test_a_server_that_is_not_there_fails(google: Google) -> None:
 EXPIRED = {"error": "invalid_grant", "error_description": "Token has been expired or revoked."}
 
 
-async def test_credentials_that_ended_fail_and_all_else_is_skipped(google: Google) -> None:
+async def test_expired_credentials_fail_and_skip_all_other_checks(google: Google) -> None:
     google.answers["/token"] = answer(EXPIRED, 400)
     report = await examine(environ=google.environ)
     assert report["credentials"].state is State.FAILED
     assert report["credentials"].advice.startswith("run `gcloud auth application-default login`")
-    others = {one.because for one in report.results if one.group in ("project", "cluster", "store")}
+    others = {
+        result.because
+        for result in report.results
+        if result.group in ("project", "cluster", "store")
+    }
     assert others == {"credentials"}
 
 
-async def test_credentials_that_are_not_there_fail(
-    google: Google, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_credentials_fail(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    result = (await looked(google))["credentials"]
+    result = (await check_project(google))["credentials"]
     assert result.state is State.FAILED
     assert (
         result.evidence == "GOOGLE_APPLICATION_CREDENTIALS names /nowhere/key.json, which "
@@ -117,17 +121,17 @@ async def store() -> AsyncIterator[GcsServer]:
         yield server
 
 
-async def test_a_cluster_that_is_not_there_fails_and_the_buckets_are_looked_at_all_the_same(
+async def test_a_missing_cluster_fails_and_the_buckets_are_still_checked(
     google: Google, store: GcsServer
 ) -> None:
     path = "/v1/projects/acme/locations/-/clusters"
     google.answers[path] = answer({"clusters": [{"name": "lap", "location": "europe-west4-b"}]})
     store.buckets |= {"acme-kn-lab-jobs"}
     report = await examine(environ={**google.environ, "STORAGE_EMULATOR_HOST": store.url})
-    way = report["access"]
-    assert way.state is State.FAILED
-    assert "it has lap in europe-west4-b" in way.evidence
-    assert way.advice == "set KINETIC_CLUSTER and KINETIC_ZONE"
+    access = report["access"]
+    assert access.state is State.FAILED
+    assert "it has lap in europe-west4-b" in access.evidence
+    assert access.advice == "set KINETIC_CLUSTER and KINETIC_ZONE"
     assert report["permissions"].because == "access"
     assert report["bucket"].state is report["bucket: use"].state is State.OK
     assert report["bucket of builds"].state is State.FAILED
@@ -135,13 +139,14 @@ async def test_a_cluster_that_is_not_there_fails_and_the_buckets_are_looked_at_a
     assert not store.objects
 
 
-async def test_who_cannot_remove_what_was_written_is_told_so() -> None:
+async def test_an_object_that_cannot_be_removed_fails_the_check() -> None:
     async with GcsServer() as server:
         store = GcsStore(
             "gs://kn-test", {"STORAGE_EMULATOR_HOST": server.url}, limits=bucket.LIMITS
         )
         removing = server.fail("delete", times=1, stall=True)
-        checks = [replace(one, limit_s=2.0) for one in bucket.checks("bucket", store, after=())]
+        table = bucket.checks("bucket", store, after=())
+        checks = [replace(check, limit_s=2.0) for check in table]
         try:
             report = await run_checks(checks)
         finally:

@@ -1,4 +1,4 @@
-"""The local platform as the doctor sees it, whole and broken in one place at a time."""
+"""Examine the local platform: a healthy one, and ones with a single fault."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def project(small_project: Path) -> Path:
 async def test_a_healthy_machine_runs_a_job_and_says_how_long_its_steps_took() -> None:
     report = await examine(run=True)
     assert report.healthy, report.to_dict()
-    assert [one.name for one in report.results if one.group == "this machine"] == NAMES
+    assert [result.name for result in report.results if result.group == "this machine"] == NAMES
     assert report["supervisor"].evidence == "not running; the first job starts it"
     assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
-    assert await aio.list_jobs() == []  # it has removed its job
+    assert await aio.list_jobs() == []  # the doctor has removed its job
     again = await examine()
     assert again["supervisor"].evidence.endswith(", of this version, runs 0 jobs")
 
 
-async def test_a_home_that_others_may_write_to_fails_and_what_needs_it_is_skipped(
+async def test_a_home_that_others_may_write_to_fails_and_skips_dependent_checks(
     home: Path,
 ) -> None:
     home.chmod(0o777)
@@ -49,16 +49,16 @@ async def test_a_home_that_others_may_write_to_fails_and_what_needs_it_is_skippe
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of half a megabyte."""
+    """Mount a file system of half a megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o700)
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", str(folder)]
     try:
-        made = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
-        made = False
-    if not made:
-        pytest.skip("mounting takes root")
+        mounted = False
+    if not mounted:
+        pytest.skip("only root can mount a small disk")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -83,20 +83,22 @@ async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
     paths = SupervisorPaths(home)
     paths.state.mkdir(0o700, parents=True)
 
-    async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_earlier_version(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         [(hello, _)] = Decoder().feed(await reader.read(65536))
-        spoken = (VERSION[0], VERSION[1] - 1)
-        writer.write(encode({"id": hello["id"], "protocol": spoken, "pid": 4711}))
+        version = (VERSION[0], VERSION[1] - 1)
+        writer.write(encode({"id": hello["id"], "protocol": version, "pid": 4711}))
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_unix_server(earlier, str(paths.socket)):
+    async with await asyncio.start_unix_server(serve_earlier_version, str(paths.socket)):
         report = await examine()
     assert report["supervisor"].state is State.FAILED
     assert report["supervisor"].advice.startswith("`kill 4711`")
 
 
-async def test_a_setting_that_is_wrong_fails_before_anything_is_looked_at(
+async def test_a_wrong_setting_fails_before_any_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KINETIC_BACKEND", "loca")
@@ -104,20 +106,20 @@ async def test_a_setting_that_is_wrong_fails_before_anything_is_looked_at(
     assert report["configuration"].state is State.FAILED
     assert report["configuration"].advice == "did you mean 'local'?"
     assert not report.healthy
-    assert [one.name for one in report.results][-1] == "configuration"
+    assert [result.name for result in report.results][-1] == "configuration"
 
 
 async def test_a_job_of_a_cancelled_examination_is_gone(
     home: Path, small_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelled as soon as the job is in the store."""
-    looking = asyncio.create_task(examine(backend="local", run=True))
+    """Cancel the examination as soon as the job is in the store."""
+    examining = asyncio.create_task(examine(backend="local", run=True))
     jobs = home / "store" / "jobs"
     async with asyncio.timeout(60):
         while not (jobs.is_dir() and any(jobs.iterdir())):
             await asyncio.sleep(0.005)
-        looking.cancel()
+        examining.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await looking
+            await examining
         async with aio.Client(backend="local") as client:
             assert await client.list_jobs() == []

@@ -1,4 +1,4 @@
-"""The installation as the doctor sees it: packages, and which ``kinetic`` a shell runs."""
+"""Examine the installation: the packages, and the ``kinetic`` that a shell runs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOOK = """
+CHECK = """
 import asyncio, json, os, sys
 from dataclasses import asdict
 from kinetic.doctor.checks import run_checks
 from kinetic.doctor.python import installation
 report = asyncio.run(run_checks(installation(os.environ)))
-print(json.dumps({one.name: asdict(one) for one in report.results}))
+print(json.dumps({result.name: asdict(result) for result in report.results}))
 """
 
 
-def installed(site: Path, package: str, version: str, *files: str, requires: str = "") -> None:
-    """What pip leaves behind of *package*: its metadata and the list of its files."""
+def install(site: Path, package: str, version: str, *files: str, requires: str = "") -> None:
+    """Write what pip writes for *package*: its metadata and the list of its files."""
     folder = site / f"{package.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)
-    wants = f"Requires-Dist: {requires}\n" if requires else ""
-    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{wants}"
+    requirement = f"Requires-Dist: {requires}\n" if requires else ""
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{requirement}"
     (folder / "METADATA").write_text(metadata)
     (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
@@ -39,51 +39,51 @@ def script(folder: Path) -> Path:
     return file
 
 
-def looked(site: Path, path: Path) -> dict[str, dict[str, str]]:
-    """What a fresh interpreter finds that has *site* before all else."""
+def check_installation(site: Path, path: Path) -> dict[str, dict[str, str]]:
+    """Run the checks in a fresh interpreter that searches *site* first."""
     environ = {**os.environ, "PATH": str(path), "PYTHONPATH": f"{site}:{ROOT}"}
-    answer = subprocess.run(
-        [sys.executable, "-c", LOOK], env=environ, capture_output=True, text=True, check=False
+    completed = subprocess.run(
+        [sys.executable, "-c", CHECK], env=environ, capture_output=True, text=True, check=False
     )
-    assert answer.returncode == 0, answer.stderr
-    found: dict[str, dict[str, str]] = json.loads(answer.stdout)
+    assert completed.returncode == 0, completed.stderr
+    found: dict[str, dict[str, str]] = json.loads(completed.stdout)
     return found
 
 
-def test_our_own_script_is_fine(tmp_path: Path) -> None:
-    installed(tmp_path / "site", "kinetic-aio", "0.1.0", "../bin/kinetic")
+def test_kinetics_own_script_is_ok(tmp_path: Path) -> None:
+    install(tmp_path / "site", "kinetic-aio", "0.1.0", "../bin/kinetic")
     ours = script(tmp_path / "bin")
-    found = looked(tmp_path / "site", ours.parent)["script"]
+    found = check_installation(tmp_path / "site", ours.parent)["script"]
     assert (found["state"], found["evidence"]) == ("ok", f"`kinetic` runs {ours}")
 
 
-def test_the_public_packages_script_is_told_with_what_to_type(tmp_path: Path) -> None:
-    installed(tmp_path / "site", "kinetic-aio", "0.1.0")
-    installed(tmp_path / "site", "keras-kinetic", "0.0.4", "../bin/kinetic")
+def test_the_public_packages_script_is_a_warning_with_the_fix(tmp_path: Path) -> None:
+    install(tmp_path / "site", "kinetic-aio", "0.1.0")
+    install(tmp_path / "site", "keras-kinetic", "0.0.4", "../bin/kinetic")
     theirs = script(tmp_path / "bin")
-    found = looked(tmp_path / "site", theirs.parent)["script"]
+    found = check_installation(tmp_path / "site", theirs.parent)["script"]
     assert found["state"] == "warning"
     assert f"runs {theirs}, of keras-kinetic; keras-kinetic 0.0.4 is inst" in found["evidence"]
     assert "-m kinetic`, or pip uninstall -y keras-kinetic" in found["advice"]
 
 
-def test_no_script_on_the_path_is_told(tmp_path: Path) -> None:
+def test_a_missing_script_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    found = looked(tmp_path, tmp_path / "empty")["script"]
+    found = check_installation(tmp_path, tmp_path / "empty")["script"]
     assert found["state"] == "warning" and "-m kinetic" in found["evidence"]
 
 
 @pytest.mark.parametrize(
-    ("requires", "words"),
+    ("requires", "message"),
     [
         ("nowhere-to-be-found>=1", "nowhere-to-be-found is missing"),
         ("anyio>=99.1", "but kinetic needs >=99.1"),
     ],
 )
 def test_a_package_that_is_missing_or_too_old_fails(
-    tmp_path: Path, requires: str, words: str
+    tmp_path: Path, requires: str, message: str
 ) -> None:
-    installed(tmp_path / "site", "kinetic-aio", "0.1.0", requires=requires)
-    found = looked(tmp_path / "site", tmp_path)["packages"]
-    assert found["state"] == "failed" and words in found["evidence"]
+    install(tmp_path / "site", "kinetic-aio", "0.1.0", requires=requires)
+    found = check_installation(tmp_path / "site", tmp_path)["packages"]
+    assert found["state"] == "failed" and message in found["evidence"]
     assert found["advice"] == "pip install --upgrade kinetic-aio"

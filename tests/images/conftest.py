@@ -1,4 +1,4 @@
-"""A project's cloud: bucket, builder and registry, all of the tests' own, and images on them."""
+"""Stand-ins for a project's bucket, builder, and registry, and clients that build on them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OWN = wheel({"kinetic/__init__.py": b"__version__ = '7.1'\n"}, "7.1", ABOUT)
 
 
 def small_wheel() -> Wheel:
-    """A kinetic that takes no time to pack."""
+    """Return a tiny wheel in place of kinetic's, so that packing takes no time."""
     return OWN
 
 
 @dataclass
 class Cloud:
-    """The three servers, and clients of them."""
+    """The three servers, and the clients that tests open."""
 
     bucket: GcsServer
     registry: RegistryServer
@@ -41,7 +41,7 @@ class Cloud:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What leads a client here."""
+        """Return the variables that make a client use these servers."""
         return {
             "STORAGE_EMULATOR_HOST": self.bucket.url,
             "CLOUD_BUILD_EMULATOR_HOST": self.builds.host,
@@ -54,9 +54,9 @@ class Cloud:
         patience: float = 60.0,
         **environ: str,
     ) -> ContainerImages:
-        """As another process would have them."""
+        """Open a client that shares nothing with others, like one of another process."""
         environ = self.environ | environ
-        made = ContainerImages(
+        client = ContainerImages(
             configuration.resolve(backend="gke", project="kn", cluster="c1"),
             jobs=self.jobs,
             builds=GcsStore("gs://kn-test", environ),
@@ -65,32 +65,32 @@ class Cloud:
             retry_s=patience,
             wheel=own,
         )
-        self.opened.append(made)
-        return made
+        self.opened.append(client)
+        return client
 
 
 @pytest.fixture
 async def cloud() -> AsyncIterator[Cloud]:
     async with GcsServer() as bucket, RegistryServer() as registry:
         async with BuildServer(bucket, registry) as builds:
-            made = Cloud(bucket, registry, builds)
+            cloud = Cloud(bucket, registry, builds)
             try:
-                yield made
+                yield cloud
             finally:
-                for images in made.opened:
+                for images in cloud.opened:
                     await images.aclose()
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with dependencies."""
+    """Return a project with dependencies."""
     (tmp_path / "requirements.txt").write_text("numpy==2.0\n")
     return tmp_path
 
 
 @pytest.fixture
 def request_of(project: Path) -> Callable[..., ImageRequest]:
-    """A request for an image of the project; anything can be changed."""
+    """Return a function that makes a request for an image of the project, with changed fields."""
 
     def make(**changes: object) -> ImageRequest:
         fields = {

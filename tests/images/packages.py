@@ -1,4 +1,4 @@
-"""A folder of packages that stands for an index, and the uv that installs from it."""
+"""A folder of packages in place of an index, and the uv that installs from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_uv = pytest.mark.skipif(not UV, reason=REASON)
 
 
 def package(folder: Path, name: str, version: str, content: str = "") -> None:
-    """A wheel that can be installed without a network."""
+    """Write a wheel that can be installed without a network."""
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{name}.py", content or f"VERSION = {version!r}\n")
@@ -37,7 +37,7 @@ def package(folder: Path, name: str, version: str, content: str = "") -> None:
 
 @pytest.fixture
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages, which stands for an index."""
+    """Make a folder of packages in place of an index."""
     folder = tmp_path_factory.mktemp("index")
     package(folder, "knsix", "1.0")
     package(folder, "knsix", "2.0")

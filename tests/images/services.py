@@ -1,7 +1,7 @@
-"""Cloud Build and an image registry, as small as they can be and as published.
+"""Minimal stand-ins for Cloud Build and an image registry, with their published interfaces.
 
-The builder reads the context from the bucket, as the service does, runs what a test says, writes
-the log to the bucket piece by piece, and pushes to the registry.
+Like the service, the builder reads the context from the bucket, writes the log to the bucket piece
+by piece, and pushes to the registry. A script of the test replaces the build's steps.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ ENDED = {Status.SUCCESS, Status.FAILURE, Status.CANCELLED, Status.TIMEOUT, Statu
 
 
 class RegistryServer:
-    """``async with RegistryServer() as registry``: images by ``repository`` and ``tag``.
+    """``async with RegistryServer() as registry``: serves the manifests of ``images``.
 
-    ``answers`` are statuses that come before any answer; ``asked`` counts requests by what they
-    were answered.
+    ``answers`` are the statuses of the next requests; ``asked`` counts requests by their status.
     """
 
     def __init__(self) -> None:
@@ -67,8 +66,8 @@ class RegistryServer:
 
 
 @dataclass
-class Underway:
-    """A build as the server has it. ``context`` are the files that came with it."""
+class StartedBuild:
+    """A build as the server has it; ``context`` has the files that it got."""
 
     build: Any
     context: dict[str, bytes] = field(default_factory=dict)
@@ -80,33 +79,33 @@ class Underway:
         return str(self.build.id)
 
 
-Script = Callable[["BuildServer", Underway], Awaitable[None]]
+Script = Callable[["BuildServer", StartedBuild], Awaitable[None]]
 
 
-async def succeed(server: BuildServer, one: Underway) -> None:
-    """What a build does unless a test says otherwise."""
-    server.log(one, "Step 1/2 : FROM python\n", "Step 2/2 : RUN uv\n")
-    server.end(one, Status.SUCCESS)
+async def succeed(server: BuildServer, started: StartedBuild) -> None:
+    """Write a log and succeed; this is the default script."""
+    server.log(started, "Step 1/2 : FROM python\n", "Step 2/2 : RUN uv\n")
+    server.end(started, Status.SUCCESS)
 
 
 class BuildServer:
     """``async with BuildServer(bucket, registry) as builds``: listens on ``builds.host``.
 
-    ``script`` is what a build does. ``faults`` are, by method, the codes that come in place of
-    an answer; with ``late`` they come after the effect is there. ``held`` are, by method, what a
-    call waits for before anything is done.
+    ``script`` runs in each build. ``faults`` has, by method, the codes that replace the next
+    answers; with ``late``, the call takes effect before. ``held`` has, by method, the event that a
+    call waits for before it does anything. ``fault_message`` goes with the codes.
     """
 
     def __init__(self, bucket: GcsServer, registry: RegistryServer) -> None:
         self.bucket = bucket
         self.registry = registry
-        self.builds: dict[str, Underway] = {}
+        self.builds: dict[str, StartedBuild] = {}
         self.calls: Counter[str] = Counter()
         self.script: Script = succeed
         self.faults: dict[str, list[grpc.StatusCode]] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.late = False
-        self.said = "injected"
+        self.fault_message = "injected"
         self.authorizations: set[str] = set()
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,7 +133,7 @@ class BuildServer:
         await self._server.stop(0.2)
 
     async def settled(self) -> None:
-        """Wait until no build does anything any more."""
+        """Wait until no build runs."""
         await asyncio.gather(*self._tasks)
 
     def _handler(self, method: Any, request: Any) -> Any:
@@ -149,10 +148,10 @@ class BuildServer:
             faults = self.faults.get(name, [])
             fault = faults.pop(0) if faults else None
             if fault is not None and not self.late:
-                await context.abort(fault, self.said)
+                await context.abort(fault, self.fault_message)
             answer = await method(asked, context)
             if fault is not None:
-                await context.abort(fault, self.said)
+                await context.abort(fault, self.fault_message)
             return answer
 
         return grpc.unary_unary_rpc_method_handler(
@@ -167,14 +166,14 @@ class BuildServer:
         build.project_id = request.project_id
         build.status = Status.QUEUED
         build.log_url = f"https://console.test/builds/{build.id}"
-        one = Underway(build)
+        started = StartedBuild(build)
         source = build.source.storage_source
         archive = self.bucket.objects.get(source.object_)
         if archive is not None:
-            one.context = unpacked(archive.body)
-        self.builds[build.id] = one
+            started.context = unpacked(archive.body)
+        self.builds[build.id] = started
         self.changed.set()
-        task = asyncio.create_task(self._run(one))
+        task = asyncio.create_task(self._run(started))
         self._tasks.add(task)
         metadata = any_pb2.Any()
         metadata.Pack(
@@ -184,9 +183,9 @@ class BuildServer:
         )
         return operations_pb2.Operation(name=f"operations/build/{build.id}", metadata=metadata)
 
-    async def _run(self, one: Underway) -> None:
-        one.build.status = Status.WORKING
-        await self.script(self, one)
+    async def _run(self, started: StartedBuild) -> None:
+        started.build.status = Status.WORKING
+        await self.script(self, started)
 
     async def _get(self, request: Any, context: Any) -> Any:
         return await self._found(request.id, context)
@@ -206,24 +205,25 @@ class BuildServer:
 
     async def _list(self, request: Any, context: Any) -> Any:
         wanted = request.filter.removeprefix('tags="').removesuffix('"')
-        found = [one.build for one in self.builds.values() if wanted in one.build.tags]
+        builds = [started.build for started in self.builds.values()]
+        found = [build for build in builds if wanted in build.tags]
         return cloudbuild_v1.ListBuildsResponse(builds=found)
 
-    # --- what scripts do ---
+    # --- methods for scripts ---
 
-    def log(self, one: Underway, *pieces: str) -> None:
-        """Write to the build's log, if it was told to have one in the bucket."""
-        folder = str(one.build.logs_bucket).partition("gs://")[2].partition("/")[2]
-        if not one.build.logs_bucket:
+    def log(self, started: StartedBuild, *pieces: str) -> None:
+        """Write to the build's log, if it has one in the bucket."""
+        folder = str(started.build.logs_bucket).partition("gs://")[2].partition("/")[2]
+        if not started.build.logs_bucket:
             return
-        name = f"{folder}/log-{one.id}.txt"
+        name = f"{folder}/log-{started.id}.txt"
         before = self.bucket.objects[name].body if name in self.bucket.objects else b""
         body = before + "".join(pieces).encode()
         self.bucket.objects[name] = Stored(body, {}, 1)
 
-    def end(self, one: Underway, status: Any, detail: str = "", kind: str = "") -> None:
-        """The build is over."""
-        build = one.build
+    def end(self, started: StartedBuild, status: Any, detail: str = "", kind: str = "") -> None:
+        """End the build."""
+        build = started.build
         if build.status in ENDED:
             return
         if status == Status.SUCCESS:
@@ -245,14 +245,14 @@ def _serialized(message: Any) -> bytes:
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """The files of a ``tar.gz``."""
-    found = {}
+    """Return the files of a ``tar.gz``."""
+    contents = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         for entry in packed:
-            content = packed.extractfile(entry)
-            assert content is not None
-            found[entry.name] = content.read()
-    return found
+            file = packed.extractfile(entry)
+            assert file is not None
+            contents[entry.name] = file.read()
+    return contents
 
 
-__all__ = ["ENDED", "BuildServer", "RegistryServer", "Script", "Status", "Underway"]
+__all__ = ["ENDED", "BuildServer", "RegistryServer", "Script", "StartedBuild", "Status"]

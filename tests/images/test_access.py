@@ -1,4 +1,4 @@
-"""Tokens go with every request, and a refused one is not sent again; a build's end is explained."""
+"""Requests have tokens, a refused token is replaced, and errors of builds say what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = BuildSettings(project="p", image="r/i", service_account="a")
 
 
 def builder_of(cloud: Cloud, credentials: Credentials | None) -> Builder:
-    """A builder that takes the test's server for Google's, and shows it the token."""
+    """Return a builder that uses the test's server and sends it the token."""
     return Builder(
         SETTINGS, cloud.jobs, credentials, emulator=cloud.builds.host, poll_s=(0.01, 0.02)
     )
@@ -44,12 +44,12 @@ async def test_calls_carry_the_token_and_a_refused_one_is_replaced(cloud: Cloud)
     async with aclosing(Credentials()) as credentials:
         async with aclosing(builder_of(cloud, credentials)) as builder:
             await builder.build("r/i:t", {}, print)
-    assert cloud.builds.authorizations == {f"Bearer {one}" for one in cloud.bucket.tokens}
+    assert cloud.builds.authorizations == {f"Bearer {token}" for token in cloud.bucket.tokens}
     assert len(cloud.bucket.tokens) == 2
 
 
 @pytest.mark.usefixtures("login")
-async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
+async def test_a_refused_login_is_an_error_with_the_fix(cloud: Cloud) -> None:
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAUTHENTICATED] * 9
     async with aclosing(Credentials()) as credentials:
         async with aclosing(builder_of(cloud, credentials)) as builder:
@@ -61,7 +61,7 @@ async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "trouble", [faults.silence(), faults.status(503)], ids=["before the answer", "between tries"]
 )
-async def test_who_asks_a_registry_while_the_client_is_closed_is_told(
+async def test_a_registry_request_fails_when_the_client_is_closed(
     trouble: faults.Handler,
 ) -> None:
     async with faults.FaultServer() as server, aclosing(Credentials()) as credentials:
@@ -82,13 +82,14 @@ async def test_who_asks_a_registry_while_the_client_is_closed_is_told(
 def test_choosing_images_loads_nothing_of_google() -> None:
     code = (
         "import sys, kinetic.aio.images.container, kinetic.aio.images.cloud_build;"
-        "print([one for one in sys.modules if one.split('.')[0] in ('google', 'grpc', 'aiohttp')])"
+        "heavy = ('google', 'grpc', 'aiohttp');"
+        "print([name for name in sys.modules if name.split('.')[0] in heavy])"
     )
     assert programs.python("-c", code).strip() == "[]"
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "words"),
+    ("status", "kind", "message"),
     [
         ("FAILURE", "PUSH_NOT_AUTHORIZED", "roles/artifactregistry.writer"),
         ("FAILURE", "PUSH_FAILED", "could not be pushed"),
@@ -101,12 +102,12 @@ def test_choosing_images_loads_nothing_of_google() -> None:
         ("CANCELLED", "", "was cancelled"),
     ],
 )
-def test_the_end_of_a_build_says_what_to_do(status: str, kind: str, words: str) -> None:
+def test_the_end_of_a_build_says_what_to_do(status: str, kind: str, message: str) -> None:
     build = Build(id="b", status=Build.Status[status], log_url="https://l.test", status_detail="D")
     if kind:
         build.failure_info.type_ = Build.FailureInfo.FailureType[kind]
     error = build_error(build, "r/i:t", ["one", "two"])
-    assert error is not None and words in str(error)
+    assert error is not None and message in str(error)
     assert "r/i:t" in str(error) and "(D)" in str(error)
     assert "  one\n  two\n" in str(error) and "https://l.test" in str(error)
     assert (error.build_id, error.log_url) == ("b", "https://l.test")

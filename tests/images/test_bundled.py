@@ -1,4 +1,4 @@
-"""Images with the dependencies inside: built once, by one, with the log, and ended with us."""
+"""Images that contain the dependencies: clients share builds, show logs, and can be cancelled."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from kinetic.errors import (
     Unavailable,
 )
 from tests.images.conftest import ABOUT, OWN, Cloud
-from tests.images.services import BuildServer, Status, Underway
+from tests.images.services import BuildServer, StartedBuild, Status
 
 
 class Gate:
-    """A build that goes on when it is told to."""
+    """A script whose build waits until the test sets ``go``."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def __call__(self, server: BuildServer, one: Underway) -> None:
-        self.begun.set()
+    async def __call__(self, server: BuildServer, started: StartedBuild) -> None:
+        self.started.set()
         await self.go.wait()
-        server.end(one, Status.SUCCESS)
+        server.end(started, Status.SUCCESS)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -52,44 +52,44 @@ def waiting_in(images: ContainerImages) -> int:
 
 
 def left(cloud: Cloud) -> list[str]:
-    """What is in the bucket of builds, without logs, which are kept."""
+    """List the objects in the bucket of builds, without logs, which kinetic keeps."""
     return [name for name in cloud.bucket.objects if not name.startswith("logs/")]
 
 
-def was_cancelled(cloud: Cloud) -> None:
-    """The only build has been cancelled, and nothing of it is left."""
-    (one,) = cloud.builds.builds.values()
-    assert one.build.status == Status.CANCELLED
+def assert_only_build_cancelled(cloud: Cloud) -> None:
+    """Assert that the only build was cancelled, and that its context was deleted."""
+    (started,) = cloud.builds.builds.values()
+    assert started.build.status == Status.CANCELLED
     assert left(cloud) == []
 
 
-async def is_cancelled(cloud: Cloud, resolving: asyncio.Task[Image]) -> None:
-    """Cancel it once its build has begun; Cloud Build takes until it may to cancel that."""
-    usual, gate = cloud.builds.script, Gate()
+async def start_cancelling(cloud: Cloud, resolving: asyncio.Task[Image]) -> None:
+    """Cancel a task once its build has started; hold the cancellation in Cloud Build."""
+    default_script, gate = cloud.builds.script, Gate()
     cloud.builds.script, cloud.builds.held["cancel"] = gate, asyncio.Event()
-    await gate.begun.wait()
-    cloud.builds.script = usual
+    await gate.started.wait()
+    cloud.builds.script = default_script
     resolving.cancel()
     await until(lambda: cloud.builds.calls["cancel"])
 
 
-async def test_an_image_is_built_from_everything_that_goes_in(cloud: Cloud, request_of) -> None:
+async def test_an_image_is_built_with_all_files_and_arguments(cloud: Cloud, request_of) -> None:
     image = await cloud.images().resolve(request_of())
     assert image.command == COMMAND and image.uri in cloud.registry.images
-    (one,) = cloud.builds.builds.values()
-    assert list(one.build.images) == [image.uri]
+    (started,) = cloud.builds.builds.values()
+    assert list(started.build.images) == [image.uri]
     assert image.uri.startswith(f"{cloud.registry.host}/kn/kn-c1/base:cpu-")
-    assert one.context["install/requirements.txt"] == b"numpy==2.0\n"
-    assert one.context[f"install/{OWN.name}"] == OWN.content
-    assert b"FROM python:3.12-slim" in one.context["Dockerfile"]
-    assert b"kinetic_runner" in one.context["app/remote_runner.py"]
-    (build_step,) = one.build.steps
+    assert started.context["install/requirements.txt"] == b"numpy==2.0\n"
+    assert started.context[f"install/{OWN.name}"] == OWN.content
+    assert b"FROM python:3.12-slim" in started.context["Dockerfile"]
+    assert b"kinetic_runner" in started.context["app/remote_runner.py"]
+    (build_step,) = started.build.steps
     assert list(build_step.args) == ["build", "--tag", image.uri, "."]
     account = "projects/kn/serviceAccounts/kn-c1-builds@kn.iam.gserviceaccount.com"
-    assert one.build.service_account == account
+    assert started.build.service_account == account
 
 
-async def test_what_is_there_is_not_built_and_is_asked_for_once(cloud: Cloud, request_of) -> None:
+async def test_an_existing_image_is_looked_up_once_and_not_built(cloud: Cloud, request_of) -> None:
     first = await cloud.images().resolve(request_of())
     cloud.registry.asked.clear()
     other = cloud.images()
@@ -99,7 +99,7 @@ async def test_what_is_there_is_not_built_and_is_asked_for_once(cloud: Cloud, re
     assert left(cloud) == []
 
 
-async def test_another_image_for_anything_else_that_goes_in(
+async def test_every_different_input_gives_another_image(
     cloud: Cloud, request_of, project: Path
 ) -> None:
     newer = wheel({"kinetic/__init__.py": b"__version__ = '7.2'\n"}, "7.2", ABOUT)
@@ -121,7 +121,7 @@ async def test_the_calls_of_one_client_share_a_build(cloud: Cloud, request_of) -
     gate = cloud.builds.script = Gate()
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(3)]
-    await gate.begun.wait()
+    await gate.started.wait()
     await until(lambda: waiting_in(images) == 3)
     gate.go.set()
     assert len({image.uri for image in await asyncio.gather(*waiting)}) == 1
@@ -137,7 +137,7 @@ async def test_two_clients_that_build_the_same_image_do_not_disturb_each_other(
     await until(lambda: len(cloud.builds.builds) == 2)
     cancelled.cancel()
     await asyncio.wait({cancelled})
-    states = [one.build.status for one in cloud.builds.builds.values()]
+    states = [started.build.status for started in cloud.builds.builds.values()]
     assert sorted(states) == sorted([Status.CANCELLED, Status.WORKING])
     assert len(left(cloud)) == 1, "the other's context stays"
     gate.go.set()
@@ -146,31 +146,31 @@ async def test_two_clients_that_build_the_same_image_do_not_disturb_each_other(
 
 
 async def test_a_build_costs_a_fixed_number_of_requests(cloud: Cloud, request_of) -> None:
-    async def script(server: BuildServer, one: Underway) -> None:
-        server.log(one, "one\n")
-        server.end(one, Status.SUCCESS)
+    async def script(server: BuildServer, started: StartedBuild) -> None:
+        server.log(started, "one\n")
+        server.end(started, Status.SUCCESS)
 
     cloud.builds.script = script
     await cloud.images().resolve(request_of())
     assert cloud.registry.asked == {404: 1}
     looks = cloud.builds.calls["get"]
     assert cloud.builds.calls == {"create": 1, "get": looks}
-    # The context; a look at the log for each look at the build; its one change; the removal.
+    # Upload the context, look at the log with each look at the build, read it, delete the context.
     requests = cloud.bucket.requests
     assert sum(requests.values()) <= 1 + looks + 2 + 1, requests
 
 
-async def test_the_log_is_told_while_it_is_written(
+async def test_the_log_is_shown_while_it_is_written(
     cloud: Cloud, request_of, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "absl")
     seen = asyncio.Event()
 
-    async def script(server: BuildServer, one: Underway) -> None:
-        server.log(one, "Step 1/9 : FROM python\nhalf of a l")
+    async def script(server: BuildServer, started: StartedBuild) -> None:
+        server.log(started, "Step 1/9 : FROM python\nhalf of a l")
         await seen.wait()
-        server.log(one, "ine\nthe end without a newline")
-        server.end(one, Status.SUCCESS)
+        server.log(started, "ine\nthe end without a newline")
+        server.end(started, Status.SUCCESS)
 
     cloud.builds.script = script
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
@@ -178,14 +178,14 @@ async def test_the_log_is_told_while_it_is_written(
     assert not resolving.done()
     seen.set()
     await resolving
-    told = [line for line in caplog.messages if line.startswith("[build]")]
-    assert told[1:] == ["[build] half of a line", "[build] the end without a newline"]
+    shown = [line for line in caplog.messages if line.startswith("[build]")]
+    assert shown[1:] == ["[build] half of a line", "[build] the end without a newline"]
 
 
 async def test_a_failure_shows_the_last_lines_of_the_log(cloud: Cloud, request_of) -> None:
-    async def script(server: BuildServer, one: Underway) -> None:
-        server.log(one, *[f"Step #0: line {n}\n" for n in range(100)], "Finished\n")
-        server.end(one, Status.FAILURE, "build step 0 failed", "USER_BUILD_STEP")
+    async def script(server: BuildServer, started: StartedBuild) -> None:
+        server.log(started, *[f"Step #0: line {n}\n" for n in range(100)], "Finished\n")
+        server.end(started, Status.FAILURE, "build step 0 failed", "USER_BUILD_STEP")
 
     cloud.builds.script = script
     with pytest.raises(BuildError, match="build step 0 failed") as caught:
@@ -197,35 +197,35 @@ async def test_a_failure_shows_the_last_lines_of_the_log(cloud: Cloud, request_o
     assert caught.value.log_url in message
 
 
-async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, request_of) -> None:
+async def test_cancelling_during_the_request_cancels_the_build(cloud: Cloud, request_of) -> None:
     cloud.builds.script = Gate()
     cloud.builds.held["create"] = asyncio.Event()
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
     await until(lambda: cloud.builds.calls["create"])
     resolving.cancel()
-    for _ in range(20):  # the cancellation goes from task to task and waits for nobody
+    for _ in range(20):  # the cancellation passes through several tasks without waiting
         await asyncio.sleep(0)
     cloud.builds.held["create"].set()
     with pytest.raises(asyncio.CancelledError):
         await resolving
-    was_cancelled(cloud)
+    assert_only_build_cancelled(cloud)
 
 
-async def test_cancelled_so_is_a_build_whose_reply_was_lost(cloud: Cloud, request_of) -> None:
+async def test_cancelling_cancels_a_build_whose_reply_was_lost(cloud: Cloud, request_of) -> None:
     cloud.builds.script = Gate()
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
-    cloud.builds.late = True  # the build is there when its reply is lost
+    cloud.builds.late = True  # the build exists although its reply is lost
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
     await until(lambda: cloud.builds.calls["get"])
     resolving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await resolving
-    states = [one.build.status for one in cloud.builds.builds.values()]
+    states = [started.build.status for started in cloud.builds.builds.values()]
     assert states == [Status.CANCELLED] * 2
     assert left(cloud) == []
 
 
-async def test_cancelled_so_is_the_build_if_no_others_can_be_listed(
+async def test_cancelling_cancels_the_build_even_if_builds_cannot_be_listed(
     cloud: Cloud, request_of
 ) -> None:
     cloud.builds.script = Gate()
@@ -236,7 +236,7 @@ async def test_cancelled_so_is_the_build_if_no_others_can_be_listed(
     with pytest.raises(asyncio.CancelledError):
         await resolving
     assert cloud.builds.calls["list"]
-    was_cancelled(cloud)
+    assert_only_build_cancelled(cloud)
 
 
 async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request_of) -> None:
@@ -244,34 +244,34 @@ async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
     with pytest.raises(AuthError):
         await cloud.images().resolve(request_of())
-    was_cancelled(cloud)
+    assert_only_build_cancelled(cloud)
 
 
-async def test_a_log_that_cannot_be_read_holds_nothing_up(cloud: Cloud, request_of) -> None:
+async def test_an_unreadable_log_does_not_stop_a_build(cloud: Cloud, request_of) -> None:
     cloud.bucket.fail("metadata", times=9, status=403)
     assert (await cloud.images().resolve(request_of())).uri in cloud.registry.images
 
 
-async def test_one_of_two_that_wait_here_can_be_cancelled(cloud: Cloud, request_of) -> None:
+async def test_one_of_two_callers_of_a_build_can_be_cancelled(cloud: Cloud, request_of) -> None:
     gate = cloud.builds.script = Gate()
     images = cloud.images()
-    one, other = (asyncio.create_task(images.resolve(request_of())) for _ in range(2))
-    await gate.begun.wait()
+    cancelled, other = (asyncio.create_task(images.resolve(request_of())) for _ in range(2))
+    await gate.started.wait()
     await until(lambda: waiting_in(images) == 2)
-    one.cancel()
+    cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await one
+        await cancelled
     gate.go.set()
     assert (await other).uri in cloud.registry.images
     assert cloud.builds.calls["cancel"] == 0
 
 
-async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
+async def test_a_request_during_a_cancellation_starts_another_build(
     cloud: Cloud, request_of
 ) -> None:
     images = cloud.images()
     first = asyncio.create_task(images.resolve(request_of()))
-    await is_cancelled(cloud, first)
+    await start_cancelling(cloud, first)
     before = cloud.registry.asked[404]
     second = asyncio.create_task(images.resolve(request_of()))
     await until(lambda: cloud.registry.asked[404] > before)
@@ -283,7 +283,7 @@ async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
     assert left(cloud) == []
 
 
-async def test_a_call_that_fails_for_a_moment_is_repeated(cloud: Cloud, request_of) -> None:
+async def test_a_call_that_fails_temporarily_is_repeated(cloud: Cloud, request_of) -> None:
     cloud.builds.faults = {
         "create": [grpc.StatusCode.UNAVAILABLE],
         "get": [grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED],
@@ -293,7 +293,7 @@ async def test_a_call_that_fails_for_a_moment_is_repeated(cloud: Cloud, request_
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "words"),
+    ("code", "error", "message"),
     [
         (grpc.StatusCode.PERMISSION_DENIED, AuthError, "roles/cloudbuild.builds.editor"),
         (grpc.StatusCode.UNAUTHENTICATED, AuthError, "gcloud auth"),
@@ -304,10 +304,10 @@ async def test_a_call_that_fails_for_a_moment_is_repeated(cloud: Cloud, request_
     ],
 )
 async def test_a_refusal_says_what_to_do(
-    cloud: Cloud, request_of, code: grpc.StatusCode, error: type[Exception], words: str
+    cloud: Cloud, request_of, code: grpc.StatusCode, error: type[Exception], message: str
 ) -> None:
     cloud.builds.faults["create"] = [code] * 100
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         await cloud.images(patience=1.0).resolve(request_of())
     assert not cloud.builds.builds
     assert left(cloud) == []
@@ -317,7 +317,7 @@ async def test_a_refusal_says_what_to_do(
     ("answers", "error"),
     [([403] * 9, AuthError), ([400] * 9, BackendError), ([500] * 99, Unavailable)],
 )
-async def test_a_registry_that_says_neither_yes_nor_no_starts_no_build(
+async def test_a_failing_registry_starts_no_build(
     cloud: Cloud, request_of, answers: list[int], error: type[Exception]
 ) -> None:
     cloud.registry.answers = answers
@@ -326,13 +326,15 @@ async def test_a_registry_that_says_neither_yes_nor_no_starts_no_build(
     assert not cloud.builds.builds
 
 
-async def test_a_registry_in_trouble_is_asked_again(cloud: Cloud, request_of) -> None:
+async def test_a_registry_request_that_fails_temporarily_is_repeated(
+    cloud: Cloud, request_of
+) -> None:
     cloud.registry.answers = [503, 429]
     await cloud.images().resolve(request_of())
     assert cloud.registry.asked == {503: 1, 429: 1, 404: 1}
 
 
-async def test_what_only_this_machine_has_is_refused_before_anybody_is_asked(
+async def test_a_requirement_that_only_this_machine_has_is_refused_before_any_request(
     cloud: Cloud, request_of, project: Path
 ) -> None:
     (project / "requirements.txt").write_text("-e ./mine\n")
@@ -341,7 +343,7 @@ async def test_what_only_this_machine_has_is_refused_before_anybody_is_asked(
     assert not cloud.registry.asked and not cloud.bucket.requests
 
 
-async def test_without_a_project_nothing_can_be_built(cloud: Cloud, request_of) -> None:
+async def test_without_a_project_no_image_can_be_built(cloud: Cloud, request_of) -> None:
     from kinetic import configuration
 
     images = ContainerImages(
@@ -357,22 +359,22 @@ async def test_without_a_project_nothing_can_be_built(cloud: Cloud, request_of) 
     await images.aclose()
 
 
-async def test_closing_ends_what_is_being_built(cloud: Cloud, request_of) -> None:
+async def test_closing_cancels_running_builds(cloud: Cloud, request_of) -> None:
     gate = cloud.builds.script = Gate()
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(2)]
-    await gate.begun.wait()
+    await gate.started.wait()
     await until(lambda: waiting_in(images) == 2)
     await images.aclose()
-    for one in waiting:
+    for task in waiting:
         with pytest.raises(BackendError, match="was closed meanwhile"):
-            await one
+            await task
     with pytest.raises(BackendError, match="is closed; open another"):
         await images.resolve(request_of())
-    was_cancelled(cloud)
+    assert_only_build_cancelled(cloud)
 
 
-async def test_making_and_watching_a_build_does_not_hold_the_loop(
+async def test_starting_and_watching_a_build_does_not_hold_the_loop(
     cloud: Cloud, request_of, loop_guard
 ) -> None:
     await cloud.images().resolve(request_of())  # imports
@@ -381,10 +383,10 @@ async def test_making_and_watching_a_build_does_not_hold_the_loop(
         await cloud.images().resolve(request_of())
 
 
-async def test_what_images_begin_with_can_be_named(cloud: Cloud, request_of) -> None:
+async def test_the_base_image_can_be_set(cloud: Cloud, request_of) -> None:
     await cloud.images(KINETIC_PYTHON_IMAGE="m.test/py:{python}").resolve(request_of())
-    (one,) = cloud.builds.builds.values()
-    assert one.context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
+    (started,) = cloud.builds.builds.values()
+    assert started.context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
     with pytest.raises(ConfigurationError, match="KINETIC_PYTHON_IMAGE"):
         cloud.images(KINETIC_PYTHON_IMAGE="FROM scratch")
 
@@ -392,10 +394,10 @@ async def test_what_images_begin_with_can_be_named(cloud: Cloud, request_of) -> 
 async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, request_of) -> None:
     images = cloud.images()
     resolving = asyncio.create_task(images.resolve(request_of()))
-    await is_cancelled(cloud, resolving)
+    await start_cancelling(cloud, resolving)
     closing = asyncio.create_task(images.aclose())
     await asyncio.sleep(0)
     cloud.builds.held["cancel"].set()
     await closing
     await asyncio.wait({resolving})
-    was_cancelled(cloud)
+    assert_only_build_cancelled(cloud)

@@ -1,4 +1,4 @@
-"""A function on a cluster, with an image that is built for it on the way."""
+"""Run a function on a cluster in an image that kinetic builds for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.images.conftest import Cloud
 async def client(
     cloud: Cloud, namespace: Namespace, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[aio.Client]:
-    named = {"KINETIC_PROJECT": "kn", "KINETIC_CLUSTER": "c1"}
-    of_cluster = settings(namespace, "kn-test", cloud.bucket.url)
-    for name, value in (cloud.environ | named | of_cluster).items():
+    project_settings = {"KINETIC_PROJECT": "kn", "KINETIC_CLUSTER": "c1"}
+    cluster_settings = settings(namespace, "kn-test", cloud.bucket.url)
+    for name, value in (cloud.environ | project_settings | cluster_settings).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(project)
     namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=cloud.bucket.url)
@@ -51,8 +51,8 @@ async def test_a_batch_has_its_image_built_once_and_runs_in_it(
     async with asyncio.timeout(50):
         batch = await client.run_async_map(add, [{"a": n, "b": 1} for n in range(3)])
         assert await batch.results(cleanup=False) == [1, 2, 3]
-    (one,) = cloud.builds.builds.values()
-    assert one.context["install/requirements.txt"] == b"numpy==2.0\n"
+    (started,) = cloud.builds.builds.values()
+    assert started.context["install/requirements.txt"] == b"numpy==2.0\n"
     (uri,) = cloud.registry.images
     jobs = namespace.call("GET", "batch/v1/jobs")["items"]
     images = {

@@ -1,4 +1,4 @@
-"""On this machine: the interpreter that runs, or an environment that uv makes."""
+"""Local jobs use the current interpreter, or an environment that uv creates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.images.packages import needs_uv
 
 @pytest.fixture
 def environ(index: Path, home: Path) -> dict[str, str]:
-    """No network: what is not in the folder is nowhere."""
+    """Return an environment in which uv finds only the packages of the folder."""
     return {**os.environ, "UV_FIND_LINKS": str(index), "UV_OFFLINE": "1"}
 
 
@@ -32,75 +32,77 @@ def images(environ: dict[str, str], home: Path) -> Images:
     return lambda: CurrentInterpreter(home, environ, wheel=small_wheel)
 
 
-def said_by(image: Image, code: str) -> str:
+def output_of(image: Image, code: str) -> str:
     return programs.output(*image.command, "-I", "-c", code).strip()
 
 
-Made = Callable[[str], Awaitable[Image]]
+Create = Callable[[str], Awaitable[Image]]
 
 
 @pytest.fixture
-def made(images: Images, request_of: Callable[..., ImageRequest], project: Path) -> Made:
-    """Makes the environment of a project with these requirements, as another process would."""
+def create(images: Images, request_of: Callable[..., ImageRequest], project: Path) -> Create:
+    """Return a function that creates an environment with these requirements in a new client."""
 
-    async def make(requirements: str) -> Image:
+    async def create(requirements: str) -> Image:
         (project / "requirements.txt").write_text(requirements)
         return await images().resolve(request_of(mode="prebuilt"))
 
-    return make
+    return create
 
 
 @needs_uv
-async def test_the_environment_has_the_dependencies_and_kinetic(made: Made) -> None:
-    image = await made("knsix==1.0\nkinetic-aio==99\n")
+async def test_the_environment_has_the_dependencies_and_kinetic(create: Create) -> None:
+    image = await create("knsix==1.0\nkinetic-aio==99\n")
     assert image.uri == "" and image.requirements is None
     code = "import knsix, kinetic; print(knsix.VERSION, kinetic.__version__)"
-    assert said_by(image, code) == "1.0 7.1"
-    assert said_by(image, "import sys; print(sys.version_info[:2])") == str(sys.version_info[:2])
+    assert output_of(image, code) == "1.0 7.1"
+    assert output_of(image, "import sys; print(sys.version_info[:2])") == str(sys.version_info[:2])
 
 
 @needs_uv
-async def test_it_is_made_once_for_the_same_dependencies(made: Made, home: Path) -> None:
-    images = await asyncio.gather(*(made("knsix==1.0\n") for _ in range(3)))
+async def test_an_environment_is_created_once_for_the_same_dependencies(
+    create: Create, home: Path
+) -> None:
+    images = await asyncio.gather(*(create("knsix==1.0\n") for _ in range(3)))
     assert len(set(images)) == 1
     (mark,) = (home / "cache" / "environments").glob("*/kinetic-ready")
     stamp = mark.stat().st_mtime_ns
-    await made("knsix==1.0\n")
+    await create("knsix==1.0\n")
     assert mark.stat().st_mtime_ns == stamp
-    other = await made("knsix==2.0\n")
+    other = await create("knsix==2.0\n")
     assert other not in images
-    assert said_by(other, "import knsix; print(knsix.VERSION)") == "2.0"
-    assert said_by(images[0], "import knsix; print(knsix.VERSION)") == "1.0"
+    assert output_of(other, "import knsix; print(knsix.VERSION)") == "2.0"
+    assert output_of(images[0], "import knsix; print(knsix.VERSION)") == "1.0"
 
 
 @needs_uv
-async def test_no_image_has_jax_here_so_it_is_installed(
-    made: Made, caplog: pytest.LogCaptureFixture
+async def test_jax_is_installed_because_no_image_has_it(
+    create: Create, caplog: pytest.LogCaptureFixture
 ) -> None:
-    image = await made("jaxlib==0.1\n")
-    assert said_by(image, "import jaxlib; print(jaxlib.VERSION)") == "0.1"
+    image = await create("jaxlib==0.1\n")
+    assert output_of(image, "import jaxlib; print(jaxlib.VERSION)") == "0.1"
     assert "left to the image" not in caplog.text
 
 
 @needs_uv
-async def test_what_cannot_be_installed_is_told_in_uvs_words_and_can_be_mended(made: Made) -> None:
+async def test_a_failed_installation_shows_uvs_message_and_can_be_repeated(create: Create) -> None:
     with pytest.raises(BuildError, match=r"knsix==3\.0"):
-        await made("knsix==3.0\n")
-    await made("knsix==2.0\n")
+        await create("knsix==3.0\n")
+    await create("knsix==2.0\n")
 
 
 @needs_uv
-async def test_a_half_made_environment_is_made_anew(made: Made) -> None:
-    image = await made("knsix==1.0\n")
-    place = Path(image.command[0]).parents[1]
-    (place / "kinetic-ready").unlink()
-    (site,) = place.glob("lib/python*/site-packages")
+async def test_an_incomplete_environment_is_created_again(create: Create) -> None:
+    image = await create("knsix==1.0\n")
+    folder = Path(image.command[0]).parents[1]
+    (folder / "kinetic-ready").unlink()
+    (site,) = folder.glob("lib/python*/site-packages")
     (site / "knsix.py").unlink()
-    await made("knsix==1.0\n")
-    assert said_by(image, "import knsix; print(knsix.VERSION)") == "1.0"
+    await create("knsix==1.0\n")
+    assert output_of(image, "import knsix; print(knsix.VERSION)") == "1.0"
 
 
-async def test_cancelled_the_installer_is_ended(
+async def test_cancelling_ends_the_installer(
     request_of: Callable[..., ImageRequest], tmp_path: Path, home: Path
 ) -> None:
     pid = tmp_path / "pid"
@@ -121,10 +123,10 @@ async def test_cancelled_the_installer_is_ended(
         os.kill(int(pid.read_text()), 0)
 
 
-async def test_bundled_is_the_interpreter_that_runs(
+async def test_bundled_mode_uses_the_current_interpreter(
     images: Images, request_of: Callable[..., ImageRequest], project: Path
 ) -> None:
-    (project / "requirements.txt").write_text("-e .\n")  # nothing is installed
+    (project / "requirements.txt").write_text("-e .\n")  # kinetic installs nothing
     assert await images().resolve(request_of()) == Image(uri="", command=(sys.executable,))
     assert CurrentInterpreter() is not None
 
@@ -137,8 +139,8 @@ async def test_a_container_image_is_refused(
 
 
 @needs_uv
-def test_a_job_runs_in_it(project: Path, environ: dict[str, str], index: Path) -> None:
-    """From the decorator to the value, with the wheel of this very kinetic."""
+def test_a_job_runs_in_its_environment(project: Path, environ: dict[str, str], index: Path) -> None:
+    """Start from the decorator, and install the wheel of the tested kinetic."""
     (project / "requirements.txt").write_text("knsix==1.0\n")
     (project / "job.py").write_text(
         "import kinetic\n"
@@ -150,9 +152,9 @@ def test_a_job_runs_in_it(project: Path, environ: dict[str, str], index: Path) -
         "    print(*job())\n"
     )
     online = {**environ, "UV_OFFLINE": "0"}
-    done = programs.run(sys.executable, "job.py", cwd=project, env=online)
-    if "Failed to fetch" in done.stderr or "Could not connect" in done.stderr:
-        pytest.skip("no package index can be reached for what kinetic depends on")
-    assert done.returncode == 0, done.stderr
-    version, prefix = done.stdout.split()
+    completed = programs.run(sys.executable, "job.py", cwd=project, env=online)
+    if "Failed to fetch" in completed.stderr or "Could not connect" in completed.stderr:
+        pytest.skip("no package index is reachable for kinetic's dependencies")
+    assert completed.returncode == 0, completed.stderr
+    version, prefix = completed.stdout.split()
     assert version == "1.0" and prefix != sys.prefix

@@ -1,4 +1,4 @@
-"""What images are made of: the wheel, the context, the names. All pure."""
+"""The parts of images: the wheel, the context, and the names; without any server."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_the_wheel_of_the_running_kinetic_installs_and_runs(tmp_path: Path) -> N
         *("--python", sys.executable, "--target", site, tmp_path / own.name),
     )
     code = "import kinetic, kinetic._runner as runner; print(kinetic.__file__, runner.__file__)"
-    said = programs.python("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(site)}).split()
-    assert [Path(one).is_relative_to(site) for one in said] == [True, True]
+    files = programs.python("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(site)}).split()
+    assert [Path(file).is_relative_to(site) for file in files] == [True, True]
 
 
 def test_the_wheel_has_all_files_of_the_package_and_lists_them() -> None:
-    installed_wheel.cache_clear()  # in a checkout somebody may be at work
+    installed_wheel.cache_clear()  # files of a checkout may have changed since
     with zipfile.ZipFile(io.BytesIO(installed_wheel().content)) as archive:
         names = set(archive.namelist())
         (record,) = (name for name in names if name.endswith("/RECORD"))
@@ -61,19 +61,20 @@ def test_the_wheel_has_all_files_of_the_package_and_lists_them() -> None:
 
 
 def test_the_same_tree_is_the_same_wheel_whenever_it_was_written(tmp_path: Path) -> None:
-    for place in ("one", "two"):
-        package = tmp_path / place / "kinetic"
+    for folder in ("first", "second"):
+        package = tmp_path / folder / "kinetic"
         (package / "sub").mkdir(parents=True)
         files = ["b.py", "a.py", "sub/c.txt"]
-        for name in files if place == "one" else reversed(files):
+        for name in files if folder == "first" else reversed(files):
             (package / name).write_text(name)
-    (tmp_path / "two/kinetic/__pycache__").mkdir()
-    (tmp_path / "two/kinetic/__pycache__/a.cpython-312.pyc").write_bytes(b"old")
-    one, two = (
-        wheel(package_files(tmp_path / at / "kinetic"), "7.1", ABOUT) for at in ("one", "two")
+    (tmp_path / "second/kinetic/__pycache__").mkdir()
+    (tmp_path / "second/kinetic/__pycache__/a.cpython-312.pyc").write_bytes(b"old")
+    first, second = (
+        wheel(package_files(tmp_path / folder / "kinetic"), "7.1", ABOUT)
+        for folder in ("first", "second")
     )
-    assert one == two
-    assert one.name == "kinetic_aio-7.1-py3-none-any.whl"
+    assert first == second
+    assert first.name == "kinetic_aio-7.1-py3-none-any.whl"
 
 
 # --- the context ---
@@ -86,12 +87,12 @@ def dockerfile(category: str, requirements: str = "numpy\n") -> str:
 
 
 @pytest.mark.parametrize(
-    ("category", "words"),
+    ("category", "jax"),
     [("cpu", '"jax=='), ("gpu", '"jax[cuda12]=='), ("tpu", '"jax[tpu]==')],
 )
-def test_an_image_has_the_jax_of_its_accelerator_in_one_version(category: str, words: str) -> None:
+def test_an_image_has_the_jax_of_its_accelerator_in_one_version(category: str, jax: str) -> None:
     text = dockerfile(category)
-    assert words in text and text.startswith("FROM python:3.13-slim\n")
+    assert jax in text and text.startswith("FROM python:3.13-slim\n")
     assert ("--find-links" in text) == (category == "tpu")
     install = next(line for line in text.splitlines() if "uv pip install" in line)
     for part in (*recipe.RUNNER_NEEDS, OWN.name, "-r /tmp/install/requirements.txt"):
@@ -111,14 +112,14 @@ def test_a_jax_that_the_project_keeps_replaces_the_pinned_one(line: str) -> None
 def test_an_image_for_gpus_finds_the_driver_that_the_node_has(
     before: str, library_path: str
 ) -> None:
-    """GKE mounts it into containers; only the image can say so to what looks for it."""
+    """GKE mounts the driver into containers, and the image must set the paths to it."""
     assert not any("nvidia" in dockerfile(category) for category in ("cpu", "tpu"))
     (line,) = [line for line in dockerfile("gpu").splitlines() if "nvidia" in line]
-    # A Dockerfile's words are put in as a shell puts them in.
+    # A Dockerfile expands variables like a shell.
     command = f"export {line.removeprefix('ENV ')}; echo $LD_LIBRARY_PATH; echo $PATH"
     environ = {"PATH": "/usr/bin"} | ({"LD_LIBRARY_PATH": before} if before else {})
-    said = programs.output("/bin/sh", "-c", command, env=environ)
-    assert said.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
+    printed = programs.output("/bin/sh", "-c", command, env=environ)
+    assert printed.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
 
 
 def test_a_base_image_has_no_dependencies_of_a_project() -> None:
@@ -131,8 +132,8 @@ def test_a_base_image_has_no_dependencies_of_a_project() -> None:
 def test_a_context_packs_to_the_files_it_has() -> None:
     context = recipe.image_context("cpu", "3.12", Dependencies(text="a\n"), wheel=OWN)
     with tarfile.open(fileobj=io.BytesIO(recipe.pack_context(context))) as archive:
-        found = {one.name: archive.extractfile(one).read() for one in archive}  # type: ignore[union-attr]
-    assert found == context
+        contents = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    assert contents == context
     assert recipe.pack_context(context) == recipe.pack_context(dict(reversed(context.items())))
 
 
@@ -180,7 +181,7 @@ def test_the_account_of_a_domains_project_has_its_own_form() -> None:
         "ghcr.io/a/b:1@sha256:" + "0" * 64,
     ],
 )
-def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
+def test_a_valid_image_name_is_kept(uri: str) -> None:
     assert checked_image(uri) == uri
 
 
@@ -198,12 +199,12 @@ def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
         "pre built",
     ],
 )
-def test_what_is_no_name_of_an_image_is_refused(uri: str) -> None:
+def test_an_invalid_image_name_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=r"isn't the name of a container image|resembles"):
         checked_image(uri)
 
 
-def test_where_a_manifest_is() -> None:
+def test_an_image_name_gives_its_registry_and_manifest_url() -> None:
     uris = {"me/mine:1": "", "ghcr.io/a:1": "ghcr.io", "localhost/a": "localhost", "python": ""}
     assert {uri: registry_of(uri) for uri in uris} == uris
     assert manifest_url("r.io/a/b:t") == "https://r.io/v2/a/b/manifests/t"

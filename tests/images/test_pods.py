@@ -1,4 +1,4 @@
-"""What an image gives to a pod: the runner in a folder, and dependencies installed at the start."""
+"""Pods use the runner that an image contains, and install missing dependencies at their start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_runner_that_is_written_for_an_image_runs_a_job(tmp_path: Path) -> N
     assert Path(runner).is_relative_to(app)
 
 
-def test_another_python_is_told_before_anything_is_unpickled(tmp_path: Path) -> None:
+def test_another_python_version_is_an_error_before_unpickling(tmp_path: Path) -> None:
     pods = pods_in(tmp_path)
     order = pods.order(lambda: None, client={"python": "3.2.1"})
     assert pods.run(order).code == wire.EXIT_FINAL
@@ -50,7 +50,7 @@ def test_another_python_is_told_before_anything_is_unpickled(tmp_path: Path) -> 
 
 @pytest.fixture
 def venv(tmp_path: Path) -> str:
-    """An interpreter of its own, as that of an image, with what the runner needs."""
+    """Make an interpreter like that of an image, with the dependencies of the runner."""
     folder = tmp_path / "venv"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -59,7 +59,7 @@ def venv(tmp_path: Path) -> str:
 
 
 def offline(index: Path) -> dict[str, str]:
-    """uv, and nowhere to get anything from but *index*."""
+    """Return an environment in which uv finds only the packages of *index*."""
     path = f"{Path(UV).parent}:{os.environ['PATH']}"
     return {"PATH": path, "UV_FIND_LINKS": str(index), "UV_OFFLINE": "1"}
 
@@ -72,7 +72,9 @@ def requirements(pods: Pods, text: str) -> wire.Input:
 
 
 @needs_uv
-def test_a_job_has_what_was_installed_at_its_start(tmp_path: Path, venv: str, index: Path) -> None:
+def test_a_job_can_import_packages_installed_at_its_start(
+    tmp_path: Path, venv: str, index: Path
+) -> None:
     pods = pods_in(tmp_path, venv, "-u", str(RUNNER), **offline(index))
     order = pods.order(
         lambda: __import__("knsix").VERSION, requirements=requirements(pods, "knsix==2.0\n")
@@ -80,11 +82,11 @@ def test_a_job_has_what_was_installed_at_its_start(tmp_path: Path, venv: str, in
     pod = pods.run(order)
     assert pod.code == 0, pod.output
     assert pods.value() == "2.0"
-    assert "knsix==2.0" in pod.output  # uv's words are in the log
+    assert "knsix==2.0" in pod.output  # the log has uv's output
 
 
 @needs_uv
-def test_what_cannot_be_installed_is_the_jobs_error(tmp_path: Path, venv: str, index: Path) -> None:
+def test_a_failed_installation_is_the_jobs_error(tmp_path: Path, venv: str, index: Path) -> None:
     pods = pods_in(tmp_path, venv, "-u", str(RUNNER), **offline(index))
     pods.run(pods.order(lambda: 1, requirements=requirements(pods, "knsix==9\n")))
     error = pods.error()

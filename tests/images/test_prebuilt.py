@@ -1,4 +1,4 @@
-"""Base images, and images of the user's own."""
+"""Base images, and custom images of users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_job_installs_what_its_base_image_lacks(cloud: Cloud, request_of
     assert body == b"numpy==2.0\n"
     assert (part.start, part.stop) == (0, len(body))
     assert part.digest == hashlib.sha256(body).hexdigest()
-    assert not cloud.registry.asked  # it is not ours to ask
+    assert not cloud.registry.asked  # kinetic can't log in to a registry of others
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ NAMELESS = r"KINETIC_BASE_IMAGE_REPO.*container_image out"
 
 
 @pytest.mark.parametrize(
-    ("repo", "words"), [(None, NAMELESS), ("", NAMELESS), ("https://r.io/x", "base_image_repo=")]
+    ("repo", "message"), [(None, NAMELESS), ("", NAMELESS), ("https://r.io/x", "base_image_repo=")]
 )
 async def test_a_repository_that_is_missing_or_malformed_is_refused(
-    cloud: Cloud, request_of, repo: str | None, words: str
+    cloud: Cloud, request_of, repo: str | None, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=message):
         await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo=repo))
     assert not cloud.jobs.requests
 
 
-async def test_a_registry_that_can_be_asked_tells_what_was_not_published(
+async def test_an_unpublished_base_image_is_an_error_if_its_registry_is_reachable(
     cloud: Cloud, request_of
 ) -> None:
     images = cloud.images()
@@ -75,16 +75,14 @@ async def test_a_registry_that_can_be_asked_tells_what_was_not_published(
     assert cloud.registry.asked == {404: 1, 200: 1}
 
 
-async def test_who_may_not_look_leaves_it_to_the_cluster(cloud: Cloud, request_of) -> None:
+async def test_without_access_to_the_registry_the_cluster_decides(cloud: Cloud, request_of) -> None:
     cloud.registry.answers = [403]
     request = request_of(mode="prebuilt", base_image_repo=f"{cloud.registry.host}/p/bases")
     assert (await cloud.images().resolve(request)).uri.endswith(f"base-cpu:{__version__}")
 
 
-async def test_an_image_of_the_users_own_is_taken_as_it_is(
-    cloud: Cloud, request_of, project: Path
-) -> None:
-    (project / "requirements.txt").write_text("-e .\n")  # of no importance to it
+async def test_a_custom_image_is_used_unchanged(cloud: Cloud, request_of, project: Path) -> None:
+    (project / "requirements.txt").write_text("-e .\n")  # a custom image ignores it
     image = await cloud.images().resolve(request_of(mode="ghcr.io/me/mine:1"))
     assert image == Image(uri="ghcr.io/me/mine:1", command=COMMAND)
     assert not (cloud.registry.asked or cloud.bucket.requests or cloud.builds.calls)

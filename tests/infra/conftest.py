@@ -1,4 +1,4 @@
-"""Google's APIs on this machine, and a site on them."""
+"""A stand-in of Google's APIs on this machine, and a site that uses it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.infra.sites import opened
 
 @pytest.fixture
 async def google() -> AsyncIterator[Google]:
-    """Google's APIs of a project whose zone has e2 machines; no API is enabled."""
-    made = Google(machines={"us-central1-a": ("e2-standard-4", "n2-standard-4")})
-    runner = web.AppRunner(made.app, handler_cancellation=True)
+    """Serve Google's APIs for a project whose zone has e2 machines; no API is enabled."""
+    google = Google(machines={"us-central1-a": ("e2-standard-4", "n2-standard-4")})
+    runner = web.AppRunner(google.app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    google.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield made
+        yield google
     finally:
         await runner.cleanup()
 
@@ -34,5 +34,5 @@ def site() -> Site:
 
 @pytest.fixture
 async def infra(google: Google, site: Site) -> AsyncIterator[Infrastructure]:
-    async with opened(google, site) as made:
-        yield made
+    async with opened(google, site) as infra:
+        yield infra

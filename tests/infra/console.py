@@ -1,4 +1,4 @@
-"""The command `kinetic` in processes, as a person types it."""
+"""Run the command `kinetic` in a process, as a person would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITE = ("--project", "acme-1", "--cluster", "lab")
 
 @dataclass
 class Console:
-    """Runs `kinetic` in processes, with the variables *environ* and without others."""
+    """Run `kinetic` in processes whose environment has only the variables *environ*."""
 
     folder: Path
     environ: dict[str, str]
@@ -43,12 +43,12 @@ class Console:
         login = {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / "adc.json")}
         return cls(folder, {**google.environ, **login})
 
-    async def run(self, *arguments: str, ends: int = 0) -> str:
+    async def run(self, *arguments: str, exit_code: int = 0) -> str:
         """Return what the command prints on both streams, the standard one first."""
-        return "".join(await self.streams(*arguments, ends=ends))
+        return "".join(await self.streams(*arguments, exit_code=exit_code))
 
-    async def streams(self, *arguments: str, ends: int = 0) -> tuple[str, str]:
-        """Return what the command prints on each stream; it has to end with the code *ends*."""
+    async def streams(self, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
+        """Return what the command prints on each stream; it must end with *exit_code*."""
 
         def process() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -62,29 +62,29 @@ class Console:
             )
 
         ended = await anyio.to_thread.run_sync(process)
-        assert ended.returncode == ends, ended.stdout + ended.stderr
+        assert ended.returncode == exit_code, ended.stdout + ended.stderr
         return ended.stdout, ended.stderr
 
     async def typed(self, keys: str, *arguments: str) -> str:
         """Return what the command prints on a terminal where a person types *keys*."""
 
         def process() -> str:
-            ours, theirs = pty.openpty()
+            controller, terminal = pty.openpty()
             with subprocess.Popen(
                 [sys.executable, "-m", "kinetic", *arguments],
                 env=self.environ,
                 cwd=self.folder,
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
+                stdin=terminal,
+                stdout=terminal,
+                stderr=terminal,
             ) as child:
-                os.close(theirs)
-                os.write(ours, keys.encode())
+                os.close(terminal)
+                os.write(controller, keys.encode())
                 output = b""
-                with contextlib.suppress(OSError):  # a terminal whose last process has ended
-                    while more := os.read(ours, 65536):
-                        output += more
-                os.close(ours)
+                with contextlib.suppress(OSError):  # raised when the last process has ended
+                    while chunk := os.read(controller, 65536):
+                        output += chunk
+                os.close(controller)
                 assert child.wait(timeout=100) == 0, output.decode()
             return output.decode()
 

@@ -1,8 +1,8 @@
-"""A stateful stand-in for Google's control APIs, made from Google's published discovery documents.
+"""A stateful stand-in for Google's control APIs, based on Google's published discovery documents.
 
-Every request is held against the documents that google-api-python-client ships: an unknown path,
-query, or field, a wrong type or enum, an output-only or a deprecated field is refused as Google
-refuses it. What is made is kept, so that a second run meets it.
+It checks every request against the documents that google-api-python-client ships. Like Google, it
+refuses an unknown path, query, or field, a wrong type or enum, and an output-only or deprecated
+field. It keeps the created resources, so that a second run finds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READING = (":testIamPermissions", ":getIamPolicy")
 
 
 class Api:
-    """One discovery document: its methods, and what its schemas allow."""
+    """One discovery document: its methods and schemas."""
 
     def __init__(self, name: str) -> None:
         folder = files("googleapiclient") / "discovery_cache" / "documents"
@@ -44,33 +44,35 @@ class Api:
         base = self.document["servicePath"]
         self.routes = [
             (
-                one["httpMethod"],
+                method["httpMethod"],
                 re.compile(
                     "/"
                     + base
                     + re.sub(
-                        r"\\\{[^}]*\\\}", "([^/:]+)", re.escape(one.get("flatPath") or one["path"])
+                        r"\\\{[^}]*\\\}",
+                        "([^/:]+)",
+                        re.escape(method.get("flatPath") or method["path"]),
                     )
                 ),
-                one,
+                method,
             )
-            for one in self._methods(self.document)
+            for method in self._methods(self.document)
         ]
 
     def _methods(self, holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from holder.get("methods", {}).values()
-        for one in holder.get("resources", {}).values():
-            yield from self._methods(one)
+        for resource in holder.get("resources", {}).values():
+            yield from self._methods(resource)
 
     def match(self, verb: str, path: str) -> tuple[dict[str, Any], tuple[str, ...]] | None:
         """Return the method of a request, and the parts of its path."""
-        for its_verb, pattern, method in self.routes:
-            if its_verb == verb and (found := pattern.fullmatch(path)):
+        for route_verb, pattern, method in self.routes:
+            if route_verb == verb and (found := pattern.fullmatch(path)):
                 return method, found.groups()
         return None
 
-    def wrong(self, schema: Mapping[str, Any], value: Any, at: str = "body") -> Iterator[str]:
-        """Yield what the published schema doesn't allow in *value*."""
+    def problems(self, schema: Mapping[str, Any], value: Any, at: str = "body") -> Iterator[str]:
+        """Yield each violation of the published schema in *value*."""
         if "$ref" in schema:
             schema = self.document["schemas"][schema["$ref"]]
         match schema.get("type"):
@@ -78,7 +80,7 @@ class Api:
                 if not isinstance(value, dict):
                     yield f"{at}: not an object"
                     return
-                for key, one in value.items():
+                for key, member in value.items():
                     known = schema["properties"].get(key)
                     if known is None:
                         yield f"{at}.{key}: unknown name"
@@ -87,16 +89,16 @@ class Api:
                     elif known.get("deprecated"):
                         yield f"{at}.{key}: deprecated"
                     else:
-                        yield from self.wrong(known, one, f"{at}.{key}")
+                        yield from self.problems(known, member, f"{at}.{key}")
             case "object" if "additionalProperties" in schema and isinstance(value, dict):
-                for key, one in value.items():
-                    yield from self.wrong(schema["additionalProperties"], one, f"{at}.{key}")
+                for key, member in value.items():
+                    yield from self.problems(schema["additionalProperties"], member, f"{at}.{key}")
             case "array":
                 if not isinstance(value, list):
                     yield f"{at}: not a list"
                     return
-                for index, one in enumerate(value):
-                    yield from self.wrong(schema["items"], one, f"{at}[{index}]")
+                for index, element in enumerate(value):
+                    yield from self.problems(schema["items"], element, f"{at}[{index}]")
             case "string":
                 if not isinstance(value, str):
                     yield f"{at}: {value!r} is not a string"
@@ -128,16 +130,19 @@ def refusal(
 
 @dataclass
 class Google:
-    """Google's APIs for one project. Tests set the faults and read what was made.
+    """Google's APIs for one project. Tests set the faults and read the created resources.
 
-    ``looks`` is how many times an operation is looked at before it ends. ``unknown`` is how many
-    requests don't know a new service account yet; ``enabling`` those that an enabled API refuses.
-    ``busy`` is how often a cluster refuses a change, ``broken`` why it refuses all of them, and
-    ``refused`` counts refusals; ``strict`` lets one operation at a time run on a cluster.
-    ``stockout`` has zones without capacity. ``exists`` is whether the project does, ``taken``
-    whether another one has its ID, and ``parent`` where it was created. ``unbilled`` requests don't
-    know a new billing account yet.
-    ``on_write`` is called before and after each write takes effect.
+    - ``looks``: reads of an operation until it ends.
+    - ``unknown``: requests that don't know a new service account yet.
+    - ``enabling``: requests that a newly enabled API refuses.
+    - ``busy``: changes that a cluster refuses; ``refused`` counts them.
+    - ``broken``: why a cluster refuses every change.
+    - ``strict``: only one operation at a time may run on a cluster.
+    - ``stockout``: zone without capacity → zones that have it.
+    - ``exists``: whether the project exists; ``taken``: whether another one has its ID.
+    - ``parent``: the folder or organization in which the project was created.
+    - ``unbilled``: requests that don't know a new billing account yet.
+    - ``on_write``: called before and after each write takes effect.
     """
 
     project: str = "acme-1"
@@ -168,7 +173,7 @@ class Google:
     endpoint: str = ""
     token: str = "token"
     unlisted: bool = False
-    on_write: Callable[[int, str, str], None] = lambda number, when, what: None
+    on_write: Callable[[int, str, str], None] = lambda number, when, request: None
 
     documents: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     policies: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -178,10 +183,10 @@ class Google:
     writes: int = 0
     etag: int = 0
     objects: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """What was applied in the cluster, by path."""
+    """The objects that were applied in the cluster, by path."""
 
     silent: set[str] = field(default_factory=set[str])
-    """Paths in the cluster that are never answered."""
+    """Paths in the cluster whose requests get no answer."""
 
     young: Counter[str] = field(default_factory=Counter[str])
     starting: Counter[str] = field(default_factory=Counter[str])
@@ -193,7 +198,7 @@ class Google:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables that lead kinetic here."""
+        """Return the variables that make kinetic use this stand-in."""
         return {
             f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.partition('.')[0].upper()}": (
                 f"{self.url}/{name.partition('.')[0]}"
@@ -209,7 +214,7 @@ class Google:
             return web.json_response({"access_token": self.token, "expires_in": 3600})
         if name == "kubernetes":
             return await self._kubernetes(request, f"/{rest}")
-        full = next(one for one in NAMES if one.partition(".")[0] == name)
+        full = next(known for known in NAMES if known.partition(".")[0] == name)
         known, path = api(full), f"/{rest}"
         found = known.match(request.method, path)
         self.requests.append(f"{request.method} {name} {path}")
@@ -219,9 +224,9 @@ class Google:
         method, _parts = found
         body = await request.json() if request.can_read_body else None
         allowed = {**method.get("parameters", {}), **known.document.get("parameters", {})}
-        bad = [f"query {one}" for one in request.query if one not in allowed]
+        bad = [f"query {key}" for key in request.query if key not in allowed]
         if "request" in method:
-            bad += known.wrong(method["request"], body or {})
+            bad += known.problems(method["request"], body or {})
         elif body:
             bad.append("a body where none is expected")
         if bad:
@@ -270,9 +275,8 @@ class Google:
             return refusal(403, "PERMISSION_DENIED", "it may not exist")
         if action == "testIamPermissions":
             held = self.permissions
-            return {
-                "permissions": [one for one in body["permissions"] if held is None or one in held]
-            }
+            asked = body["permissions"]
+            return {"permissions": [name for name in asked if held is None or name in held]}
         if method.startswith("serviceusage.services.batch"):
             return self._services(action, request, body)
         if name == "cloudbilling":
@@ -306,8 +310,8 @@ class Google:
                 return {
                     "items": {
                         f"zones/{zone}": {"machineTypes": [{"name": wanted[1]}]}
-                        for zone, there in self.machines.items()
-                        if wanted[1] in there
+                        for zone, machines in self.machines.items()
+                        if wanted[1] in machines
                     }
                 }
             case "compute", "get" if "/machineTypes/" in path:
@@ -319,7 +323,7 @@ class Google:
                 zone = path.split("/")[-2]
                 if zone not in self.machines:
                     return refusal(404, "NOT_FOUND", f"no zone {zone}", reason="notFound")
-                return {"items": [{"name": one} for one in self.machines[zone]]}
+                return {"items": [{"name": machine} for machine in self.machines[zone]]}
             case "compute", "get" if re.search(r"/regions/[^/]+$", path):
                 quotas = [
                     {"metric": metric, "limit": limit, "usage": usage}
@@ -353,11 +357,11 @@ class Google:
                 return refusal(501, "UNIMPLEMENTED", f"the stand-in doesn't know {method}")
 
     def _everywhere(self, kind: str) -> dict[str, Any]:
-        places: dict[str, Any] = {}
-        for path, one in self.documents.items():
+        by_location: dict[str, Any] = {}
+        for path, document in self.documents.items():
             if found := re.search(rf"/((?:zones|regions)/[^/]+|global)/{kind}/[^/]+$", path):
-                places.setdefault(found[1], {kind: []})[kind].append(self._shown(one))
-        return places
+                by_location.setdefault(found[1], {kind: []})[kind].append(self._shown(document))
+        return by_location
 
     def _billing(self, path: str, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
         if path.endswith("/billingAccounts"):
@@ -375,12 +379,12 @@ class Google:
             return {
                 "services": [
                     {
-                        "name": one,
+                        "name": service,
                         "state": "ENABLED"
-                        if one.rpartition("/")[2] in self.enabled
+                        if service.rpartition("/")[2] in self.enabled
                         else "DISABLED",
                     }
-                    for one in request.query.getall("names")
+                    for service in request.query.getall("names")
                 ]
             }
         if not self.billing or self.starting["billing"] > 0:
@@ -394,12 +398,11 @@ class Google:
     def _policy(
         self, name: str, request: web.Request, path: str, body: dict[str, Any]
     ) -> dict[str, Any] | web.Response:
-        of = path.removesuffix("/iam").partition(":")[0]
-        key = f"{name}{of}"
+        key = name + path.removesuffix("/iam").partition(":")[0]
         policy = self.policies.setdefault(key, {"etag": "AAAA", "bindings": []})
         if name == "iam" and (key not in self.documents or self._is_young(key)):
-            words = f"Permission '{request.path}' denied on resource (or it may not exist)."
-            return refusal(403, "PERMISSION_DENIED", words)
+            message = f"Permission '{request.path}' denied on resource (or it may not exist)."
+            return refusal(403, "PERMISSION_DENIED", message)
         writes = path.endswith(":setIamPolicy") or request.method == "PUT"
         if not writes:
             return policy
@@ -418,8 +421,8 @@ class Google:
             return refusal(409, "ABORTED", "there were concurrent policy changes")
         for binding in new["bindings"]:
             for member in binding["members"]:
-                if wrong := self._unknown_member(member):
-                    return wrong
+                if refused := self._unknown_member(member):
+                    return refused
         self.etag += 1
         self.policies[key] = {
             "etag": f"E{self.etag:03d}",
@@ -453,9 +456,9 @@ class Google:
             return refusal(404, "NOT_FOUND", f"{key} was not found", reason="notFound")
         if foreign := document.get("_foreign"):
             return refusal(403, "PERMISSION_DENIED", str(foreign))
-        if document.get("_denied"):  # for a number of reads
+        if document.get("_denied"):  # the number of reads to refuse
             document["_denied"] -= 1
-            return refusal(403, "PERMISSION_DENIED", "the right isn't known here yet")
+            return refusal(403, "PERMISSION_DENIED", "the permission isn't known here yet")
         self._progress(key)
         if "_leaves" in document:
             document["_leaves"] -= 1
@@ -465,15 +468,18 @@ class Google:
 
     def _list(self, name: str, key: str) -> dict[str, Any]:
         if name == "container":
-            found = [
-                one for path, one in self.documents.items() if re.search(r"/clusters/[^/]+$", path)
+            clusters = [
+                self._shown(document)
+                for path, document in self.documents.items()
+                if re.search(r"/clusters/[^/]+$", path)
             ]
-            return {"clusters": [self._shown(one) for one in found]}
+            return {"clusters": clusters}
         parent = f"{key}/"
         return {
             "accounts" if name == "iam" else "items": [
-                self._shown(one) | ({"email": path.rpartition("/")[2]} if name == "iam" else {})
-                for path, one in self.documents.items()
+                self._shown(document)
+                | ({"email": path.rpartition("/")[2]} if name == "iam" else {})
+                for path, document in self.documents.items()
                 if path.startswith(parent) and "/" not in path.removeprefix(parent)
             ]
         }
@@ -540,10 +546,10 @@ class Google:
         return self._begin(name, path)
 
     def _is_busy(self, path: str) -> bool:
-        of = path.partition("/nodePools")[0]
+        cluster = path.partition("/nodePools")[0]
         return any(
-            one["_left"] > 0 and one["_target"].partition("/nodePools")[0] == of
-            for one in self.operations.values()
+            operation["_left"] > 0 and operation["_target"].partition("/nodePools")[0] == cluster
+            for operation in self.operations.values()
         )
 
     def _delete(self, name: str, key: str) -> dict[str, Any] | web.Response:
@@ -553,8 +559,8 @@ class Google:
             title = key.rpartition("/")[2]
             users = [
                 path
-                for path, one in self.documents.items()
-                if str(one.get("network", "")).endswith(f"/networks/{title}")
+                for path, document in self.documents.items()
+                if str(document.get("network", "")).endswith(f"/networks/{title}")
             ]
             if users or self.in_use > 0:
                 self.in_use -= not users
@@ -566,16 +572,17 @@ class Google:
             return answer | {"status": "DONE", "error": {"errors": [error]}}
         if name == "storage" and any(path.startswith(f"{key}/o/") for path in self.documents):
             return refusal(409, "", "The bucket you tried to delete is not empty.")
-        for path in [one for one in self.documents if one == key or one.startswith(f"{key}/")]:
+        children = [path for path in self.documents if path.startswith(f"{key}/")]
+        for path in (key, *children):
             del self.documents[path]
         self.policies.pop(key, None)
         return {} if name in ("iam", "storage") else self._begin(name, key)
 
     def _begin(self, name: str, target: str, *, stockout: str = "") -> dict[str, Any]:
         title = f"op-{len(self.operations)}"
-        place = target.removeprefix(name) if target else "/v1"
+        path = target.removeprefix(name) if target else "/v1"
         root = re.match(
-            r"/(compute/v1|v1)/projects/[^/]+/(global|(locations|regions|zones)/[^/]+)", place
+            r"/(compute/v1|v1)/projects/[^/]+/(global|(locations|regions|zones)/[^/]+)", path
         )
         operation: dict[str, Any]
         match name:
@@ -624,7 +631,7 @@ class Google:
         return self._shown(operation)
 
     def _progress(self, key: str) -> None:
-        """Let what an abandoned operation makes go on by itself, one look after the other."""
+        """Let an abandoned operation on *key* continue with each read of the resource."""
         for operation in self.operations.values():
             if operation["_target"] == key and operation["_left"] > 0:
                 operation["_left"] -= 1
@@ -643,22 +650,21 @@ class Google:
         shown = self._shown(self.documents[key])
         if re.search(r"/clusters/[^/]+$", key):
             pools = [
-                self._shown(one)
-                for path, one in self.documents.items()
+                self._shown(document)
+                for path, document in self.documents.items()
                 if path.startswith(f"{key}/nodePools/")
             ]
             shown["nodePools"] = pools
         return shown
 
     def _shown(self, document: dict[str, Any]) -> dict[str, Any]:
-        return {name: one for name, one in document.items() if not name.startswith("_")}
+        return {name: value for name, value in document.items() if not name.startswith("_")}
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     merged = dict(old)
     for name, value in new.items():
-        mine = merged.get(name)
-        merged[name] = (
-            _merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
-        )
+        current = merged.get(name)
+        both = isinstance(current, dict) and isinstance(value, dict)
+        merged[name] = _merged(current, value) if both else value
     return merged

@@ -1,4 +1,4 @@
-"""A site on the stand-in of Google's APIs, and what tests do with it."""
+"""Open a site on the stand-in of Google's APIs, and set it up, remove, or interrupt it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = RetryPolicy(total_s=2.0, first_pause_s=0.001, longest_pause_s=0.01)
 
 
 class Tokens:
-    """Credentials that never end."""
+    """Credentials of Google that never expire."""
 
     quota_project: str | None = None
 
@@ -32,8 +32,8 @@ class Tokens:
         pass
 
 
-class Passes:
-    """Credentials for the cluster that never end."""
+class ClusterPasses:
+    """Credentials for the cluster that never expire."""
 
     async def get(self) -> ClusterCredentials:
         return ClusterCredentials()
@@ -57,16 +57,16 @@ def opened(
     look_s: float = 30.0,
     connect: Callable[[], Awaitable[Access]] | None = None,
 ) -> Infrastructure:
-    """Return the infrastructure of *site* as *google* and its stand-in of a cluster have it.
+    """Return the infrastructure of *site* on *google* and its stand-in of a cluster.
 
-    *connect* leads to another cluster than the stand-in.
+    With *connect*, use another cluster instead of the stand-in.
     """
 
     async def stand_in() -> Access:
         return Access(
             server=f"{google.url}/kubernetes/{site.cluster}",
             name="the cluster",
-            credentials=Passes(),
+            credentials=ClusterPasses(),
         )
 
     return Infrastructure(
@@ -96,25 +96,25 @@ async def cut_off(
     """Cancel *work* just "before" or "after" its write *number*."""
     start, task = google.writes, asyncio.ensure_future(work)
 
-    def kill(at: int, moment: str, what: str) -> None:
+    def cancel(at: int, moment: str, request: str) -> None:
         if (at - start, moment) == (number, when):
             task.cancel()
 
-    google.on_write = kill
+    google.on_write = cancel
     with pytest.raises(asyncio.CancelledError):
         await task
-    google.on_write = lambda number, when, what: None
+    google.on_write = lambda number, when, request: None
 
 
 def public_package(google: Google) -> None:
-    """Make what the public package's `up` makes, with its marks."""
+    """Create the resources that the public package's `up` creates, with its labels."""
     labels = {"goog-packaged-solution": "kinetic"}
     google.enabled |= {
-        f"{one}.googleapis.com"
-        for one in ("compute", "container", "storage", "artifactregistry", "iam")
+        f"{api}.googleapis.com"
+        for api in ("compute", "container", "storage", "artifactregistry", "iam")
     }
     project = "projects/acme-1"
-    at = {
+    resources = {
         f"artifactregistry/v1/{project}/locations/us/repositories/kn-lab": {
             "name": "kn-lab",
             "labels": labels,
@@ -138,18 +138,18 @@ def public_package(google: Google) -> None:
             "workloadIdentityConfig": {"workloadPool": "acme-1.svc.id.goog"},
         },
     }
-    for what in ("nodes", "builds"):
-        email = f"kn-lab-{what}@acme-1.iam.gserviceaccount.com"
-        at[f"iam/v1/{project}/serviceAccounts/{email}"] = {
-            "displayName": f"kinetic lab {what.removesuffix('s')} SA"
+    for role in ("nodes", "builds"):
+        email = f"kn-lab-{role}@acme-1.iam.gserviceaccount.com"
+        resources[f"iam/v1/{project}/serviceAccounts/{email}"] = {
+            "displayName": f"kinetic lab {role.removesuffix('s')} SA"
         }
-    google.documents |= at
+    google.documents |= resources
 
 
-def made(google: Google) -> dict[str, object]:
-    """Return all that exists, without what each change makes new."""
+def state_of(google: Google) -> dict[str, object]:
+    """Return all resources and policies, without the etags that every change renews."""
     policies = {
-        key: sorted(str(one) for one in policy["bindings"])
+        key: sorted(str(binding) for binding in policy["bindings"])
         for key, policy in google.policies.items()
     }
     return {

@@ -1,4 +1,4 @@
-"""ComputeClasses, on the control plane of the tests: made, listed, used by jobs, and removed."""
+"""Create, list, use, and remove ComputeClasses on the control plane of the tests."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def where() -> str:
 
 @pytest.fixture
 async def definition(control_plane: ControlPlane) -> AsyncIterator[None]:
-    """The cluster has ComputeClasses, as GKE's have."""
-    wanted = compute_class()
-    path = f"{DEFINITIONS}/{wanted['metadata']['name']}"
-    control_plane.call("POST", DEFINITIONS, wanted)
+    """Define ComputeClasses in the cluster, as GKE does."""
+    crd = compute_class()
+    path = f"{DEFINITIONS}/{crd['metadata']['name']}"
+    control_plane.call("POST", DEFINITIONS, crd)
     try:
         await until(lambda: _served(control_plane, CLASSES))
         yield
@@ -62,10 +62,10 @@ def _served(plane: ControlPlane, path: str) -> bool:
 
 
 @pytest.fixture
-async def there(
+async def gke(
     google: Google, site: Site, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Infrastructure]:
-    """The infrastructure whose cluster is the control plane of the tests."""
+    """Open an infrastructure whose cluster is the control plane of the tests."""
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
 
     async def connect() -> Access:
@@ -78,69 +78,71 @@ async def there(
         for letter in "abf"
     }
     google.machines["us-east1-b"] = ("g2-standard-4",)
-    async with opened(google, site, connect=connect) as made:
-        yield made
+    async with opened(google, site, connect=connect) as infra:
+        yield infra
 
 
-async def add(infra: Infrastructure, name: str, **more: Any) -> tuple[str, str, str]:
-    planned = await infra.plan_pool(Pool(accelerator=parse(name)), **more)
+async def add(infra: Infrastructure, name: str, **options: Any) -> tuple[str, str, str]:
+    planned = await infra.plan_pool(Pool(accelerator=parse(name)), **options)
     await infra.apply(planned)
-    (one,) = planned.plan.changes
-    return one.action.value, one.kind, one.name
+    (change,) = planned.plan.changes
+    return change.action.value, change.kind, change.name
 
 
 @pytest.mark.usefixtures("definition")
 async def test_a_class_tries_spot_first_in_all_zones_of_the_region(
-    there: Infrastructure, control_plane: ControlPlane, google: Google
+    gke: Infrastructure, control_plane: ControlPlane, google: Google
 ) -> None:
     writes = google.writes
-    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4:spot")))
+    planned = await gke.plan_pool(Pool(accelerator=parse("gpu-l4:spot")))
     (change,) = planned.plan.changes
     assert "spot, then on-demand g2-standard-4 in us-central1-a, us-central1-b" in change.reason
-    await there.apply(planned)
-    made = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
-    rules = made["spec"]["priorities"]
-    assert [one["spot"] for one in rules] == [True, False]
+    await gke.apply(planned)
+    created = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
+    rules = created["spec"]["priorities"]
+    assert [rule["spot"] for rule in rules] == [True, False]
     zones = [f"us-central1-{letter}" for letter in "abf"]
-    assert all(one["location"]["zones"] == zones for one in rules)
-    assert made["spec"]["nodePoolConfig"]["serviceAccount"].startswith("kn-lab-nodes@")
-    assert await add(there, "gpu-l4:spot") == ("keep", "ComputeClass", "gpu-l4-spot")
-    assert await add(there, "tpu-v6e-8") == ("create", "ComputeClass", "tpu-v6e-8")
+    assert all(rule["location"]["zones"] == zones for rule in rules)
+    assert created["spec"]["nodePoolConfig"]["serviceAccount"].startswith("kn-lab-nodes@")
+    assert await add(gke, "gpu-l4:spot") == ("keep", "ComputeClass", "gpu-l4-spot")
+    assert await add(gke, "tpu-v6e-8") == ("create", "ComputeClass", "tpu-v6e-8")
     tpu = control_plane.call("GET", f"{CLASSES}/tpu-v6e-8")["spec"]["priorities"]
-    assert [one["tpu"]["topology"] for one in tpu] == ["2x4"]
+    assert [rule["tpu"]["topology"] for rule in tpu] == ["2x4"]
     assert google.writes == writes
 
 
 @pytest.mark.usefixtures("definition")
 async def test_classes_are_listed_shown_and_removed(
-    there: Infrastructure, control_plane: ControlPlane
+    gke: Infrastructure, control_plane: ControlPlane
 ) -> None:
-    await add(there, "gpu-l4:spot")
-    (found,) = [one for one in await there.list_pools() if one["kind"] == "ComputeClass"]
+    await add(gke, "gpu-l4:spot")
+    (found,) = [pool for pool in await gke.list_pools() if pool["kind"] == "ComputeClass"]
     assert (found["name"], found["spot"], found["max_nodes"]) == ("gpu-l4-spot", True, None)
-    status = await there.status()
-    (shown,) = [one for one in status.pools if one.kind == "ComputeClass"]
+    status = await gke.status()
+    (shown,) = [pool for pool in status.pools if pool.kind == "ComputeClass"]
     assert (shown.nodes, shown.used, shown.usd_per_hour) == (0, 0, None)
-    assert not any("gpu-l4-spot" in one for one in status.unseen)
+    assert not any("gpu-l4-spot" in unseen for unseen in status.unseen)
     with pytest.raises(NotFound, match="gpu-l4-spot, system"):
-        await there.plan_pool_removal("nosuch")
-    await there.apply(await there.plan_pool_removal("gpu-l4-spot"))
+        await gke.plan_pool_removal("nosuch")
+    await gke.apply(await gke.plan_pool_removal("gpu-l4-spot"))
     assert not control_plane.call("GET", CLASSES)["items"]
 
 
 @pytest.mark.usefixtures("definition")
-async def test_what_a_class_does_not_carry_is_a_node_pool(there: Infrastructure) -> None:
-    assert await add(there, "gpu-l4", fixed=True) == ("create", "node pool", "gpu-l4")
-    assert await add(there, "gpu-l4") == ("keep", "node pool", "gpu-l4")
-    assert await add(there, "tpu-v6e-16") == ("create", "node pool", "tpu-v6e-16")
-    await add(there, "tpu-v6e-8")
+async def test_accelerators_that_a_class_does_not_support_get_a_node_pool(
+    gke: Infrastructure,
+) -> None:
+    assert await add(gke, "gpu-l4", fixed=True) == ("create", "node pool", "gpu-l4")
+    assert await add(gke, "gpu-l4") == ("keep", "node pool", "gpu-l4")
+    assert await add(gke, "tpu-v6e-16") == ("create", "node pool", "tpu-v6e-16")
+    await add(gke, "tpu-v6e-8")
     with pytest.raises(ConfigurationError, match="pool remove tpu-v6e-8"):
-        await there.plan_pool(Pool(accelerator=parse("tpu-v6e-8"), min_nodes=1))
+        await gke.plan_pool(Pool(accelerator=parse("tpu-v6e-8"), min_nodes=1))
 
 
 @pytest.mark.usefixtures("definition")
-async def test_a_class_of_somebody_else_stays(
-    there: Infrastructure, control_plane: ControlPlane
+async def test_a_class_without_kinetics_label_stays(
+    gke: Infrastructure, control_plane: ControlPlane
 ) -> None:
     theirs = {
         "apiVersion": "cloud.google.com/v1",
@@ -149,50 +151,50 @@ async def test_a_class_of_somebody_else_stays(
         "spec": {"priorities": [{"spot": True}]},
     }
     control_plane.call("POST", CLASSES, theirs)
-    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
-    assert [one.action for one in planned.plan.changes] == [Action.FOREIGN]
+    planned = await gke.plan_pool(Pool(accelerator=parse("gpu-l4")))
+    assert [change.action for change in planned.plan.changes] == [Action.FOREIGN]
     with pytest.raises(Refused, match="gpu-l4"):
-        await there.apply(planned)
+        await gke.apply(planned)
     with pytest.raises(Refused, match="kinetic=true"):
-        await there.plan_pool_removal("gpu-l4")
+        await gke.plan_pool_removal("gpu-l4")
     assert control_plane.call("GET", f"{CLASSES}/gpu-l4")
 
 
 @pytest.mark.usefixtures("definition")
 async def test_an_autopilot_cluster_gets_a_class(
-    there: Infrastructure, control_plane: ControlPlane, google: Google
+    gke: Infrastructure, control_plane: ControlPlane, google: Google
 ) -> None:
     google.documents[CLUSTER]["autopilot"] = {"enabled": True}
-    assert await add(there, "gpu-l4:spot") == ("create", "ComputeClass", "gpu-l4-spot")
-    made = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
-    assert "nodePoolConfig" not in made["spec"]
-    assert [one["name"] for one in await there.list_pools()] == ["gpu-l4-spot"]
-    for name, more in (("tpu-v6e-16", {}), ("gpu-l4", {"fixed": True})):
+    assert await add(gke, "gpu-l4:spot") == ("create", "ComputeClass", "gpu-l4-spot")
+    created = control_plane.call("GET", f"{CLASSES}/gpu-l4-spot")
+    assert "nodePoolConfig" not in created["spec"]
+    assert [pool["name"] for pool in await gke.list_pools()] == ["gpu-l4-spot"]
+    for name, options in (("tpu-v6e-16", {}), ("gpu-l4", {"fixed": True})):
         with pytest.raises(ConfigurationError, match="Autopilot"):
-            await add(there, name, **more)
+            await add(gke, name, **options)
     google.machines.clear()
-    await add(there, "gpu-l4")
+    await add(gke, "gpu-l4")
     assert control_plane.call("GET", f"{CLASSES}/gpu-l4")
     for name in ("gpu-l4", "gpu-l4-spot"):
-        await there.apply(await there.plan_pool_removal(name))
+        await gke.apply(await gke.plan_pool_removal(name))
     with pytest.raises(NotFound, match="it has none"):
-        await there.plan_pool_removal("system")
+        await gke.plan_pool_removal("system")
 
 
-async def test_a_cluster_without_classes_gets_a_node_pool(there: Infrastructure) -> None:
-    assert await add(there, "gpu-l4:spot") == ("create", "node pool", "gpu-l4-spot")
+async def test_a_cluster_without_classes_gets_a_node_pool(gke: Infrastructure) -> None:
+    assert await add(gke, "gpu-l4:spot") == ("create", "node pool", "gpu-l4-spot")
 
 
 @pytest.mark.usefixtures("definition")
 async def test_a_zone_without_the_machine_needs_another_of_the_region(
-    there: Infrastructure, google: Google
+    gke: Infrastructure, google: Google
 ) -> None:
     google.machines["us-central1-a"] = ("e2-standard-4",)
-    planned = await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
+    planned = await gke.plan_pool(Pool(accelerator=parse("gpu-l4")))
     assert "us-central1-b" in planned.plan.changes[0].reason
     google.machines = {"us-east1-b": ("g2-standard-4",)}
     with pytest.raises(ConfigurationError, match="us-east1-b"):
-        await there.plan_pool(Pool(accelerator=parse("gpu-l4")))
+        await gke.plan_pool(Pool(accelerator=parse("gpu-l4")))
 
 
 PLUGIN = """#!{python}
@@ -205,15 +207,15 @@ print(json.dumps({{"kind": "ExecCredential", "apiVersion": given["apiVersion"],
 
 @pytest.fixture
 def on_gke(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    """The context of the tests' cluster is one of gcloud's; jobs keep their objects in a folder."""
+    """Make the kubeconfig use GKE's login plugin, and a folder the store of jobs."""
     plugin = tmp_path / "gke-gcloud-auth-plugin"
     plugin.write_text(PLUGIN.format(python=sys.executable, token=namespace.admin.token))
     plugin.chmod(0o755)
     config = json.loads(namespace.kubeconfig.read_text())
-    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    run["interactiveMode"] = "Never"
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    login["interactiveMode"] = "Never"
     for user in config["users"]:
-        user["user"] = {"exec": run}
+        user["user"] = {"exec": login}
     (tmp_path / "config").write_text(json.dumps(config))
     (tmp_path / "store").mkdir()
     for key, value in {
@@ -229,9 +231,9 @@ def on_gke(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("definition")
 async def test_a_job_runs_on_the_nodes_of_its_class_also_without_spot(
-    there: Infrastructure, on_gke: Namespace
+    gke: Infrastructure, on_gke: Namespace
 ) -> None:
-    await add(there, "gpu-l4:spot")
+    await add(gke, "gpu-l4:spot")
     labels = {
         "cloud.google.com/gke-accelerator": "nvidia-l4",
         "cloud.google.com/compute-class": "gpu-l4-spot",

@@ -1,4 +1,4 @@
-"""The commands, as a person types them: from nothing to a cluster that runs a job, and back."""
+"""Run the commands as a person would: set up a cluster, run a job on it, and remove it."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ async def test_a_preview_shows_each_part_and_its_cost(console: Console, google: 
     output = await console.run("up", *SITE, "--preview", "--json")
     plan = json.loads(output.partition("\nkinetic: ")[0])
     assert plan["schema"] == "kinetic.plan/1"
-    assert {one["action"] for one in plan["changes"]} == {"create", "update"}
+    assert {change["action"] for change in plan["changes"]} == {"create", "update"}
 
 
 async def test_down_never_takes_the_project_of_gcloud_alone(console: Console) -> None:
     console.environ["GOOGLE_CLOUD_PROJECT"] = "acme-1"
-    assert "project" in await console.run("down", ends=2)
+    assert "project" in await console.run("down", exit_code=2)
 
 
-async def test_what_fails_ends_with_a_code_and_a_next_step(
+async def test_a_failure_ends_with_an_exit_code_and_a_next_step(
     console: Console, google: Google
 ) -> None:
-    assert "kinetic up" in await console.run("pool", "list", *SITE, ends=3)
-    assert "no pool" in await console.run("pool", "add", *SITE, "--accelerator", "cpu", ends=2)
+    assert "kinetic up" in await console.run("pool", "list", *SITE, exit_code=3)
+    assert "no pool" in await console.run("pool", "add", *SITE, "--accelerator", "cpu", exit_code=2)
     google.billing = False
-    assert "billing" in await console.run("up", *SITE, "-y", ends=2)
+    assert "billing" in await console.run("up", *SITE, "-y", exit_code=2)
 
 
 async def test_a_stock_out_prints_the_command_for_the_next_zone(
@@ -66,8 +66,8 @@ async def test_a_stock_out_prints_the_command_for_the_next_zone(
     await up(infra)
     google.stockout["us-central1-a"] = "europe-west4-a,us-central1-f"
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16", "--spot", "-y")
-    output = await console.run(*add, ends=1)
-    (line,) = [one for one in output.splitlines() if "run: kinetic pool add" in one]
+    output = await console.run(*add, exit_code=1)
+    (line,) = [line for line in output.splitlines() if "run: kinetic pool add" in line]
     again = line.partition("kinetic pool")[2].split()
     assert again[1:-2] == [*SITE, "--accelerator", "tpu-v6e-16", "--spot", "--yes"]
     assert again[-2:] == ["--node-zone", "us-central1-f"]
@@ -82,14 +82,16 @@ async def test_a_terminal_is_asked_for_the_next_zone(
     add = ("pool", "add", *SITE, "--accelerator", "tpu-v6e-16")
     output = await console.typed("y\ny\ny\n", *add)
     assert "Try us-central1-f?" in output
-    (pool,) = [one for key, one in google.documents.items() if key.endswith("/tpu-v6e-16")]
+    (pool,) = [
+        document for key, document in google.documents.items() if key.endswith("/tpu-v6e-16")
+    ]
     assert pool["locations"] == ["us-central1-f"]
 
 
 async def test_from_nothing_to_a_cluster_and_back(
     google: Google, namespace: Namespace, tmp_path: Path
 ) -> None:
-    """The cluster that Google's stand-in makes is the control plane of the tests."""
+    """The cluster that the stand-in of Google creates is the control plane of the tests."""
     google.endpoint = namespace.admin.server.removeprefix("https://")
     console = Console.of(google, tmp_path, token=namespace.admin.token)
     console.environ["SSL_CERT_FILE"] = str(namespace.admin.ca)  # a cluster's DNS name is public
@@ -133,7 +135,7 @@ async def test_the_coroutines_plan_and_carry_out(
     await kinetic.aio.infra.add_pool(site, slices)
     lines: list[str] = []
     found = await kinetic.aio.infra.list_pools(site, tell=lines.append)
-    assert [one["name"] for one in found] == ["system", "tpu-v6e-16"]
+    assert [pool["name"] for pool in found] == ["system", "tpu-v6e-16"]
     assert "ComputeClasses" in lines[0]
     await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16", preview=True)
     (removal,) = (await kinetic.aio.infra.remove_pool(site, "tpu-v6e-16")).steps
@@ -143,7 +145,7 @@ async def test_the_coroutines_plan_and_carry_out(
 
 
 async def test_a_plan_of_a_cluster_and_three_pools(console: Console) -> None:
-    """`KINETIC_GOLDEN=write` writes the file anew: read the difference."""
+    """`KINETIC_GOLDEN=write` rewrites the file; check the difference."""
     names = ("gpu-l4:spot", "tpu-v6e-8", "tpu-v5e-16")
     pools = [word for name in names for word in ("--accelerator", name)]
     output = await console.run("up", *SITE, *pools, "--preview")

@@ -1,7 +1,8 @@
-"""Controllers from files: read, verified, and applied on the control plane of the tests."""
+"""Read and verify files of controllers, and apply them on the control plane of the tests."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ OWN = f"{DEFINITIONS}/{KIND['metadata']['name']}"
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
-    """A controller's file: an object of its kind stands before the kind itself."""
+    """Return a controller's manifests; an object of its kind comes before the definition."""
     labels = {"app": "widget"}
     pod = {"containers": [{"name": "c", "image": "example.test/c:1"}]}
     template = {"metadata": {"labels": labels}, "spec": pod}
@@ -59,20 +60,18 @@ def file(control_plane: ControlPlane, namespace: Namespace, tmp_path: Path) -> I
     path = tmp_path / "manifests.yaml"
     path.write_text(yaml.safe_dump_all(manifests(namespace.name)))
     yield path
-    for one in (OWN,):
-        try:
-            control_plane.call("DELETE", one)
-        except Refused:
-            continue
+    with contextlib.suppress(Refused):
+        control_plane.call("DELETE", OWN)
 
 
 def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lws.yaml"
     path.write_text(yaml.safe_dump_all(manifests("n")))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    made = read_controller(f"{path}@sha256:{digest.upper()}")
-    assert (made.name, made.digest, len(made.documents)) == ("lws.yaml", digest, 4)
-    assert digest in made.change.reason
+    controller = read_controller(f"{path}@sha256:{digest.upper()}")
+    assert (controller.name, controller.digest) == ("lws.yaml", digest)
+    assert len(controller.documents) == 4
+    assert digest in controller.change.reason
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(ConfigurationError, match=digest):
         read_controller(f"{path}@sha256:{digest}")
@@ -92,18 +91,18 @@ def test_kueue_waits_for_slow_nodes(
     path = tmp_path / "kueue.yaml"
     metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
     data = {"controller_manager_config.yaml": configuration}
-    shown = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-    path.write_text(yaml.safe_dump_all([*manifests("n"), shown]))
-    made = read_controller(str(path))
-    assert made.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    installed = made.documents[-1]["data"]["controller_manager_config.yaml"]
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    path.write_text(yaml.safe_dump_all([*manifests("n"), config_map]))
+    controller = read_controller(str(path))
+    assert controller.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    installed = controller.documents[-1]["data"]["controller_manager_config.yaml"]
     assert installed.startswith(configuration)
     found: dict[str, Any] = yaml.safe_load(installed)
     assert found.get("waitForPodsReady") == (timeout and {"timeout": timeout})
 
 
 @pytest.mark.parametrize("content", ["", "a: [", "- 1", "kind: Pod", "apiVersion: v1\nkind: Pod"])
-def test_what_is_no_file_of_manifests_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_without_manifests_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(content)
     with pytest.raises(ConfigurationError, match=r"x\.yaml"):
@@ -117,11 +116,11 @@ async def test_a_new_kind_comes_before_its_objects_and_a_second_run_changes_noth
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
     (file.parent / "store").mkdir()
-    where: dict[str, Any] = {"namespace": namespace.name, "store": str(file.parent / "store")}
-    target = target_of(kube_context="admin", **where)
+    settings: dict[str, Any] = {"namespace": namespace.name, "store": str(file.parent / "store")}
+    target = target_of(kube_context="admin", **settings)
     wanted = read_controller(str(file))
     joined = await infra.init(target, controllers=(wanted,))
-    assert [one.action for one in joined.controllers] == [Action.CREATE]
+    assert [change.action for change in joined.controllers] == [Action.CREATE]
     widget = f"/apis/widgets.example.test/v1/namespaces/{namespace.name}/widgets/first"
     assert control_plane.call("GET", widget)
     assert namespace.call("GET", "apps/v1/deployments/widgets")["spec"]["replicas"] == 0
@@ -131,10 +130,10 @@ async def test_a_new_kind_comes_before_its_objects_and_a_second_run_changes_noth
     drifted = await infra.init(target, controllers=(wanted,), preview=True)
     assert "1 of 4 objects" in drifted.controllers[0].reason
     with pytest.raises(AuthError):
-        await infra.init(target_of(kube_context="dev", **where), controllers=(wanted,))
+        await infra.init(target_of(kube_context="dev", **settings), controllers=(wanted,))
 
 
-async def test_a_kind_that_nothing_defines_is_named(
+async def test_an_undefined_kind_is_named(
     namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
@@ -155,22 +154,22 @@ CRDS = Path(os.environ.get("KINETIC_CRDS", "/nowhere"))
 async def test_large_published_definitions_are_applied(
     namespace: Namespace, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server-side apply has no limit of 256 KiB, as the annotation of kubectl's other apply has."""
+    """Server-side apply has no limit of 256 KiB, unlike the annotation of client-side apply."""
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
     api = Api(await open_access(target_of(kube_context="admin", store="/s"), os.environ))
-    made: list[Controller] = []
+    installed: list[Controller] = []
     try:
         for path in sorted(CRDS.glob("*.yaml")):
-            one = read_controller(str(path))
-            if await plan_install(api, one) == one.change:
-                made.append(one)
-                await install(api, one)
-            assert (await plan_install(api, one)).action is Action.KEEP
+            controller = read_controller(str(path))
+            if await plan_install(api, controller) == controller.change:
+                installed.append(controller)
+                await install(api, controller)
+            assert (await plan_install(api, controller)).action is Action.KEEP
     finally:
         await api.aclose()
-        for one in made:
-            for each in one.documents:
-                name = f"{DEFINITIONS}/{each['metadata']['name']}"
+        for controller in installed:
+            for document in controller.documents:
+                name = f"{DEFINITIONS}/{document['metadata']['name']}"
                 control_plane.call("DELETE", name)
                 await until(lambda name=name: _is_gone(control_plane, name))
 
@@ -187,8 +186,8 @@ async def test_up_installs_a_controller_in_its_new_cluster(
     infra: infra.Infrastructure, google: Google, tmp_path: Path
 ) -> None:
     path = tmp_path / "lws.yaml"
-    made = definition("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", {"type": "object"})
-    path.write_text(yaml.safe_dump(made))
+    crd = definition("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", {"type": "object"})
+    path.write_text(yaml.safe_dump(crd))
     served = {"resources": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet"}]}
     google.objects["/lab/apis/leaderworkerset.x-k8s.io/v1"] = served
     names = {"name": "customresourcedefinitions", "kind": "CustomResourceDefinition"}

@@ -46,10 +46,12 @@ async def test_the_command_asks_and_builds_use_them(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
     assert not await has_token("acme-1", google.environ)
     build = ("build-image", *SITE, "--repo", "ghcr.io/me", "--category", "cpu")
-    output = await console.run(*build, "--update-credentials", ends=2)
+    output = await console.run(*build, "--update-credentials", exit_code=2)
     assert "DOCKERHUB_TOKEN" in output
     console.environ |= {"DOCKERHUB_USERNAME": "ana", "DOCKERHUB_TOKEN": "t0ken"}
-    output = await console.run(*build, "--update-credentials", ends=2)  # it can't push to ghcr.io
+    output = await console.run(
+        *build, "--update-credentials", exit_code=2
+    )  # it can't push to ghcr.io
     assert "log in to Docker Hub as ana" in output and "t0ken" not in output
     assert await has_token("acme-1", google.environ)
 
@@ -62,14 +64,14 @@ async def test_a_build_logs_in_if_the_project_has_credentials(
     google.enabled.add("secretmanager.googleapis.com")
     google.secrets["dockerhub-token"] = "t0ken"
     await cloud.images(**google.environ).resolve(request_of())
-    (one,) = cloud.builds.builds.values()
-    assert [step.entrypoint for step in one.build.steps] == ["bash", ""]
-    assert len(one.build.available_secrets.secret_manager) == 2
+    (started,) = cloud.builds.builds.values()
+    assert [step.entrypoint for step in started.build.steps] == ["bash", ""]
+    assert len(started.build.available_secrets.secret_manager) == 2
 
 
 def test_a_build_logs_in_without_showing_the_token() -> None:
     step, secrets = login_step("acme-1", "docker")
     assert step["secret_env"] == ["DOCKERHUB_USERNAME", "DOCKERHUB_TOKEN"]
     assert "--password-stdin" in json.dumps(step)
-    names = [one["version_name"] for one in secrets["secret_manager"]]
+    names = [secret["version_name"] for secret in secrets["secret_manager"]]
     assert names[1] == "projects/acme-1/secrets/dockerhub-token/versions/latest"

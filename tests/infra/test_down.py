@@ -1,4 +1,4 @@
-"""`down` removes what has our name and our mark, and only that."""
+"""`down` removes exactly the resources that have kinetic's name and label."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kinetic.accelerators import parse
 from kinetic.aio.infra import Infrastructure, Pool, Site
 from kinetic.aio.infra.resources import Action
 from tests.infra.google import Google
-from tests.infra.sites import cut_off, down, made, opened, public_package, up
+from tests.infra.sites import cut_off, down, opened, public_package, state_of, up
 
 PROJECT = "cloudresourcemanager/v3/projects/acme-1"
 
 
-async def test_down_removes_all_that_up_made(infra: Infrastructure, google: Google) -> None:
+async def test_down_removes_all_that_up_created(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     await infra.apply(await infra.plan_pool(Pool(accelerator=parse("tpu7x-2x2x2"))))
     google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs/o/default%2Fjob-1"] = {
@@ -33,11 +33,11 @@ async def test_a_second_cluster_of_the_project_stays(google: Google, site: Site)
     other = Site(project="acme-1", zone="us-central1-a", cluster="lab-2")
     async with opened(google, other) as second:
         await up(second)
-        before = made(google)["documents"]
+        before = state_of(google)["documents"]
         async with opened(google, site) as first:
             await up(first)
             await down(first)
-        assert made(google)["documents"] == before
+        assert state_of(google)["documents"] == before
         assert not (await second.plan_up()).plan.steps
 
 
@@ -49,21 +49,23 @@ async def test_each_namespace_has_its_own_account_and_down_removes_all(
         await up(other)
         assert not (await infra.plan_up()).plan.steps
     bindings = google.policies["storage/storage/v1/b/acme-1-kn-lab-jobs"]["bindings"]
-    readers = {one["condition"]["title"]: one["members"] for one in bindings}
-    (mine,), (theirs,) = readers.values()
-    assert mine != theirs
+    readers = {binding["condition"]["title"]: binding["members"] for binding in bindings}
+    (first,), (second,) = readers.values()
+    assert first != second
     await down(infra)
     assert not google.documents
 
 
-async def test_what_lacks_our_mark_stays(infra: Infrastructure, google: Google) -> None:
+async def test_a_resource_without_kinetics_mark_stays(
+    infra: Infrastructure, google: Google
+) -> None:
     await up(infra)
     bucket = google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]
     bucket["labels"] = {"team": "others"}
     account = "iam/v1/projects/acme-1/serviceAccounts/kn-lab-builds@acme-1.iam.gserviceaccount.com"
     google.documents[account] |= {"description": "mine", "displayName": "mine"}
     planned = await down(infra)
-    kept = {one.name for one in planned.plan.changes if one.action is Action.KEEP}
+    kept = {change.name for change in planned.plan.changes if change.action is Action.KEEP}
     assert kept >= {"acme-1-kn-lab-jobs", account.rpartition("/")[2]}
     assert set(google.documents) == {"storage/storage/v1/b/acme-1-kn-lab-jobs", account}
 
@@ -80,12 +82,12 @@ async def test_buckets_stay_unless_they_may_be_destroyed(
 
 
 @pytest.mark.full
-async def test_down_cut_off_at_any_write_goes_on(google: Google, site: Site) -> None:
+async def test_down_cut_off_at_any_write_can_be_repeated(google: Google, site: Site) -> None:
     async with opened(google, site) as infra:
         await up(infra)
-        whole = google.writes
+        start = google.writes
         await down(infra)
-        cuts = google.writes - whole
+        cuts = google.writes - start
         for number in range(1, cuts + 1):
             for when in ("before", "after"):
                 await up(infra)
@@ -95,7 +97,9 @@ async def test_down_cut_off_at_any_write_goes_on(google: Google, site: Site) -> 
 
 
 @pytest.mark.full
-async def test_down_of_an_adopted_cluster_goes_on_after_any_cut(google: Google, site: Site) -> None:
+async def test_down_of_an_adopted_cluster_can_be_repeated_after_any_cut(
+    google: Google, site: Site
+) -> None:
     async with opened(google, site) as infra:
         public_package(google)
         await up(infra)
@@ -115,7 +119,7 @@ async def test_up_adopts_a_cluster_of_the_public_package(
     public_package(google)
     planned = await infra.plan_up()
     assert not planned.plan.obstacles
-    created = {one.name for one in planned.plan.changes if one.action is Action.CREATE}
+    created = {change.name for change in planned.plan.changes if change.action is Action.CREATE}
     assert "kn-lab-workers@acme-1.iam.gserviceaccount.com" in created
     assert not {"lab", "kn-lab-router", "acme-1-kn-lab-jobs"} & created
     await infra.apply(planned)

@@ -1,4 +1,4 @@
-"""Join a cluster that exists: the control plane of the tests, with a directory as the store."""
+"""Join an existing cluster: the control plane of the tests, with a directory as the store."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def double(x: int) -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    place = tmp_path / "store"
-    place.mkdir()
-    return place
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
 def fresh(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a namespace that doesn't exist yet; the kubeconfig is that of this process."""
+    """Yield the name of a namespace that doesn't exist yet, and set this process's kubeconfig."""
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
     name = f"{namespace.name}-new"
     yield name
@@ -52,11 +52,11 @@ def fresh(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 
 def actions(joined: infra.Joining) -> set[str]:
-    return {one.action.value for one in joined.changes}
+    return {change.action.value for change in joined.changes}
 
 
 async def run_there(context: str, name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job and a batch, by the settings that `init` saves."""
+    """Run a job and a batch with the settings that `init` saves."""
     for key, value in {
         "KINETIC_KUBE_CONTEXT": context,
         "KINETIC_NAMESPACE": name,
@@ -71,49 +71,50 @@ async def run_there(context: str, name: str, store: Path, monkeypatch: pytest.Mo
 
 
 @on_cluster
-async def test_an_administrator_creates_what_is_missing_once(
+async def test_an_administrator_creates_missing_objects_once(
     fresh: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where: dict[str, Any] = {"kube_context": "admin", "namespace": fresh, "store": str(store)}
-    planned = await infra.init(target_of(**where), preview=True)
+    settings: dict[str, Any] = {"kube_context": "admin", "namespace": fresh, "store": str(store)}
+    planned = await infra.init(target_of(**settings), preview=True)
     assert actions(planned) == {"create"}
-    joined = await infra.init(target_of(**where))
+    joined = await infra.init(target_of(**settings))
     assert joined.user == "admin" and not joined.manifest
-    again = await infra.init(target_of(**where))
+    again = await infra.init(target_of(**settings))
     assert actions(again) == {"keep"}
     assert not [*store.glob("doctor/*")]
     await run_there("admin", fresh, store, monkeypatch)
 
 
 @on_cluster
-async def test_what_a_user_may_not_create_is_enough_as_a_manifest(
+async def test_an_administrator_can_apply_the_manifest_that_a_user_gets(
     fresh: str, namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An administrator applies it with our own client; then the user joins, and jobs run."""
-    where: dict[str, Any] = {"kube_context": "dev", "namespace": fresh, "store": str(store)}
-    joined = await infra.init(target_of(**where))
+    """Then the user joins, and jobs run."""
+    settings: dict[str, Any] = {"kube_context": "dev", "namespace": fresh, "store": str(store)}
+    joined = await infra.init(target_of(**settings))
     assert actions(joined) == {"ask"}
     wanted = manifests(fresh, user="dev")
     printed = [*yaml.safe_load_all(joined.manifest)]
-    assert printed == [one.document for one in wanted]
+    assert printed == [manifest.document for manifest in wanted]
     admin = target_of(kube_context="admin", store=str(store))
     api = Api(await open_access(admin, os.environ))
     try:
-        for one in wanted:
-            await apply(api, one)
+        for manifest in wanted:
+            await apply(api, manifest)
     finally:
         await api.aclose()
-    (role,) = [one for one in printed if one["kind"] == "Role" and len(one["rules"]) > 1]
-    built_in = [one for one in role["rules"] if one["apiGroups"] in ([""], ["batch"])]
-    place = Namespace(
+    roles = [document for document in printed if document["kind"] == "Role"]
+    (role,) = [role for role in roles if len(role["rules"]) > 1]
+    built_in = [rule for rule in role["rules"] if rule["apiGroups"] in ([""], ["batch"])]
+    joined_namespace = Namespace(
         name=fresh,
         admin=namespace.admin,
         kubeconfig=namespace.kubeconfig,
         kubelet=namespace.kubelet,
         control_plane=namespace.control_plane,
     )
-    await asyncio.to_thread(await_granted, place, {"rules": built_in}, "dev")
-    joined = await infra.init(target_of(**where))
+    await asyncio.to_thread(await_granted, joined_namespace, {"rules": built_in}, "dev")
+    joined = await infra.init(target_of(**settings))
     assert actions(joined) == {"unseen"} and not joined.manifest
     assert "nodes" in " ".join(joined.notes)
     await run_there("dev", fresh, store, monkeypatch)
@@ -127,26 +128,26 @@ async def test_a_namespace_that_refuses_host_paths_needs_a_claim(
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     path = f"/api/v1/namespaces/{namespace.name}"
     namespace.admin.call("PATCH", path, {"metadata": {"labels": labels}})
-    where: dict[str, Any] = {"kube_context": "admin", "namespace": namespace.name}
+    settings: dict[str, Any] = {"kube_context": "admin", "namespace": namespace.name}
     with pytest.raises(ConfigurationError, match="'baseline'"):
-        await infra.init(target_of(**where, store=str(store)))
+        await infra.init(target_of(**settings, store=str(store)))
     planned = await infra.init(
-        target_of(**where, store=str(store), store_claim="results"), preview=True
+        target_of(**settings, store=str(store), store_claim="results"), preview=True
     )
     assert planned.target.store_claim == "results"
 
 
 @on_cluster
-async def test_what_is_wrong_is_one_clear_error(
+async def test_a_wrong_setting_is_one_clear_error(
     namespace: Namespace, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
     with pytest.raises(ConfigurationError, match=r"nowhere.*admin"):
         await infra.init(target_of(kube_context="nowhere", store=str(store)))
-    for wrong in (tmp_path / "absent", Path("/dev/null")):
+    for path in (tmp_path / "absent", Path("/dev/null")):
         with pytest.raises(ConfigurationError, match="mount its volume"):
-            await infra.init(target_of(kube_context="admin", store=str(wrong)))
-    with pytest.raises(errors.AuthError, match="/sys/kernel"):  # which even root can't write to
+            await infra.init(target_of(kube_context="admin", store=str(path)))
+    with pytest.raises(errors.AuthError, match="/sys/kernel"):  # not even root can write to it
         await infra.init(target_of(kube_context="admin", store="/sys/kernel"))
     config = json.loads(namespace.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
@@ -182,18 +183,19 @@ async def test_the_command_prints_the_manifest_and_ends_with_a_code(
     console: Console, namespace: Namespace, store: Path
 ) -> None:
     where = ("--kube-context", "dev", "--namespace", namespace.name, "--store", str(store))
-    output, notes = await console.streams("init", *where, ends=4)
+    output, notes = await console.streams("init", *where, exit_code=4)
     assert "'dev'" in notes
-    assert "no profile" in (await console.streams("profile", "show", ends=2))[1]
+    assert "no profile" in (await console.streams("profile", "show", exit_code=2))[1]
     printed, _ = await console.streams("init", *where, "--print")
     everything = [*yaml.safe_load_all(printed)]
     assert everything == [*yaml.safe_load_all(output)]
-    assert everything == [one.document for one in manifests(namespace.name, user="dev")]
+    wanted = manifests(namespace.name, user="dev")
+    assert everything == [manifest.document for manifest in wanted]
 
 
 def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
-    def store_of(store: str | None, **more: Any) -> str | None:
-        return target_of(namespace="team", store=store, **more).store
+    def store_of(store: str | None, **settings: Any) -> str | None:
+        return target_of(namespace="team", store=store, **settings).store
 
     assert store_of("gs://b", kube_context="c") == "gs://b/team"
     assert store_of("b", kube_context="c") == "gs://b/team"
@@ -212,14 +214,14 @@ def test_a_bucket_gets_the_folder_of_its_namespace() -> None:
         ({"kube_context": "c", "store": "gs://b", "store_claim": "x"}, "claim"),
     ],
 )
-def test_settings_that_make_no_target_are_refused(given: dict[str, Any], message: str) -> None:
+def test_settings_without_a_target_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         target_of(**given)
 
 
-def test_an_object_that_you_may_not_read_counts_as_there_only_if_you_may_submit() -> None:
-    (one, *_) = manifests("team")
-    assert decide(one, None, permitted=False, complete=True).action is Action.UNSEEN
-    assert decide(one, None, permitted=False, complete=False).action is Action.ASK
-    assert decide(one, None, permitted=True, complete=False).action is Action.CREATE
-    assert decide(one, one.change, permitted=False, complete=True).action is Action.ASK
+def test_an_unreadable_object_counts_as_present_only_if_you_may_submit() -> None:
+    (manifest, *_) = manifests("team")
+    assert decide(manifest, None, permitted=False, complete=True).action is Action.UNSEEN
+    assert decide(manifest, None, permitted=False, complete=False).action is Action.ASK
+    assert decide(manifest, None, permitted=True, complete=False).action is Action.CREATE
+    assert decide(manifest, manifest.change, permitted=False, complete=True).action is Action.ASK

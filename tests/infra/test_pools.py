@@ -1,4 +1,4 @@
-"""Node pools: what is sent for each accelerator, and what is refused before anything is sent."""
+"""Node pools: the request for each accelerator, and settings that are refused before a request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.infra.sites import down, opened, public_package, up
 POOLS = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab/nodePools"
 
 
-async def add(infra: Infrastructure, name: str, **more: object) -> Pool:
-    pool = Pool(accelerator=parse(name), **more)  # type: ignore[arg-type]
+async def add(infra: Infrastructure, name: str, **options: object) -> Pool:
+    pool = Pool(accelerator=parse(name), **options)  # type: ignore[arg-type]
     await infra.apply(await infra.plan_pool(pool))
     return pool
 
@@ -36,7 +36,7 @@ async def test_a_pool_is_added_once(infra: Infrastructure, google: Google, name:
     assert google.writes == writes
 
 
-async def test_a_slice_of_several_hosts_is_all_of_its_pool(infra: Infrastructure) -> None:
+async def test_a_slice_of_several_hosts_fills_its_pool(infra: Infrastructure) -> None:
     pool = Pool(accelerator=parse("tpu-v6e-16"), min_nodes=4)
     sent = body(infra.site, pool)
     assert sent["autoscaling"]["totalMaxNodeCount"] == pool.accelerator.hosts == 4
@@ -52,16 +52,16 @@ async def test_gpus_get_their_driver(infra: Infrastructure) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "word"),
+    ("name", "options", "message"),
     [
         ("cpu", {}, "no pool"),
         ("gpu-l4:spot", {"reservation": "r"}, "spot"),
         ("gpu-h200x8", {}, "networks"),
     ],
 )
-def test_what_can_not_be_is_refused(name: str, more: dict[str, str], word: str) -> None:
-    with pytest.raises(ConfigurationError, match=word):
-        Pool(accelerator=parse(name), **more)  # type: ignore[arg-type]
+def test_an_impossible_pool_is_refused(name: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Pool(accelerator=parse(name), **options)  # type: ignore[arg-type]
 
 
 async def test_a_reservation_is_checked_first(infra: Infrastructure, google: Google) -> None:
@@ -138,19 +138,19 @@ async def test_a_pool_waits_for_another_change_of_the_cluster(
 async def test_pools_are_listed_changed_and_removed(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     pool = await add(infra, "tpu-v6e-16:spot")
-    (found,) = [one for one in await infra.list_pools() if one["name"] == pool.name]
+    (found,) = [each for each in await infra.list_pools() if each["name"] == pool.name]
     assert (found["topology"], found["spot"], found["max_nodes"]) == ("4x4", True, 4)
     planned = await infra.plan_pool(Pool(accelerator=parse("tpu-v6e-16:spot"), min_nodes=4))
-    assert [one.action for one in planned.plan.changes] == [Action.UPDATE]
+    assert [change.action for change in planned.plan.changes] == [Action.UPDATE]
     await infra.apply(planned)
     assert google.documents[f"{POOLS}/{pool.name}"]["autoscaling"]["totalMinNodeCount"] == 4
     with pytest.raises(NotFound, match=pool.name):
         await infra.plan_pool_removal("nosuch")
     await infra.apply(await infra.plan_pool_removal(pool.name))
-    assert [one["name"] for one in await infra.list_pools()] == ["system"]
+    assert [pool["name"] for pool in await infra.list_pools()] == ["system"]
 
 
-async def test_a_pool_of_somebody_else_stays_as_it_is(
+async def test_a_pool_without_kinetics_label_stays_as_it_is(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -186,7 +186,7 @@ async def test_a_pool_of_the_public_package_is_removed(
     assert f"{POOLS}/tpu-v6e-8-1a2b" not in google.documents
 
 
-async def test_a_pool_of_no_cluster_says_how_to_make_one(infra: Infrastructure) -> None:
+async def test_a_pool_without_a_cluster_says_how_to_create_one(infra: Infrastructure) -> None:
     with pytest.raises(NotFound, match="kinetic up"):
         await infra.plan_pool(Pool(accelerator=parse("gpu-l4")))
 
@@ -195,12 +195,12 @@ async def test_each_slice_is_a_pool(infra: Infrastructure, google: Google) -> No
     await up(infra)
     await add(infra, "tpu7x-4x4x4")
     planned = await infra.plan_pool(Pool(accelerator=parse("tpu7x-4x4x4")), slices=3)
-    assert [(one.kind, one.name) for one in planned.plan.steps] == [
+    assert [(change.kind, change.name) for change in planned.plan.steps] == [
         ("node pool", "tpu7x-64-2"),
         ("node pool", "tpu7x-64-3"),
     ]
     await infra.apply(planned)
-    assert len({one["name"] for one in await infra.list_pools()}) == 4
+    assert len({pool["name"] for pool in await infra.list_pools()}) == 4
     with pytest.raises(ConfigurationError, match="--min-nodes"):
         await infra.plan_pool(Pool(accelerator=parse("gpu-l4")), slices=2)
 

@@ -27,12 +27,12 @@ async def test_a_project_is_created_and_paid_for(infra: Infrastructure, google: 
         await infra.plan_up()
     assert google.writes == 0
     planned = await up(infra)
-    kinds = [one.kind for one in planned.plan.changes[:4]]
+    kinds = [change.kind for change in planned.plan.changes[:4]]
     assert kinds == ["project", "billing", "APIs", "repository"]
     assert google.account == f"billingAccounts/{ACCOUNT}"
     assert any("/clusters/lab" in key for key in google.documents)
     again = await up(infra)
-    assert {one.action for one in again.plan.changes} == {Action.KEEP}
+    assert {change.action for change in again.plan.changes} == {Action.KEEP}
     await down(infra)
     assert google.exists
     assert not google.documents
@@ -56,24 +56,26 @@ async def test_the_zone_of_a_new_project_decides_on_the_machine(
     google.enabled.add("compute.googleapis.com")
     google.machines = {"us-central1-a": ("n1-standard-4",)}
     await up(infra)
-    (pool,) = [one for key, one in google.documents.items() if key.endswith("nodePools/system")]
+    (pool,) = [
+        document for key, document in google.documents.items() if key.endswith("nodePools/system")
+    ]
     assert pool["config"]["machineType"] == "n1-standard-4"
 
 
 async def test_a_project_is_created_in_a_folder(infra: Infrastructure, google: Google) -> None:
     google.exists = False
-    place: dict[str, Any] = {"create_project": True, "billing_account": ACCOUNT}
-    planned = await infra.plan_up(**place, parent="folders/456")
+    settings: dict[str, Any] = {"create_project": True, "billing_account": ACCOUNT}
+    planned = await infra.plan_up(**settings, parent="folders/456")
     assert planned.plan.changes[0].reason == "in folders/456"
     await infra.apply(planned)
     assert google.parent == "folders/456"
-    again = await infra.plan_up(**place, parent="organizations/1")
+    again = await infra.plan_up(**settings, parent="organizations/1")
     assert again.plan.changes[0].action is Action.DIFFERS
     assert "folders/456" in again.plan.changes[0].reason
 
 
 @pytest.mark.parametrize("given", ["456", "folders/", "folders/456/", "projects/456", "Folders/1"])
-async def test_what_is_no_parent_is_refused_before_anything_is_sent(
+async def test_an_invalid_parent_is_refused_before_any_request(
     infra: Infrastructure, google: Google, given: str
 ) -> None:
     google.exists = False
@@ -94,28 +96,28 @@ async def test_an_id_that_another_project_has_is_refused(
 
 async def test_another_billing_account_is_linked(infra: Infrastructure, google: Google) -> None:
     planned = await up(infra)
-    (link,) = [one for one in planned.plan.changes if one.kind == "billing"]
+    (link,) = [change for change in planned.plan.changes if change.kind == "billing"]
     assert link.action is Action.UPDATE and "0A-0B" in link.reason
 
 
-async def test_the_accounts_that_can_pay_are_listed(infra: Infrastructure, google: Google) -> None:
+async def test_only_open_billing_accounts_are_listed(infra: Infrastructure, google: Google) -> None:
     google.exists = False
     google.accounts = [
         {"name": "billingAccounts/1", "displayName": "team", "open": True},
         {"name": "billingAccounts/2", "displayName": "old", "open": False},
     ]
-    assert [one.id for one in await infra.billing_accounts()] == ["1"]
+    assert [account.id for account in await infra.billing_accounts()] == ["1"]
     assert not await infra.has_project()
     assert not await infra.is_billed()
 
 
 @pytest.mark.full
-async def test_cut_off_at_any_write_it_goes_on(google: Google, site: Site) -> None:
+async def test_up_cut_off_at_any_write_can_be_repeated(google: Google, site: Site) -> None:
     for number in range(1, 5):
         for when in ("before", "after"):
             google.exists, google.billing = False, False
-            for kept in (google.documents, google.enabled, google.policies):
-                kept.clear()
+            for state in (google.documents, google.enabled, google.policies):
+                state.clear()
             async with opened(google, site) as infra:
                 await cut_off(google, up(infra), number, when)
             async with opened(google, site) as infra:

@@ -1,4 +1,4 @@
-"""`status` shows what exists, runs, and costs, and names what it can't see."""
+"""`status` shows the resources, the work, and the costs, and names what it can't see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group(name: str, version: str) -> dict[str, Any]:
     return {"name": name, "preferredVersion": {"version": version}}
 
 
-def filled(google: Google) -> None:
+def add_nodes_and_work(google: Google) -> None:
     kueue = "/lab/apis/kueue.x-k8s.io/v1beta2"
     groups = [group("kueue.x-k8s.io", "v1beta2"), group("leaderworkerset.x-k8s.io", "v1")]
     google.objects |= {
@@ -65,7 +65,7 @@ async def test_status_shows_pools_queues_controllers_and_work(
 ) -> None:
     await up(infra)
     await infra.apply(await infra.plan_pool(Pool(accelerator=parse("gpu-l4:spot"))))
-    filled(google)
+    add_nodes_and_work(google)
     found = await infra.status()
     assert found.unseen == ()
     assert found.controllers == ("LeaderWorkerSet", "Kueue")
@@ -75,7 +75,7 @@ async def test_status_shows_pools_queues_controllers_and_work(
     )
     (work,) = found.work
     assert (work.id, work.user, work.running, work.waiting) == ("batch-a", "ana", 1, 1)
-    pools = {one.name: one for one in found.pools}
+    pools = {pool.name: pool for pool in found.pools}
     gpus = pools["gpu-l4-spot"]
     assert (gpus.nodes, gpus.used, gpus.spot) == (2, 1, True)
     assert gpus.usd_per_hour is not None
@@ -86,19 +86,19 @@ async def test_status_shows_pools_queues_controllers_and_work(
         found.state = "x"  # type: ignore[misc]
 
 
-async def test_what_can_not_be_seen_is_named(infra: Infrastructure, google: Google) -> None:
+async def test_invisible_parts_are_named(infra: Infrastructure, google: Google) -> None:
     await up(infra)
-    filled(google)
+    add_nodes_and_work(google)
     del google.objects["/lab/api/v1/nodes"], google.objects[PODS]
     google.objects["/lab/api/v1/namespaces/default/pods"] = items(pod("a", "batch-a", "Running"))
     google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"]["_foreign"] = "not yours"
     found = await infra.status()
-    words = "\n".join(found.unseen)
-    for word in ("bucket acme-1-kn-lab-jobs", "nodes: ", "jobs of all namespaces", "pool system"):
-        assert word in words
-    assert [one.exists for one in found.parts if one.name == "acme-1-kn-lab-jobs"] == [None]
-    assert [(one.nodes, one.used, one.usd_per_hour) for one in found.pools] == [(None,) * 3]
-    assert [one.id for one in found.work] == ["batch-a"]
+    text = "\n".join(found.unseen)
+    for part in ("bucket acme-1-kn-lab-jobs", "nodes: ", "jobs of all namespaces", "pool system"):
+        assert part in text
+    assert [part.exists for part in found.parts if part.name == "acme-1-kn-lab-jobs"] == [None]
+    assert [(pool.nodes, pool.used, pool.usd_per_hour) for pool in found.pools] == [(None,) * 3]
+    assert [work.id for work in found.work] == ["batch-a"]
 
 
 @pytest.mark.full
@@ -106,7 +106,7 @@ async def test_a_request_without_answer_has_a_limit(
     infra: Infrastructure, google: Google, site: Site
 ) -> None:
     await up(infra)
-    filled(google)
+    add_nodes_and_work(google)
     google.silent = {"/lab/apis"}
     async with opened(google, site, look_s=5.0) as other:
         found = await other.status()
@@ -120,9 +120,9 @@ async def test_a_site_without_anything_is_absent(infra: Infrastructure, google: 
     assert (found.state, found.usd_per_hour, found.pools) == ("absent", 0.0, ())
 
 
-async def test_a_status_of_nothing_is_a_failure(google: Google, site: Site) -> None:
+async def test_a_status_that_sees_nothing_is_a_failure(google: Google, site: Site) -> None:
     google.unlisted = True
-    google.enabled |= {f"{one}.googleapis.com" for one in ("container", "storage", "compute")}
+    google.enabled |= {f"{api}.googleapis.com" for api in ("container", "storage", "compute")}
     async with opened(google, site) as infra:
         found = await infra.status()
         assert "place of the cluster" in found.unseen[0]

@@ -1,4 +1,4 @@
-"""Traps of Google's APIs: what passes is waited for, what doesn't ends with what to do."""
+"""Traps of Google's APIs: kinetic waits for temporary ones, and reports others with a fix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.infra.sites import down, opened, public_package, up
 CLUSTER = "container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"
 
 
-def pool(name: str, **more: Any) -> Pool:
-    return Pool(accelerator=parse(name), **more)
+def pool(name: str, **options: Any) -> Pool:
+    return Pool(accelerator=parse(name), **options)
 
 
-async def test_a_pool_that_uses_up_its_quota_is_there_the_next_time(
+async def test_a_pool_that_uses_up_its_quota_can_be_planned_again(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -39,7 +39,7 @@ async def test_a_quota_counts_all_nodes_of_the_pool(infra: Infrastructure, googl
         await infra.plan_pool(pool("gpu-l4", min_nodes=3))
 
 
-async def test_a_reservation_of_another_project_is_read_there(
+async def test_a_reservation_is_read_in_its_own_project(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -48,14 +48,14 @@ async def test_a_reservation_of_another_project_is_read_there(
     google.documents[key] = {"specificReservation": {"count": "2", "inUseCount": "0"}}
     wanted = pool("gpu-l4", reservation=shared)
     await infra.apply(await infra.plan_pool(wanted))
-    made = google.documents[f"{CLUSTER}/nodePools/gpu-l4-mine"]
-    assert made["config"]["reservationAffinity"]["values"] == [shared]
+    created = google.documents[f"{CLUSTER}/nodePools/gpu-l4-mine"]
+    assert created["config"]["reservationAffinity"]["values"] == [shared]
 
 
 def test_long_reservations_make_different_names() -> None:
-    one, other = (pool("gpu-l4", reservation=f"{'r' * 50}{end}") for end in "ab")
-    assert one.name != other.name
-    assert len(one.name) <= 39
+    first, second = (pool("gpu-l4", reservation=f"{'r' * 50}{end}") for end in "ab")
+    assert first.name != second.name
+    assert len(first.name) <= 39
 
 
 async def test_a_machine_that_the_zone_lacks_names_zones_that_have_it(
@@ -88,12 +88,12 @@ async def test_a_region_names_an_autopilot_cluster(infra: Infrastructure, google
     assert not google.documents
 
 
-async def test_a_cluster_in_error_is_made_again(infra: Infrastructure, google: Google) -> None:
+async def test_a_cluster_in_error_is_created_again(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     await infra.apply(await infra.plan_pool(pool("gpu-l4")))
     google.documents[CLUSTER] |= {"status": "ERROR", "statusMessage": "the subnet is full"}
     planned = await infra.plan_up(pools=(pool("gpu-l4"),))
-    found = {one.kind: one for one in planned.plan.steps}
+    found = {step.kind: step for step in planned.plan.steps}
     assert found["cluster"].action is Action.REPLACE
     assert "the subnet is full" in found["cluster"].reason
     await infra.apply(planned)
@@ -101,7 +101,7 @@ async def test_a_cluster_in_error_is_made_again(infra: Infrastructure, google: G
     assert f"{CLUSTER}/nodePools/gpu-l4" in google.documents
 
 
-async def test_a_cluster_that_is_going_is_made_after_it_is_gone(
+async def test_a_cluster_that_is_being_deleted_is_created_again_afterwards(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -121,7 +121,7 @@ async def test_a_failed_read_does_not_prove_that_a_cluster_is_gone(
     assert google.documents[CLUSTER]["status"] == "RUNNING"
 
 
-async def test_a_refusal_that_is_no_other_operation_ends_at_once(
+async def test_a_refusal_for_another_reason_than_a_running_operation_ends_at_once(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -133,12 +133,12 @@ async def test_a_refusal_that_is_no_other_operation_ends_at_once(
 async def test_one_change_of_a_cluster_at_a_time(infra: Infrastructure, google: Google) -> None:
     google.strict, google.looks = True, 3
     names = ("gpu-l4", "tpu-v6e-8", "tpu-v5e-1")
-    planned = await infra.plan_up(pools=tuple(pool(one) for one in names))
+    planned = await infra.plan_up(pools=tuple(pool(name) for name in names))
     await infra.apply(planned)
     assert google.refused == 0
 
 
-async def test_a_new_account_of_an_old_cluster_is_waited_for(
+async def test_up_waits_for_a_new_account_of_an_old_cluster(
     infra: Infrastructure, google: Google
 ) -> None:
     public_package(google)
@@ -164,7 +164,9 @@ async def test_a_project_that_is_being_deleted_is_reported(
         await infra.plan_up()
 
 
-async def test_what_outlives_the_cluster_is_named(infra: Infrastructure, google: Google) -> None:
+async def test_resources_that_outlive_the_cluster_are_named(
+    infra: Infrastructure, google: Google
+) -> None:
     await up(infra)
     parent = "compute/compute/v1/projects/acme-1"
     mine = {"goog-k8s-cluster-name": "lab", "goog-k8s-cluster-location": "us-central1-a"}
@@ -194,7 +196,7 @@ async def test_what_outlives_the_cluster_is_named(infra: Infrastructure, google:
     assert ", ".join(wanted) in (await infra.plan_down()).notes[0]
 
 
-async def test_a_cluster_without_sets_says_how_to_install_them(
+async def test_a_cluster_without_leader_worker_sets_says_how_to_install_them(
     infra: Infrastructure, google: Google
 ) -> None:
     (planned,) = (await infra.plan_up()).notes
@@ -205,9 +207,7 @@ async def test_a_cluster_without_sets_says_how_to_install_them(
     assert (await infra.plan_up()).notes == ()
 
 
-async def test_a_removal_that_fails_late_is_done_again(
-    infra: Infrastructure, google: Google
-) -> None:
+async def test_a_removal_that_fails_late_is_repeated(infra: Infrastructure, google: Google) -> None:
     await up(infra)
     google.released_late = 2
     await down(infra)

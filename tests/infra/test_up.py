@@ -1,4 +1,4 @@
-"""`up` makes everything once, goes on after any cut, and says what is missing before it begins."""
+"""`up` creates everything once, can be repeated after any failure, and first reports problems."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from kinetic.aio.infra import Infrastructure, Site
 from kinetic.aio.infra.resources import Action
 from kinetic.errors import AuthError, ConfigurationError, KineticError, Refused
 from tests.infra.google import Google
-from tests.infra.sites import QUICK, Tokens, cut_off, made, opened, up
+from tests.infra.sites import QUICK, Tokens, cut_off, opened, state_of, up
 
 
-async def test_up_makes_all_and_then_plans_nothing(infra: Infrastructure, google: Google) -> None:
+async def test_up_creates_everything_and_then_plans_nothing(
+    infra: Infrastructure, google: Google
+) -> None:
     planned = await up(infra)
-    assert {one.action for one in planned.plan.changes} == {Action.CREATE, Action.UPDATE}
+    assert {change.action for change in planned.plan.changes} == {Action.CREATE, Action.UPDATE}
     kinds = {re.split(r"[/.]", key)[-2] for key in google.documents}
     assert {"clusters", "networks", "subnetworks", "routers", "repositories", "b"} <= kinds
     assert len(google.objects) == 5
     writes = google.writes
     again = await up(infra)
-    assert {one.action for one in again.plan.changes} == {Action.KEEP}
+    assert {change.action for change in again.plan.changes} == {Action.KEEP}
     assert google.writes == writes
 
 
@@ -54,7 +56,7 @@ async def test_down_stops_if_it_can_not_list_clusters(
 
 
 class LapsedLogin(Tokens):
-    """No credentials: every request meets the same error."""
+    """Expired credentials: every request fails with the same error."""
 
     async def get(self) -> str:
         raise AuthError("log in")
@@ -86,20 +88,20 @@ async def test_a_preview_writes_nothing(infra: Infrastructure, google: Google) -
 
 
 @pytest.mark.full
-async def test_up_cut_off_at_any_write_goes_on(google: Google, site: Site) -> None:
-    whole = Google(machines=google.machines)
-    await _serve(whole, site)
-    expected, cuts = made(whole), whole.writes
+async def test_up_cut_off_at_any_write_can_be_repeated(google: Google, site: Site) -> None:
+    complete = Google(machines=google.machines)
+    await _serve_and_set_up(complete, site)
+    expected, cuts = state_of(complete), complete.writes
     assert cuts > 20
     for number in range(1, cuts + 1):
         for when in ("before", "after"):
-            one = Google(machines=google.machines)
-            await _serve(one, site, cut=(number, when))
-            assert made(one) == expected, f"cut off {when} write {number}"
+            interrupted = Google(machines=google.machines)
+            await _serve_and_set_up(interrupted, site, cut=(number, when))
+            assert state_of(interrupted) == expected, f"cut off {when} write {number}"
 
 
-async def _serve(google: Google, site: Site, cut: tuple[int, str] | None = None) -> None:
-    """Run `up` on *google*; *cut* it off at one write, and run it again."""
+async def _serve_and_set_up(google: Google, site: Site, cut: tuple[int, str] | None = None) -> None:
+    """Serve *google* and run `up`, after one that was *cut* off at a write, if any."""
     from aiohttp import web
 
     runner = web.AppRunner(google.app)
@@ -117,9 +119,9 @@ async def _serve(google: Google, site: Site, cut: tuple[int, str] | None = None)
 
 
 async def test_two_at_once_end_in_the_same_state(google: Google, site: Site) -> None:
-    async with opened(google, site) as one, opened(google, site) as other:
-        await asyncio.gather(up(one), up(other))
-        again = await one.plan_up()
+    async with opened(google, site) as first, opened(google, site) as second:
+        await asyncio.gather(up(first), up(second))
+        again = await first.plan_up()
     assert not again.plan.steps
 
 
@@ -139,14 +141,14 @@ async def test_everything_missing_is_reported_at_once(
     with pytest.raises(ConfigurationError) as caught:
         await infra.plan_up()
     message = str(caught.value)
-    for word in (
+    for part in (
         "container.clusters.create, ",
         "compute.networks.create",
         "storage.buckets.create",
         "billing",
         "us-central1-a has none",
     ):
-        assert word in message
+        assert part in message
     assert google.writes == 0
 
 
@@ -162,7 +164,9 @@ async def test_a_zone_without_e2_gets_another_machine(
     assert pool["config"]["machineType"] == "n2d-standard-4"
 
 
-async def test_a_cluster_in_another_zone_is_a_clash(infra: Infrastructure, google: Google) -> None:
+async def test_a_cluster_of_this_name_in_another_zone_is_an_error(
+    infra: Infrastructure, google: Google
+) -> None:
     await up(infra)
     elsewhere = Site(project="acme-1", zone="us-central1-b", cluster="lab")
     google.machines["us-central1-b"] = ("e2-standard-4",)
@@ -171,7 +175,7 @@ async def test_a_cluster_in_another_zone_is_a_clash(infra: Infrastructure, googl
             await other.plan_up()
 
 
-async def test_drift_is_shown_and_what_can_be_changed_is(
+async def test_drift_is_shown_and_repaired_where_possible(
     infra: Infrastructure, google: Google
 ) -> None:
     await up(infra)
@@ -179,7 +183,9 @@ async def test_drift_is_shown_and_what_can_be_changed_is(
     cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
     cluster["releaseChannel"] = {"channel": "RAPID"}
     planned = await infra.plan_up()
-    found = {one.kind: one for one in planned.plan.changes if one.action is not Action.KEEP}
+    found = {
+        change.kind: change for change in planned.plan.changes if change.action is not Action.KEEP
+    }
     assert found["bucket"].action is Action.UPDATE
     assert found["cluster"].action is Action.DIFFERS
     assert "RAPID" in found["cluster"].reason
@@ -202,12 +208,12 @@ async def test_the_public_endpoint_of_an_old_cluster_is_opened(
     assert endpoints["ipEndpointsConfig"] == {"enabled": True}
     assert endpoints["dnsEndpointConfig"]["allowExternalTraffic"]
     again = await infra.plan_up(public_endpoint=True)
-    (found,) = [one for one in again.plan.changes if one.action is not Action.KEEP]
+    (found,) = [change for change in again.plan.changes if change.action is not Action.KEEP]
     assert found.action is Action.DIFFERS
     assert not (await infra.plan_up()).plan.steps
 
 
-async def test_a_name_of_somebody_else_stops_before_the_first_write(
+async def test_a_foreign_resource_of_the_same_name_stops_up_before_the_first_write(
     infra: Infrastructure, google: Google
 ) -> None:
     google.enabled |= {"compute.googleapis.com", "storage.googleapis.com"}
@@ -217,20 +223,22 @@ async def test_a_name_of_somebody_else_stops_before_the_first_write(
     }
     google.documents["storage/storage/v1/b/acme-1-kn-lab-jobs"] = {"_foreign": "another project"}
     planned = await infra.plan_up()
-    assert {one.kind for one in planned.plan.obstacles} == {"network", "bucket"}
+    assert {change.kind for change in planned.plan.obstacles} == {"network", "bucket"}
     with pytest.raises(Refused, match="kn-lab"):
         await infra.apply(planned)
     assert google.writes == 0
 
 
 @pytest.mark.parametrize("trap", ["unknown", "enabling", "busy", "conflicts", "looks"])
-async def test_what_passes_is_waited_for(infra: Infrastructure, google: Google, trap: str) -> None:
+async def test_up_waits_for_temporary_errors(
+    infra: Infrastructure, google: Google, trap: str
+) -> None:
     setattr(google, trap, 3)
     await up(infra)
     assert not (await infra.plan_up()).plan.steps
     if trap == "conflicts":
-        bindings = [one for policy in google.policies.values() for one in policy["bindings"]]
-        assert sum(one["role"] == "roles/viewer" for one in bindings) == 3
+        bindings = [each for policy in google.policies.values() for each in policy["bindings"]]
+        assert sum(binding["role"] == "roles/viewer" for binding in bindings) == 3
 
 
 async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, google: Google) -> None:
@@ -238,12 +246,14 @@ async def test_a_cluster_that_is_broken_is_reported(infra: Infrastructure, googl
     cluster = google.documents["container/v1/projects/acme-1/locations/us-central1-a/clusters/lab"]
     cluster |= {"status": "DEGRADED", "conditions": [{"message": "the subnet is full"}]}
     planned = await infra.plan_up()
-    found = next(one for one in planned.plan.changes if one.kind == "cluster")
+    found = next(change for change in planned.plan.changes if change.kind == "cluster")
     assert found.action is Action.DIFFERS
     assert "the subnet is full" in found.reason
 
 
-async def test_one_failure_leaves_the_others_go_on(infra: Infrastructure, google: Google) -> None:
+async def test_one_failure_does_not_stop_the_other_changes(
+    infra: Infrastructure, google: Google
+) -> None:
     planned = await infra.plan_up()
     google.documents[
         "compute/compute/v1/projects/acme-1/regions/us-central1/routers/kn-lab-router"
@@ -267,9 +277,7 @@ async def test_pods_reach_the_objects_of_their_namespace_only(
     assert "kn-lab-workers@" in str(account["metadata"]["annotations"])
 
 
-async def test_a_missing_right_names_what_was_refused(
-    infra: Infrastructure, google: Google
-) -> None:
+async def test_missing_permissions_name_the_role(infra: Infrastructure, google: Google) -> None:
     google.permissions = set()
     with pytest.raises(ConfigurationError, match="roles/editor"):
         await infra.plan_up()

@@ -1,4 +1,4 @@
-"""How long an apply waits for a resource: on virtual time, with one state a read."""
+"""How long an apply waits for a resource, on virtual time; each read gets the next state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABSENT, DENIED = 404, 403
 
 
 class Reads:
-    """A client of Google whose reads find these states, one after the other."""
+    """A client of Google whose reads return these states, one after the other."""
 
     first_pause_s = 1.0
 
@@ -40,20 +40,20 @@ class Reads:
                 return {"status": state}
 
 
-async def waited(reads: Reads) -> tuple[float, list[str]]:
-    """Wait for a cluster that was under way; return the seconds and a user's lines."""
+async def wait(reads: Reads) -> tuple[float, list[str]]:
+    """Wait for a cluster that was being created; return the seconds and the lines for the user."""
     lines: list[str] = []
     google: Any = reads
     change = Change(action=Action.WAIT, kind="cluster", name="lab")
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    start = loop.time()
     await Cloud(google, SITE, lines.append).apply([change], [cluster(Setup(site=SITE))])
-    return loop.time() - began, lines
+    return loop.time() - start, lines
 
 
 async def test_a_missing_reply_late_in_a_wait_does_not_end_it() -> None:
     reads = Reads(["RECONCILING"] * 60, [ABSENT], ["RECONCILING"] * 60, [DENIED], ["RUNNING"])
-    seconds, lines = await waited(reads)
+    seconds, lines = await wait(reads)
     assert seconds > 1000
     assert len(lines) == len(set(lines)) == 4, lines
     assert "cluster lab: it is RECONCILING" in lines[0]
@@ -71,13 +71,13 @@ async def test_a_missing_reply_late_in_a_wait_does_not_end_it() -> None:
 async def test_every_wait_ends(states: list[str | int], limit_s: float, reason: str) -> None:
     reads = Reads(state for _ in repeat(None) for state in states)
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    start = loop.time()
     with pytest.raises(Unavailable, match=reason):
-        await waited(reads)
-    assert limit_s < loop.time() - began < limit_s + 30
+        await wait(reads)
+    assert limit_s < loop.time() - start < limit_s + 30
 
 
 async def test_a_cluster_that_disappears_is_not_waited_for_long() -> None:
     reads = Reads(["PROVISIONING"] * 60, repeat(ABSENT))
     with pytest.raises(Unavailable, match="show it"):
-        await asyncio.wait_for(waited(reads), timeout=800)
+        await asyncio.wait_for(wait(reads), timeout=800)

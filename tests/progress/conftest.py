@@ -1,4 +1,4 @@
-"""A user's script on a terminal, or on pipes."""
+"""Run a user's script on a terminal or on pipes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def work(n):
 
 
 class Script:
-    """A process of a user; with *held*, the items of its `work` wait until they are `let` go on."""
+    """A process of a user; with *held*, the items of its `work` wait until `release` is called."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Script:
         self.terminal = terminal
         self._folder = folder
         if not held:
-            self.let("some", "all")
+            self.release("some", "all")
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environ}
         if terminal is not None:
             self.process = terminal.start("-W", "error", path, cwd=folder, env=environ)
@@ -64,13 +64,13 @@ class Script:
                 stderr=subprocess.PIPE,
             )
 
-    def let(self, *which: str) -> None:
-        """Let "some" of its items go on, the first five, or "all" the others."""
-        for one in which:
-            (self._folder / one).touch()
+    def release(self, *groups: str) -> None:
+        """Let "some" items continue, which are the first five, or "all" the others."""
+        for group in groups:
+            (self._folder / group).touch()
 
     def end(self) -> int:
-        """Wait for it, reading its terminal."""
+        """Wait for its end while reading its terminal, and return its exit code."""
         if self.terminal is not None:
             self.terminal.until(lambda: self.process.poll() is not None)
             self.terminal.rest()
@@ -79,8 +79,8 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Runs a script of a user, on a terminal or on pipes."""
-    made: list[Script] = []
+    """Return a function that starts a script on a terminal or on pipes."""
+    scripts: list[Script] = []
 
     def start(
         body: str,
@@ -89,11 +89,11 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         held: bool = False,
         **environ: str,
     ) -> Script:
-        made.append(Script(tmp_path, textwrap.dedent(body), environ, terminal, held))
-        return made[-1]
+        scripts.append(Script(tmp_path, textwrap.dedent(body), environ, terminal, held))
+        return scripts[-1]
 
     yield start
-    for one in made:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate() if one.terminal is None else one.process.wait()
+    for script in scripts:
+        if script.process.poll() is None:
+            script.process.kill()
+        script.process.communicate() if script.terminal is None else script.process.wait()

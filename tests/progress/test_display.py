@@ -1,4 +1,4 @@
-"""What is drawn, when, and how it gets along with what others write."""
+"""Progress lines: their layout, their timing, and drawing them below the output of others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUES = st.builds(
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=80), VALUES, st.integers(1, 120))
-def test_no_line_is_wider_than_it_may_be(title, value, width) -> None:
+def test_no_line_is_wider_than_the_limit(title, value, width) -> None:
     lines = compose(title, value, width)
     assert all(cell_len(line.plain) <= width for line in lines)
     assert len(lines) == 1 + bool(value.first_failure)
@@ -48,11 +48,11 @@ def test_eighty_columns_have_room_for_everything() -> None:
         elapsed=5.0,
     )  # fmt: skip
     (line,) = compose("digits", value, 79)
-    for words in ("━", "406/1,000", "6 failed", "64 running", "530 waiting", "83/s", "7 s left"):
-        assert words in line.plain
+    for part in ("━", "406/1,000", "6 failed", "64 running", "530 waiting", "83/s", "7 s left"):
+        assert part in line.plain
 
 
-def test_what_matters_least_goes_first() -> None:
+def test_a_narrow_line_drops_the_least_important_parts_first() -> None:
     value = Progress(total=50, waiting=20, running=4, succeeded=20, failed=6, rate=1.0, eta=24.0)
     shown = [compose("digits", value, width)[0].plain for width in (60, 40, 20, 6)]
     assert "waiting" not in shown[0] and "━" in shown[0] and "running" in shown[0]
@@ -67,25 +67,26 @@ def test_at_forty_columns_the_name_is_cut_before_the_counts() -> None:
     assert line.plain.startswith("evaluat…  216/500  10 failed  6 lost")
 
 
-def test_a_step_has_a_bar_where_its_size_is_known() -> None:
-    one = Step("packing work")
-    assert [line.plain for line in compose(one.title, one, 79)] == ["packing work"]
-    one.update(30, 60)
-    assert compose(one.title, one, 79)[0].plain == f"packing work  {'━' * 12}{'─' * 12}  50%"
-    one.update(70, 60)
-    assert one.line() == "packing work: 100% of 60 bytes"
+def test_a_step_has_a_bar_once_its_size_is_known() -> None:
+    packing = Step("packing work")
+    assert [line.plain for line in compose(packing.title, packing, 79)] == ["packing work"]
+    packing.update(30, 60)
+    (line,) = compose(packing.title, packing, 79)
+    assert line.plain == f"packing work  {'━' * 12}{'─' * 12}  50%"
+    packing.update(70, 60)
+    assert packing.line() == "packing work: 100% of 60 bytes"
 
 
-# --- when ---
+# --- timing and mode ---
 
 
-def test_plain_lines_come_ever_more_rarely(capsys) -> None:
+def test_plain_lines_become_less_frequent(capsys) -> None:
     plain, entry = Plain(), Entry("demo", Progress(total=9), begun=0.0, delay=0.5)
     seen = []
     for now in range(260):
         plain.draw([entry], float(now))
-        if said := capsys.readouterr().err:
-            assert said == "demo: 0 of 9 ended\n"
+        if printed := capsys.readouterr().err:
+            assert printed == "demo: 0 of 9 ended\n"
             seen.append(now)
     assert seen == [10, 30, 70, 130, 190, 250]
 
@@ -106,7 +107,7 @@ def test_a_last_plain_line_comes_only_after_a_first_and_lines_are_logged(capsys,
 
 
 @pytest.mark.parametrize(
-    ("named", "term", "manner"),
+    ("setting", "term", "mode"),
     [
         ("", "xterm", "live"),
         ("AUTO", "xterm", "live"),
@@ -116,13 +117,13 @@ def test_a_last_plain_line_comes_only_after_a_first_and_lines_are_logged(capsys,
         ("off", "xterm", "off"),
     ],
 )
-def test_how_it_is_shown(terminal, named, term, manner) -> None:
-    environ = {"KINETIC_PROGRESS": named, "TERM": term}
+def test_the_mode_depends_on_the_setting_and_the_stream(terminal, setting, term, mode) -> None:
+    environ = {"KINETIC_PROGRESS": setting, "TERM": term}
     with terminal().open() as stream:
-        assert choose_mode(environ, stream) == manner
-    assert choose_mode(environ, stream) == "off", "it is closed"
+        assert choose_mode(environ, stream) == mode
+    assert choose_mode(environ, stream) == "off", "the stream is closed"
     assert choose_mode(environ, None) == "off"
-    assert choose_mode({}, io.StringIO()) == "plain", "it is no terminal"
+    assert choose_mode({}, io.StringIO()) == "plain", "the stream isn't a terminal"
 
 
 # --- on a terminal ---
@@ -132,9 +133,9 @@ def test_how_it_is_shown(terminal, named, term, manner) -> None:
 def screen(terminal):
     window = terminal(columns=30, rows=8)
     with window.open() as stream, window.open() as other:
-        made = Screen(stream, [stream, other], patience=60)  # also if the machine pauses
-        yield made, window, stream, other
-        made.close()
+        display = Screen(stream, [stream, other], patience=60)  # the machine may pause
+        yield display, window, stream, other
+        display.close()
 
 
 def seen(window) -> list[str]:
@@ -142,76 +143,76 @@ def seen(window) -> list[str]:
     return window.lines
 
 
-def test_lines_stay_below_what_is_written(screen) -> None:
-    made, window, stream, other = screen
-    made.draw(["one", "two"])
+def test_lines_stay_below_the_output(screen) -> None:
+    display, window, stream, other = screen
+    display.draw(["one", "two"])
     assert seen(window) == ["one", "two"]
     print("hello", file=stream)
     print("world", "!", file=other)
     assert seen(window) == ["hello", "world !", "one", "two"]
-    made.draw(["one and a half"])
+    display.draw(["one and a half"])
     assert seen(window) == ["hello", "world !", "one and a half"]
     stream.writelines(["a\n", "b\n"])
-    made.keep(["kept"])
-    made.draw([])
+    display.keep(["kept"])
+    display.draw([])
     assert seen(window) == ["hello", "world !", "a", "b", "kept"]
 
 
-def test_lines_wait_until_a_line_of_others_has_its_end(screen) -> None:
-    made, window, stream, _ = screen
-    made.draw(["ours"])
+def test_lines_wait_until_a_line_of_the_output_is_complete(screen) -> None:
+    display, window, stream, _ = screen
+    display.draw(["ours"])
     print("begun", end="", file=stream, flush=True)
     assert seen(window) == ["begun"]
-    made.draw(["ours, later"])
+    display.draw(["ours, later"])
     assert seen(window) == ["begun"]
     print(" and ended", file=stream)
     assert seen(window) == ["begun and ended", "ours, later"]
 
 
-def test_a_line_that_others_had_begun_before_stays_whole(screen) -> None:
-    made, window, stream, _ = screen
+def test_an_incomplete_line_written_before_stays_whole(screen) -> None:
+    display, window, stream, _ = screen
     type(stream).write(stream, "working... ")
     stream.flush()
-    made.draw(["ours"])
+    display.draw(["ours"])
     assert seen(window) == ["working...", "ours"]
-    made.draw([])
+    display.draw([])
     print("done", file=stream)
     assert seen(window) == ["working...", "done"]
 
 
-def test_a_longer_text_than_the_terminal_is_high_is_whole(screen) -> None:
-    made, window, stream, _ = screen
-    made.draw(["ours", "too"])
+def test_output_with_more_lines_than_the_terminal_stays_whole(screen) -> None:
+    display, window, stream, _ = screen
+    display.draw(["ours", "too"])
     for n in range(30):
         print(n, file=stream)
     assert seen(window) == [*map(str, range(30)), "ours", "too"]
 
 
 def test_many_threads_write_whole_lines(screen) -> None:
-    made, window, stream, other = screen
-    made.draw(["ours"])
+    display, window, stream, other = screen
+    display.draw(["ours"])
 
     def write(name: int) -> None:
         for n in range(50):
             (stream, other)[name % 2].write(f"{name}:{n}\n")
 
     threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
-    for one in threads:
-        one.start()
-    while any(one.is_alive() for one in threads):
-        made.draw([f"ours {len(window.raw)}"])
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        display.draw([f"ours {len(window.raw)}"])
         window.read(0.001)
-    made.draw(["ours"])
+    display.draw(["ours"])
     lines = seen(window)
     assert lines[-1] == "ours"
     assert sorted(lines[:-1]) == sorted(f"{name}:{n}" for name in range(4) for n in range(50))
 
 
-def test_hands_are_off_the_streams_in_the_end(screen) -> None:
-    made, window, stream, other = screen
-    made.draw(["ours"])
+def test_closing_restores_the_streams(screen) -> None:
+    display, window, stream, other = screen
+    display.draw(["ours"])
     assert "write" in vars(stream) and "write" in vars(other)
-    made.close()
+    display.close()
     assert "write" not in vars(stream) and "write" not in vars(other)
     print("after", file=stream, flush=True)
     assert seen(window) == ["after"]
@@ -221,13 +222,13 @@ def test_a_terminal_without_a_character_gets_a_question_mark(terminal) -> None:
     window = terminal()
     with window.open() as stream:
         stream.reconfigure(encoding="ascii")
-        made = Screen(stream, [stream])
-        made.keep(["━━── 1 · 2…"])
+        display = Screen(stream, [stream])
+        display.keep(["━━── 1 · 2…"])
         assert seen(window) == ["???? 1 ? 2?"]
-        made.close()
+        display.close()
 
 
-def test_more_lines_than_there_is_room_for_are_counted(terminal, monkeypatch) -> None:
+def test_lines_without_space_are_counted(terminal, monkeypatch) -> None:
     window = terminal(rows=30)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "30")
@@ -235,7 +236,7 @@ def test_more_lines_than_there_is_room_for_are_counted(terminal, monkeypatch) ->
         live = Live(stream)
         entries = [Entry(f"batch {n}", Progress(total=9), begun=0.0, delay=0.5) for n in range(20)]
         live.draw(entries, 0.2)
-        assert seen(window) == [], "nothing is worth a line yet"
+        assert seen(window) == [], "lines appear only after the delay"
         live.draw(entries, 1.0)
         assert len(seen(window)) == 8 and seen(window)[-1] == "and 13 more lines"
         live.close()
@@ -245,28 +246,28 @@ def test_more_lines_than_there_is_room_for_are_counted(terminal, monkeypatch) ->
 # --- steps ---
 
 
-def test_a_step_is_named_once_it_takes_long() -> None:
+def test_a_step_is_named_after_a_second() -> None:
     now = 0.0
-    with step("packing work", clock=lambda: now) as one:
-        one.update(1, 4)
+    with step("packing work", clock=lambda: now) as packing:
+        packing.update(1, 4)
         assert current_line(clock=lambda: 0.9) == ""
         assert current_line(clock=lambda: 1.1) == "packing work: 25% of 4 bytes"
     assert current_line(clock=lambda: 9.9) == ""
 
 
-def test_a_step_is_shown_by_its_first_update_after_a_second() -> None:
-    now, told = 0.0, []
+def test_a_step_is_shown_at_its_first_update_after_a_second() -> None:
+    now, events = 0.0, []
 
-    def show(one: Step):
-        told.append(one.fraction)
-        return lambda: told.append("gone")
+    def show(shown: Step):
+        events.append(shown.fraction)
+        return lambda: events.append("hidden")
 
-    one = Step("packing work", clock=lambda: now, show=show)
+    packing = Step("packing work", clock=lambda: now, show=show)
     for now in (0.5, 0.9, 1.1, 1.5):
-        one.update(int(now * 10), 20)
-    one.end()
-    assert told == [0.55, "gone"]
+        packing.update(int(now * 10), 20)
+    packing.end()
+    assert events == [0.55, "hidden"]
     short = Step("packing work", clock=lambda: now, show=show)
     short.update(1, 1)
     short.end()
-    assert told == [0.55, "gone"]
+    assert events == [0.55, "hidden"]

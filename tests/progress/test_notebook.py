@@ -1,4 +1,4 @@
-"""What a cell shows, in a real IPython kernel."""
+"""The output of cells in a real IPython kernel."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def kernel(tmp_path: Path, monkeypatch):
 
 
 def outputs(kernel, code: str, *, mark: bool = True) -> list[tuple[str, dict]]:
-    """Runs a cell; the type and the content of each message that came of it.
+    """Run a cell, and return the type and the content of each message that it sends.
 
-    With *mark* the work waits until something of it is shown.
+    With *mark*, the work waits until the cell displays something.
     """
     client, seen_file = kernel
     seen = []
@@ -67,12 +67,12 @@ def outputs(kernel, code: str, *, mark: bool = True) -> list[tuple[str, dict]]:
     def hook(message: dict) -> None:
         seen.append((message["msg_type"], message["content"]))
         if mark and message["msg_type"] == "display_data":
-            seen_file.touch()  # what the work waits for
+            seen_file.touch()  # the work waits for this file
 
     if mark:
         seen_file.unlink(missing_ok=True)
-    told = client.execute_interactive(code, timeout=DEADLINE_S, output_hook=hook)
-    assert told["content"]["status"] == "ok", told["content"]
+    reply = client.execute_interactive(code, timeout=DEADLINE_S, output_hook=hook)
+    assert reply["content"]["status"] == "ok", reply["content"]
     return seen
 
 
@@ -80,13 +80,13 @@ def test_a_cell_shows_one_output_that_is_updated(kernel) -> None:
     for cell in (CELL, CELL):
         seen = outputs(kernel, cell)
         streams = [content for kind, content in seen if kind == "stream"]
-        said = "".join(one["text"] for one in streams if one["name"] == "stdout")
-        assert said == "15\n"
+        printed = "".join(stream["text"] for stream in streams if stream["name"] == "stdout")
+        assert printed == "15\n"
         shown = [content for kind, content in seen if kind == "display_data"]
         updates = [content for kind, content in seen if kind == "update_display_data"]
-        assert len(shown) == 1, "each cell its own output"
+        assert len(shown) == 1, "each cell has its own output"
         name = shown[0]["transient"]["display_id"]
-        assert {one["transient"]["display_id"] for one in updates} == {name}
+        assert {update["transient"]["display_id"] for update in updates} == {name}
         assert updates[-1]["data"]["text/plain"].startswith(
             "demo <b>: 6 of 6 ended: 6 succeeded; took"
         )
@@ -95,7 +95,7 @@ def test_a_cell_shows_one_output_that_is_updated(kernel) -> None:
 
 
 @pytest.mark.full
-def test_a_cell_that_waits_is_not_warned_of_that(kernel) -> None:
+def test_a_cell_that_waits_gets_no_warning_about_the_event_loop(kernel) -> None:
     code = """
 import kinetic
 
@@ -106,14 +106,14 @@ def answer():
 print(answer())
 """
     streams = [content for kind, content in outputs(kernel, code) if kind == "stream"]
-    assert "42" in "".join(one["text"] for one in streams)
-    assert "blocks the event loop" not in "".join(one["text"] for one in streams)
+    assert "42" in "".join(stream["text"] for stream in streams)
+    assert "blocks the event loop" not in "".join(stream["text"] for stream in streams)
 
 
-def settled(kernel, wanted: str) -> dict:
-    """Waits until an output of an earlier cell says *wanted*; its bundle then.
+def wait_for_output(kernel, wanted: str) -> dict:
+    """Wait until the output of an earlier cell contains *wanted*; return its data.
 
-    It is one output that is updated, and it belongs to the cell that has displayed the handle.
+    Check that there is only one output, and that it belongs to the cell that displayed the handle.
     """
     client, _ = kernel
     names, cells = set(), set()
@@ -133,7 +133,7 @@ def result_of(seen: list[tuple[str, dict]]) -> dict:
     return result
 
 
-def test_a_batch_shows_itself_and_how_far_it_is_until_it_is_over(kernel) -> None:
+def test_a_batch_shows_itself_and_its_progress_until_its_end(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = 'batch = work.run_async_map(range(4), max_concurrent=2, name="</td><b>"); batch'
     seen = outputs(kernel, code, mark=False)
@@ -143,14 +143,14 @@ def test_a_batch_shows_itself_and_how_far_it_is_until_it_is_over(kernel) -> None
     assert "&lt;/td&gt;&lt;b&gt;" in shown["text/html"] and "<b>" not in shown["text/html"]
     assert '<th scope="col">waiting</th>' in shown["text/html"]
     assert "report" not in shown["text/html"]
-    settled(kernel, "0 of 4 ended")
-    kernel[1].touch()  # the jobs end now, and no cell waits for them
-    last = settled(kernel, "4 of 4 ended: 4 succeeded; took")
+    wait_for_output(kernel, "0 of 4 ended")
+    kernel[1].touch()  # the jobs end, and no cell waits for them
+    last = wait_for_output(kernel, "4 of 4 ended: 4 succeeded; took")
     assert '<progress max="1" value="1.0000"' in last["text/html"]
     assert "&lt;/td&gt;&lt;b&gt;" in last["text/html"]
 
-    place = result_of(outputs(kernel, "str(batch.report('a report & more.html'))", mark=False))
-    assert Path(place["text/plain"].strip("'")).exists()
+    path = result_of(outputs(kernel, "str(batch.report('a report & more.html'))", mark=False))
+    assert Path(path["text/plain"].strip("'")).exists()
     seen = outputs(kernel, "batch", mark=False)
     shown = result_of(seen)
     assert (
@@ -158,11 +158,11 @@ def test_a_batch_shows_itself_and_how_far_it_is_until_it_is_over(kernel) -> None
         in (shown["text/html"])
     )
     assert '<th scope="col">succeeded</th></tr><tr><td>4</td>' in shown["text/html"]
-    assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
+    assert [kind for kind, _ in seen if "display" in kind] == [], "a final state needs no updates"
 
 
 @pytest.mark.full
-def test_a_batch_that_is_silent_shows_only_what_is_known(kernel) -> None:
+def test_a_batch_without_progress_shows_only_known_facts(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = "batch = work.run_async_map(range(2), progress=False); batch"
     assert "waiting" in result_of(outputs(kernel, code, mark=False))["text/html"]
@@ -177,18 +177,18 @@ def test_a_job_shows_itself_and_its_end(kernel) -> None:
     shown = result_of(outputs(kernel, "job = work.run_async(1); job", mark=False))
     assert shown["text/plain"].startswith("JobHandle('job-local-")
     assert '<th scope="row">function</th><td>work</td>' in shown["text/html"]
-    settled(kernel, "0 of 1 ended")  # after half a second, for it would not be worth a line
+    wait_for_output(kernel, "0 of 1 ended")  # progress appears after half a second
     kernel[1].touch()
-    settled(kernel, "1 of 1 ended: 1 succeeded")
+    wait_for_output(kernel, "1 of 1 ended: 1 succeeded")
     assert "<td>SUCCEEDED</td>" in result_of(outputs(kernel, "job", mark=False))["text/html"]
     assert "1" in result_of(outputs(kernel, "job.result()", mark=False))["text/plain"]
     seen = outputs(kernel, "job", mark=False)
-    assert "<td>SUCCEEDED</td>" in result_of(seen)["text/html"], "also once it is cleaned up"
-    assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
+    assert "<td>SUCCEEDED</td>" in result_of(seen)["text/html"], "even after its cleanup"
+    assert [kind for kind, _ in seen if "display" in kind] == [], "a final state needs no updates"
 
 
 @pytest.mark.full
-def test_handles_of_asyncio_show_themselves_on_the_loop_of_the_notebook(kernel) -> None:
+def test_asyncio_handles_show_themselves_on_the_loop_of_the_notebook(kernel) -> None:
     outputs(kernel, WORK, mark=False)
     code = """
 from kinetic import aio
@@ -197,9 +197,9 @@ batch = await client.run_async_map(work, range(3), max_concurrent=1, name="aio")
 batch
 """
     assert "waiting" in result_of(outputs(kernel, code, mark=False))["text/html"]
-    settled(kernel, "aio: 0 of 3 ended")
+    wait_for_output(kernel, "aio: 0 of 3 ended")
     kernel[1].touch()
-    settled(kernel, "aio: 3 of 3 ended: 3 succeeded; took")
+    wait_for_output(kernel, "aio: 3 of 3 ended: 3 succeeded; took")
     listed = """
 async with aio.Client(backend="local") as other:
     [again] = await other.list_batches()
@@ -207,7 +207,7 @@ async with aio.Client(backend="local") as other:
 shown
 """
     seen = outputs(kernel, listed, mark=False)
-    assert "succeeded" not in result_of(seen)["text/html"], "it was not looked at"
+    assert "succeeded" not in result_of(seen)["text/html"], "its items were not read"
     assert "0 of 3" not in result_of(seen)["text/html"]
     assert "not looked" in result_of(seen)["text/plain"]
     assert "stream" not in [kind for kind, _ in seen]

@@ -1,4 +1,4 @@
-"""The arithmetic of progress: counts add up, rates are honest, clocks may lie."""
+"""The arithmetic of progress: counts add up, and rates stay correct whatever the clock does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENTS = st.lists(
         st.integers(0, 12),
         st.sampled_from(State),
         st.integers(0, 3),
-        st.floats(-1e6, 1e6),  # how far the clock steps, also backwards
+        st.floats(-1e6, 1e6),  # a step of the clock, which may be negative
     ),
     max_size=80,
 )
@@ -30,25 +30,25 @@ EVENTS = st.lists(
 def test_counts_add_up_and_nothing_is_negative(events, known, ended) -> None:
     now, tally, truth, retries = 5.0, Tally(5.0), dict.fromkeys(range(known), State.WAITING), {}
     tally.start(now)
-    for index, state, tried, step in events:
+    for index, state, retried, step in events:
         now += step
-        tally.put(index, state, tried, now)
-        tally.put(index, state, tried, now)  # a repeated event changes nothing
-        truth[index], retries[index] = state, tried
+        tally.put(index, state, retried, now)
+        tally.put(index, state, retried, now)  # a repeated event changes nothing
+        truth[index], retries[index] = state, retried
         value = tally.value(now, total=known if ended else None, known=known)
         assert value.rate >= 0 and value.elapsed >= 0
         assert value.eta is None or value.eta >= 0
     value = tally.value(now, total=known if ended else None, known=known)
-    most = max([known, *(index + 1 for index in truth)])
-    truth = {index: truth.get(index, State.WAITING) for index in range(most)}
+    count = max([known, *(index + 1 for index in truth)])
+    truth = {index: truth.get(index, State.WAITING) for index in range(count)}
     for state in State:
         assert getattr(value, state.name.lower()) == [*truth.values()].count(state)
-    assert value.known == most and value.total == (most if ended else None)
+    assert value.known == count and value.total == (count if ended else None)
     assert value.retried == sum(retries.values())
-    assert value.finished is (ended and value.ended == most)
+    assert value.finished is (ended and value.ended == count)
 
 
-def test_the_first_failure_is_the_first_of_those_that_are_failed_now() -> None:
+def test_the_first_failure_is_the_first_item_that_is_failed_now() -> None:
     tally = Tally(0.0)
     assert tally.first_bad is None
     for index, state in ((5, State.FAILED), (2, State.LOST), (5, State.RUNNING)):
@@ -58,7 +58,7 @@ def test_the_first_failure_is_the_first_of_those_that_are_failed_now() -> None:
     assert tally.first_bad is None
 
 
-def test_what_had_ended_before_anybody_looked_says_nothing_of_the_speed() -> None:
+def test_items_that_ended_before_the_first_read_do_not_count_for_the_rate() -> None:
     tally = Tally(100.0, age=50.0)
     for index in range(900):
         tally.put(index, State.SUCCEEDED, 0, 100.0)
@@ -77,7 +77,7 @@ def test_the_age_of_a_batch_from_a_clock_that_is_ahead_is_not_negative() -> None
 # --- pace ---
 
 
-def test_a_steady_pace_is_seen_as_it_is() -> None:
+def test_a_steady_pace_gives_its_rate() -> None:
     pace = Pace(0.0)
     for tenth in range(1, 1001):
         pace.end(tenth / 10)
@@ -86,7 +86,7 @@ def test_a_steady_pace_is_seen_as_it_is() -> None:
     assert pace.eta(100.0, 50) == pytest.approx(5, rel=0.1)
 
 
-def test_the_start_promises_no_more_than_was_seen() -> None:
+def test_the_first_ends_give_no_exaggerated_rate() -> None:
     pace = Pace(0.0)
     assert pace.rate(0.0) == 0.0 and pace.eta(0.0, 5) is None
     pace.end(0.001)
@@ -144,14 +144,14 @@ ITEM = wire.ItemState
         (wire.Item(ITEM.FAILED, 1, LOST), JobStatus.FAILED, False, State.LOST),
     ],
 )
-def test_where_an_item_is(item, status, refused, state) -> None:
+def test_the_state_of_an_item(item, status, refused, state) -> None:
     assert state_of(item, status, refused=refused) is state
 
 
-# --- words ---
+# --- texts ---
 
 
-def test_a_line_says_everything_and_nothing_empty() -> None:
+def test_a_line_has_every_count_that_is_not_zero() -> None:
     value = Progress(
         total=1000, waiting=300, running=64, succeeded=600, failed=30, cancelled=4, lost=2,
         retried=7, elapsed=75.0, rate=8.5, eta=43.0, first_failure="item 3: ValueError: no",
@@ -168,15 +168,15 @@ def test_a_line_says_everything_and_nothing_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "words"),
+    ("rate", "text"),
     [(120.4, "120/s"), (1.0, "1.0/s"), (0.5, "30/min"), (0.02, "1.2/min"), (0.001, "3.6/h")],
 )
-def test_a_rate_is_a_number_to_be_read(rate, words) -> None:
-    assert Progress(rate=rate).speed() == words
+def test_a_rate_is_formatted_for_people(rate, text) -> None:
+    assert Progress(rate=rate).speed() == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (-3.0, "0 s"),
         (59.4, "59 s"),
@@ -185,11 +185,11 @@ def test_a_rate_is_a_number_to_be_read(rate, words) -> None:
         (200_000.0, "2 d 7 h"),
     ],
 )
-def test_times_are_for_people(seconds, words) -> None:
-    assert format_duration(seconds) == words
+def test_a_duration_is_formatted_for_people(seconds, text) -> None:
+    assert format_duration(seconds) == text
 
 
-def test_amounts_are_for_people() -> None:
+def test_a_size_is_formatted_for_people() -> None:
     assert [format_size(n) for n in (12, 1500, 27e6, 456e6, 3.2e12)] == [
         "12 bytes", "1.5 kB", "27.0 MB", "456 MB", "3200 GB",
     ]  # fmt: skip
@@ -197,6 +197,6 @@ def test_amounts_are_for_people() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=600), st.integers(1, 300))
-def test_one_line_is_one_short_line_without_commands_for_the_terminal(text, longest) -> None:
-    line = one_line(text, longest)
-    assert len(line) <= longest and line.isprintable() and line == " ".join(line.split())
+def test_one_line_is_one_short_line_without_commands_for_the_terminal(text, limit) -> None:
+    line = one_line(text, limit)
+    assert len(line) <= limit and line.isprintable() and line == " ".join(line.split())

@@ -1,4 +1,4 @@
-"""The numbers of real batches as a stream of values."""
+"""The progress of real batches as a stream of values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(value: Progress) -> None:
     assert value.rate >= 0 and value.elapsed >= 0
 
 
-async def test_values_go_from_nothing_to_everything_and_then_end(client) -> None:
+async def test_values_grow_until_all_items_have_ended(client) -> None:
     batch = await client.run_async_map(third_fails, range(20), max_concurrent=4)
     seen = [value async for value in progress(batch._batch, interval=0.01)]
     for value in seen:
@@ -51,9 +51,9 @@ async def test_values_go_from_nothing_to_everything_and_then_end(client) -> None
     assert (last.succeeded, last.failed, last.finished, last.eta) == (19, 1, True, 0.0)
     assert last.first_failure == "item 3 (3): ValueError: three is no good"
     again = [value async for value in progress(batch._batch)]
-    assert [(one.succeeded, one.failed, one.first_failure) for one in again] == [
+    assert [(value.succeeded, value.failed, value.first_failure) for value in again] == [
         (19, 1, last.first_failure)
-    ], "of a batch that is over there is one value, whenever one looks"
+    ], "an ended batch gives exactly one value"
 
 
 async def test_a_slow_reader_gets_the_newest_and_no_queue(client, tmp_path: Path) -> None:
@@ -69,33 +69,33 @@ async def test_a_slow_reader_gets_the_newest_and_no_queue(client, tmp_path: Path
 
 async def test_values_are_an_interval_apart(client, monkeypatch) -> None:
     batch = await client.run_async_map(third_fails, range(20), max_concurrent=4)
-    loop, looked = asyncio.get_running_loop(), [0.0]
+    loop, last_reading = asyncio.get_running_loop(), [0.0]
     clock = loop.time
 
     def time() -> float:
-        looked[0] = clock()
-        return looked[0]
+        last_reading[0] = clock()
+        return last_reading[0]
 
     monkeypatch.setattr(loop, "time", time)
-    # When it looked at the clock for the value, not when that arrived: there may be a pause.
-    times = [looked[0] async for _ in progress(batch._batch, interval=0.15)]
+    # Compare when the clock was read, because a value may arrive late.
+    times = [last_reading[0] async for _ in progress(batch._batch, interval=0.15)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert all(gap > 0.1 for gap in gaps[:-1]), f"{gaps}: only the end comes at once"
+    assert all(gap > 0.1 for gap in gaps[:-1]), f"{gaps}: only the last value may come earlier"
 
 
 async def test_an_unknown_total_becomes_known(client) -> None:
-    looked = asyncio.Event()
+    value_read = asyncio.Event()
 
-    async def some():
+    async def inputs():
         for number in range(6):
             if number == 5:
-                await looked.wait()
+                await value_read.wait()
             yield number
 
-    batch = await client.run_async_map(third_fails, some(), max_concurrent=2)
+    batch = await client.run_async_map(third_fails, inputs(), max_concurrent=2)
     seen = []
     async for value in progress(batch._batch, interval=0.0):
-        looked.set()
+        value_read.set()
         seen.append(value)
         check(value)
         assert value.total in (None, 6) and (value.total or value.eta is None)
@@ -126,7 +126,7 @@ async def test_an_input_that_cannot_be_shipped_has_failed(client) -> None:
     assert last.first_failure.startswith("item 1 (<unlocked ") and "lock" in last.first_failure
 
 
-async def test_what_is_cancelled_is_counted_so(client, tmp_path: Path) -> None:
+async def test_cancelled_items_are_counted(client, tmp_path: Path) -> None:
     paths = [str(tmp_path / "never")] * 5
     batch = await client.run_async_map(wait_for, paths, max_concurrent=2)
     async with contextlib.aclosing(progress(batch._batch, interval=0.0)) as values:
@@ -149,7 +149,7 @@ async def test_another_process_sees_the_same(client) -> None:
     assert seen[-1].first_failure == "item 3: ValueError: three is no good"
 
 
-async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
+async def test_closing_a_stream_ends_its_tasks(client) -> None:
     batch = await client.run_async_map(third_fails, range(8), max_concurrent=2)
     inner = batch._batch
     listeners, watchers = len(inner.submission._listeners), len(inner.watchers)
@@ -158,19 +158,19 @@ async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
         await anext(values)
     async with ShownProgress(inner, wanted=True), ShownProgress(inner, wanted=True):
         await batch.wait()
-    left = {
+    remaining = {
         task
         for task in asyncio.all_tasks() - before
         if "progress" in task.get_name() or "failure" in task.get_name()
     }
-    assert all(task.cancelling() for task in left)
-    if left:
-        _, left = await asyncio.wait(left, timeout=60)
-    assert not left
+    assert all(task.cancelling() for task in remaining)
+    if remaining:
+        _, remaining = await asyncio.wait(remaining, timeout=60)
+    assert not remaining
     assert (len(inner.submission._listeners), len(inner.watchers)) <= (listeners, watchers)
 
 
-async def test_what_was_not_asked_for_is_not_counted(client) -> None:
+async def test_no_progress_is_computed_unless_wanted(client) -> None:
     batch = await client.run_async_map(third_fails, [1])
     async with ShownProgress(batch._batch), ShownProgress(batch._batch, wanted=False):
         assert not any("progress" in task.get_name() for task in asyncio.all_tasks())

@@ -1,4 +1,4 @@
-"""What a person sees of a real batch on a real terminal, and what a pipe gets."""
+"""The output of real batches on a real terminal and on a pipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.terminals import DEADLINE_S
 RESULTS = """
 batch = work.run_async_map(range(12), max_concurrent=4, name="demo")
 print("got", len(batch.results(return_exceptions=True)))
-batch.wait()  # which says nothing again
+batch.wait()  # shows nothing again
 """
 
 
@@ -19,30 +19,32 @@ def live(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("demo")]
 
 
-def shown_and_ended(started) -> int:
-    """Let it go on once its line is there, and wait for its end."""
+def release_once_shown(started) -> int:
+    """Let a script continue once its line is on the terminal, and wait for its end."""
     started.terminal.until(lambda: len(live(started.terminal.lines)) == 1)
-    started.let("some", "all")
+    started.release("some", "all")
     return started.end()
 
 
-def test_a_line_lives_while_one_waits_and_its_last_state_stays(terminal, script) -> None:
+def test_a_line_is_updated_during_a_wait_and_its_last_state_stays(terminal, script) -> None:
     screen = terminal()
     started = script(RESULTS, screen, held=True)
     screen.until(lambda: live(screen.lines))
-    started.let("some")
+    started.release("some")
     moving = re.compile(r"demo .* \d+/12 .* running .* waiting .*/(s|min)  \d+ s left")
     screen.until(lambda: any(moving.search(line) for line in screen.lines))
-    started.let("all")
+    started.release("all")
     assert started.end() == 0
     assert re.fullmatch(r"demo  ━+  12/12  1 failed  \d+ s", screen.lines[0])
     assert screen.lines[1] == "  first failure: item 3 (3): ValueError: 3 is no good at all"
     assert screen.lines[2:] == ["got 12"]
-    assert all(len(live(lines)) <= 1 for lines in screen.history), "one line, not many"
+    assert all(len(live(lines)) <= 1 for lines in screen.history), (
+        "the line is redrawn, not repeated"
+    )
     assert b"\x1b[?25l" not in screen.raw, "the cursor was never hidden"
 
 
-def test_what_the_user_prints_is_above_the_line_and_whole(terminal, script) -> None:
+def test_the_output_of_the_user_is_above_the_line_and_complete(terminal, script) -> None:
     screen = terminal(rows=60)
     body = """
     from absl import logging
@@ -58,14 +60,14 @@ def test_what_the_user_prints_is_above_the_line_and_whole(terminal, script) -> N
             thread.start()
             thread.join()
     """
-    assert shown_and_ended(script(body, screen, held=True)) == 0
+    assert release_once_shown(script(body, screen, held=True)) == 0
     for n in range(12):
         assert f"half a line of {n} and the rest" in screen.lines
         assert f"to stderr {n}" in screen.lines
         assert any(line.endswith(f"logged {n}") for line in screen.lines)
         assert f"from a thread {n}" in screen.lines
-    assert len(live(screen.lines)) == 1, "nothing is left of the lines before"
-    assert len(screen.lines) == 50, "and nothing else is there"
+    assert len(live(screen.lines)) == 1, "earlier lines are erased"
+    assert len(screen.lines) == 50, "there is no other output"
 
 
 def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
@@ -87,12 +89,12 @@ def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
     assert started.end() == 0
     assert [line.replace("^C", "") for line in screen.lines][-1] == "interrupted"
     (last,) = live(screen.lines)
-    assert "0/4" in last, "how far it came stays to be read"
+    assert "0/4" in last, "the last counts stay visible"
     assert not screen.screen.cursor.hidden
     assert screen.screen.cursor.attrs.fg == "default"
 
 
-def test_waiting_a_moment_at_a_time_leaves_one_line(terminal, script) -> None:
+def test_several_short_waits_leave_one_line(terminal, script) -> None:
     screen = terminal()
     body = """
     from kinetic.errors import ResultTimeout
@@ -112,29 +114,29 @@ def test_waiting_a_moment_at_a_time_leaves_one_line(terminal, script) -> None:
     assert len(live(screen.lines)) <= 1
 
 
-def test_a_narrow_terminal_without_colours_does_not_wrap_and_has_none(terminal, script) -> None:
+def test_a_narrow_terminal_without_colors_has_no_wrapped_or_colored_lines(terminal, script) -> None:
     screen = terminal(20)
-    assert shown_and_ended(script(RESULTS, screen, held=True, NO_COLOR="1")) == 0
+    assert release_once_shown(script(RESULTS, screen, held=True, NO_COLOR="1")) == 0
     assert [len(live(lines)) for lines in screen.history if lines and live(lines)]
     assert len(screen.lines) == 3, screen.lines
     assert screen.lines[2] == "got 12"
     assert not re.search(rb"\x1b\[(\d+;)*3[0-7]m", screen.raw)
 
 
-def test_a_pipe_gets_no_live_line_and_nothing_of_what_is_soon_over(script) -> None:
+def test_a_pipe_gets_no_live_line_and_no_lines_of_a_short_batch(script) -> None:
     started = script(RESULTS)
     out, err = started.process.communicate(timeout=DEADLINE_S)
     assert (out, err) == (b"got 12\n", b"")
 
 
-def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) -> None:
+def test_an_invalid_setting_is_an_error_that_lists_the_values(script) -> None:
     out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=DEADLINE_S)
     assert out == b""
     assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
 
 
 @pytest.mark.full
-def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(terminal, script) -> None:
+def test_asyncio_shows_progress_on_request_without_blocking_its_loop(terminal, script) -> None:
     screen = terminal()
     body = """
     import asyncio
@@ -152,7 +154,7 @@ def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(termina
         async with Client(backend="local") as client:
             beating = asyncio.create_task(beat())
             for name, items, asked in (("silent", 5, None), ("demo", 12, True)):
-                beats = -1_000_000  # those before it waits do not count
+                beats = -1_000_000  # beats before the wait don't count
                 batch = await client.run_async_map(
                     work, range(items), max_concurrent=2, name=name, progress=asked)
                 beats = 0
@@ -165,14 +167,14 @@ def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(termina
     """
     started = script(body, screen, held=True)
     screen.until(lambda: live(screen.lines))
-    started.let("all")
+    started.release("all")
     assert started.end() == 0
     assert len(live(screen.lines)) == 1 and screen.lines[-1] == "beats"
     assert b"silent" not in screen.raw
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_stopped_stops_neither_work_nor_loop(terminal, script, tmp_path) -> None:
+def test_a_stopped_terminal_stops_neither_work_nor_loop(terminal, script, tmp_path) -> None:
     screen = terminal()
     body = f"""
     import asyncio
@@ -214,7 +216,7 @@ def test_a_closed_error_stream_does_not_matter(script) -> None:
     assert out == b"got 12\n"
 
 
-def test_a_step_that_takes_long_is_shown_until_it_is_done(terminal, script, tmp_path) -> None:
+def test_a_long_step_is_shown_until_its_end(terminal, script, tmp_path) -> None:
     screen = terminal()
     body = """
     import os

@@ -1,4 +1,4 @@
-"""Batches as they might be read, of any size, kind or malice."""
+"""Facts of batches for reports: ordinary ones, hostile ones, and ones of the maximum size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from kinetic._progress.tally import State
 from kinetic._report.facts import Attempt, BatchReport, Example, Item
 
-__all__ = ["BEGUN", "HOSTILE", "hostile", "largest", "sweep"]
+__all__ = ["HOSTILE", "STARTED", "hostile", "largest", "sweep"]
 
-BEGUN = 1_790_000_000.0
+STARTED = 1_790_000_000.0
 
 HOSTILE = [
     "<img src=x onerror=\"document.title='pwned'\">",
@@ -29,9 +29,9 @@ HOSTILE = [
 
 
 def sweep(size: int, *, seed: int = 1) -> BatchReport:
-    """A sweep over learning rates with failures and retries, which 16 slots have run."""
+    """Return a sweep over learning rates with failures and retries, run by 16 slots."""
     rng = random.Random(seed)
-    free = [BEGUN + 1.0] * 16
+    free = [STARTED + 1.0] * 16
     items: list[Item] = []
     for index in range(size):
         rate, layers = 10 ** rng.uniform(-5, -1), rng.choice([2, 4, 8])
@@ -63,7 +63,7 @@ def sweep(size: int, *, seed: int = 1) -> BatchReport:
                 result={"loss": rate * layers, "epochs": index % 7} if succeeded else {},
             )
         )
-    bad = [item.index for item in items if item.state is State.FAILED]
+    failed = [item.index for item in items if item.state is State.FAILED]
     trace = "Traceback (most recent call last):\n  …\nValueError: loss is nan"
     return BatchReport(
         group_id="grp-1",
@@ -72,22 +72,22 @@ def sweep(size: int, *, seed: int = 1) -> BatchReport:
         tags={"team": "vision"},
         where="local",
         max_concurrent=16,
-        created=BEGUN,
+        created=STARTED,
         read_at=max(free),
         total=size,
         items=tuple(items),
         examples={
-            index: Example(message=items[index].message, traceback=trace) for index in bad[:1]
+            index: Example(message=items[index].message, traceback=trace) for index in failed[:1]
         },
     )
 
 
 def hostile(size: int) -> BatchReport:
-    """The same with what somebody would write who wants the page to do something."""
+    """Return the sweep with texts of an attacker who wants the page to run code."""
     report = sweep(size)
 
-    def word(place: int) -> str:
-        return HOSTILE[place % len(HOSTILE)]
+    def word(number: int) -> str:
+        return HOSTILE[number % len(HOSTILE)]
 
     items = [
         replace(
@@ -98,14 +98,16 @@ def hostile(size: int) -> BatchReport:
             else {},
             attempts=tuple(
                 replace(
-                    one, message=one.message and word(item.index), reason=one.reason and word(2)
+                    attempt,
+                    message=attempt.message and word(item.index),
+                    reason=attempt.reason and word(2),
                 )
-                for one in item.attempts
+                for attempt in item.attempts
             ),
         )
         for item in report.items
     ]
-    bad = [item.index for item in items if item.state is State.FAILED]
+    failed = [item.index for item in items if item.state is State.FAILED]
     return replace(
         report,
         group_id=word(1),
@@ -116,13 +118,13 @@ def hostile(size: int) -> BatchReport:
         accelerator=word(3),
         items=tuple(items),
         examples={
-            index: Example(message=word(index), traceback=word(1), log=word(0)) for index in bad
+            index: Example(message=word(index), traceback=word(1), log=word(0)) for index in failed
         },
     )
 
 
 def largest(size: int) -> BatchReport:
-    """Everything as long as it may be: full notes, ten attempts, and no two messages alike."""
+    """Return items of the maximum size: full notes, ten attempts, and all messages different."""
     rng = random.Random(2)
 
     def text(length: int) -> str:
@@ -130,7 +132,7 @@ def largest(size: int) -> BatchReport:
 
     items: list[Item] = []
     for index in range(size):
-        times = [BEGUN + index + place / 7 for place in range(20)]
+        times = [STARTED + index + step / 7 for step in range(20)]
         attempts = [
             Attempt(
                 number=number,
@@ -142,8 +144,8 @@ def largest(size: int) -> BatchReport:
             )
             for number in range(1, 11)
         ]
-        numbers = {f"n{place}": rng.random() * 10**place for place in range(8)}
-        texts = {f"t{place}": text(60) for place in range(2)}
+        numbers = {f"n{column}": rng.random() * 10**column for column in range(8)}
+        texts = {f"t{column}": text(60) for column in range(2)}
         items.append(
             Item(
                 index=index,
@@ -157,7 +159,7 @@ def largest(size: int) -> BatchReport:
         sweep(1),
         tags={text(300): text(300) for _ in range(50)},
         total=size,
-        read_at=BEGUN + size + 10,
+        read_at=STARTED + size + 10,
         items=tuple(items),
         examples={
             index: Example(message=text(9000), traceback=text(9000), log=text(9000))

@@ -1,6 +1,6 @@
-"""A headless Chromium that a test drives: it opens a page, is asked, and tells of complaints.
+"""Drive a headless Chromium: open pages, evaluate expressions, and collect errors.
 
-By the DevTools protocol, over a pipe: no package, no port.
+It speaks the DevTools protocol over a pipe, so that it needs no package and no port.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ OPTIONS = (
 
 
 class Browser:
-    """One tab; used as a context manager, it leaves no process and no file."""
+    """One tab; as a context manager, it leaves no process and no file."""
 
     def __init__(self) -> None:
         assert CHROMIUM is not None
         self.complaints: list[str] = []
-        """What the page logged, raised, or was refused."""
+        """The log entries, exceptions, dialogs, and network requests of the page."""
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._numbers = itertools.count(1)
         self._read = b""
-        (ours_in, theirs_out), (theirs_in, ours_out) = os.pipe(), os.pipe()
-        # It reads its orders from file 3 and answers on file 4.
-        command = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'
+        (client_in, browser_out), (browser_in, client_out) = os.pipe(), os.pipe()
+        # Chromium reads requests from file 3 and answers on file 4.
+        command = f'exec 3<&{browser_in} 4>&{browser_out}; exec "$@"'
         self._process = subprocess.Popen(
             ["bash", "-c", command, "_", CHROMIUM, *OPTIONS, f"--user-data-dir={self._home.name}"],
-            pass_fds=(theirs_in, theirs_out),
+            pass_fds=(browser_in, browser_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._in, self._out = ours_in, ours_out
+        os.close(browser_in)
+        os.close(browser_out)
+        self._in, self._out = client_in, client_out
         self._session: str | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Browser:
         self.until("document.readyState === 'complete' && document.documentElement.dataset.ready")
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression, which the policy of the page does not bind."""
+        """Return the value of a JavaScript expression; the page's security policy doesn't apply."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -90,50 +90,50 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until *expression* is true, looking at every frame of the page."""
-        look = "new Promise(done => setTimeout(done, 10))"
+        """Evaluate *expression* every 10 ms until it's true."""
+        pause = "new Promise(done => setTimeout(done, 10))"
         for _ in range(3000):
             if self.ask(f"Boolean({expression})"):
                 return
-            self.ask(look)
-        raise AssertionError(f"it never was so: {expression}")
+            self.ask(pause)
+        raise AssertionError(f"it never became true: {expression}")
 
     def press(self, key: str) -> None:
         """Press a key, as a person does."""
         codes = {"Enter": 13, "ArrowRight": 39, "ArrowLeft": 37}
-        what: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": codes[key]}
+        event: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": codes[key]}
         text = {"text": "\r"} if key == "Enter" else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **what, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **what)
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str) -> None:
         """Type *text* where the focus is."""
         self.call("Input.insertText", text=text)
 
     def screenshot(self) -> bytes:
-        """The whole page as PNG."""
+        """Return the whole page as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(shot["data"])
 
     def printed(self) -> bytes:
-        """The page as PDF."""
+        """Return the page as PDF."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Ask the browser something, and wait for its answer."""
+        """Send the browser a request, and return its answer."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            told = self._next()
-            if told.get("id") == number:
-                assert "error" not in told, (method, told["error"])
-                return told["result"]
-            self._hear(told)
+            received = self._next()
+            if received.get("id") == number:
+                assert "error" not in received, (method, received["error"])
+                return received["result"]
+            self._note_complaint(received)
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
@@ -143,15 +143,15 @@ class Browser:
         message, _, self._read = self._read.partition(b"\0")
         return json.loads(message)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        match told.get("method"):
+    def _note_complaint(self, event: dict[str, Any]) -> None:
+        match event.get("method"):
             case "Runtime.exceptionThrown":
-                self.complaints.append(json.dumps(told["params"]["exceptionDetails"])[:2000])
+                self.complaints.append(json.dumps(event["params"]["exceptionDetails"])[:2000])
             case "Runtime.consoleAPICalled" | "Log.entryAdded":
-                self.complaints.append(json.dumps(told["params"])[:2000])
+                self.complaints.append(json.dumps(event["params"])[:2000])
             case "Page.javascriptDialogOpening":
                 self.complaints.append("a dialog was opened")
             case "Network.requestWillBeSent":
-                url = told["params"]["request"]["url"]
+                url = event["params"]["request"]["url"]
                 if not url.startswith(("file:", "about:")):
                     self.complaints.append(f"it asked for {url}")

@@ -1,4 +1,4 @@
-"""The page as a browser shows it: what a person reads, types, hears and prints."""
+"""The page in a browser: layout, search, sorting, keyboard use, accessibility, and printing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),
 ]
 
-KEPT = os.environ.get("KINETIC_TEST_SCREENSHOTS")
-"""A folder for the pictures, for who wants to look at them."""
+SCREENSHOTS = os.environ.get("KINETIC_TEST_SCREENSHOTS")
+"""A folder in which to keep screenshots for inspection, if any."""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def shown(browser: Browser, tmp_path: Path):
-    """Opens a report; the page has complained of nothing at the end of the test."""
+    """Return a function that opens a report; after the test, check that the page had no errors."""
 
-    def show(report: BatchReport, **how: Any) -> Browser:
+    def show(report: BatchReport, **options: Any) -> Browser:
         page = tmp_path / "report.html"
         page.write_text(render(report), encoding="utf-8")
         browser.complaints.clear()
-        browser.open(page, **how)
+        browser.open(page, **options)
         return browser
 
     yield show
@@ -51,16 +51,16 @@ def shown(browser: Browser, tmp_path: Path):
 
 def texts(browser: Browser, selector: str) -> list[str]:
     found: list[str] = browser.ask(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((node) => node.textContent)"
     )
     return found
 
 
-def click(browser: Browser, selector: str, words: str) -> None:
-    """Click the first that begins with *words*."""
+def click(browser: Browser, selector: str, text: str) -> None:
+    """Click the first element whose text begins with *text*."""
     browser.ask(
         f"[...document.querySelectorAll({json.dumps(selector)})]"
-        f".find((one) => one.textContent.trim().startsWith({json.dumps(words)})).click()"
+        f".find((node) => node.textContent.trim().startsWith({json.dumps(text)})).click()"
     )
 
 
@@ -77,29 +77,31 @@ def test_a_page_of_any_size_is_drawn(shown, make, size: int, dark: bool, tmp_pat
     assert browser.ask("document.querySelectorAll('figure svg').length") >= 5
     paper = browser.ask("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 24, 28)" if dark else "rgb(255, 255, 255)")
-    assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), "nothing hangs out"
+    assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (
+        "no element is wider than the page"
+    )
     points = browser.ask(
         "[...document.querySelectorAll('#results .points')]"
-        ".map((one) => one.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
+        ".map((node) => node.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
     )
     assert points == sum(bool(item.result) for item in report.items)
     picture = browser.screenshot()
     assert picture.startswith(b"\x89PNG")
-    if KEPT:
+    if SCREENSHOTS:
         name = f"{make.__name__}-{size}-{'dark' if dark else 'light'}.png"
-        (Path(KEPT) / name).write_bytes(picture)
+        (Path(SCREENSHOTS) / name).write_bytes(picture)
 
 
 @pytest.mark.parametrize(("limit", "drawn"), [(16, True), (33, False)])
-def test_a_limit_is_told_of_only_where_it_is_drawn(shown, limit: int, drawn: bool) -> None:
+def test_a_caption_names_a_limit_only_if_it_is_drawn(shown, limit: int, drawn: bool) -> None:
     browser = shown(replace(sweep(60), max_concurrent=limit))
     assert bool(texts(browser, ".limit")) is drawn
-    told = [one for one in texts(browser, "figcaption") if "running at once" in one]
-    assert len(told) == 1 and ("max_concurrent" in told[0]) is drawn
+    captions = [text for text in texts(browser, "figcaption") if "running at once" in text]
+    assert len(captions) == 1 and ("max_concurrent" in captions[0]) is drawn
 
 
 @pytest.mark.parametrize("size", [60, 1_000])
-def test_what_is_said_is_text_and_does_nothing(shown, size: int) -> None:
+def test_hostile_texts_are_shown_and_do_nothing(shown, size: int) -> None:
     browser = shown(hostile(size))
     assert browser.ask("document.title") == HOSTILE[1]
     assert texts(browser, "h1") == [HOSTILE[1]]
@@ -107,13 +109,13 @@ def test_what_is_said_is_text_and_does_nothing(shown, size: int) -> None:
     assert browser.ask("document.querySelectorAll('script').length") == 2
     assert HOSTILE[10][:99] in "".join(texts(browser, "thead th"))
     assert f"{HOSTILE[0]} (input, the same for all)" in texts(browser, "dt")
-    assert any(HOSTILE[5] in one for one in texts(browser, "#items td"))
+    assert any(HOSTILE[5] in text for text in texts(browser, "#items td"))
     directions = browser.ask(
-        "[...document.querySelectorAll('bdi')].every((one) => "
-        "getComputedStyle(one).unicodeBidi === 'isolate')"
+        "[...document.querySelectorAll('bdi')].every((node) => "
+        "getComputedStyle(node).unicodeBidi === 'isolate')"
     )
     assert directions
-    browser.ask("document.querySelectorAll('summary').forEach((one) => one.click())")
+    browser.ask("document.querySelectorAll('summary').forEach((node) => node.click())")
     assert HOSTILE[1] in texts(browser, "pre")
 
 
@@ -146,58 +148,60 @@ def test_a_search_shows_the_items_that_match(shown, query: str, wanted) -> None:
     assert f"{len(expected)} of 90 items match" in texts(browser, "#items [role=status]")[0]
 
 
-def test_states_are_left_out_and_shown_again(shown) -> None:
+def test_states_can_be_hidden_and_shown_again(shown) -> None:
     report = sweep(90)
-    bad = sum(item.state.name == "FAILED" for item in report.items)
+    failed = sum(item.state.name == "FAILED" for item in report.items)
     browser = shown(report)
     browser.ask("document.querySelector('fieldset input').click()")
-    browser.until(f"document.querySelectorAll({ROWS!r}).length === {bad}")
+    browser.until(f"document.querySelectorAll({ROWS!r}).length === {failed}")
     click(browser, "button", "Show all")
     browser.until(f"document.querySelectorAll({ROWS!r}).length === 90")
     assert browser.ask(
-        "[...document.querySelectorAll('fieldset input')].every((one) => one.checked)"
+        "[...document.querySelectorAll('fieldset input')].every((node) => node.checked)"
     )
 
 
-def test_headings_sort_and_what_is_not_there_comes_last(shown) -> None:
+def test_headings_sort_and_missing_values_come_last(shown) -> None:
     report = sweep(90)
     browser = shown(report)
     click(browser, "#items thead button", "loss")
-    sort = "[...document.querySelectorAll('#items [aria-sort]')].map((one) => one.ariaSort)"
+    sort = "[...document.querySelectorAll('#items [aria-sort]')].map((node) => node.ariaSort)"
     assert browser.ask(sort) == ["ascending"]
     losses = {str(item.index): item.result.get("loss") for item in report.items}
-    there = [losses[one] for one in texts(browser, f"{ROWS} th") if losses[one] is not None]
-    assert there == sorted(there)
+    shown_losses = [losses[index] for index in texts(browser, f"{ROWS} th")]
+    present = [loss for loss in shown_losses if loss is not None]
+    assert present == sorted(present)
     assert losses[texts(browser, f"{ROWS} th")[-1]] is None
     click(browser, "#items thead button", "loss")
     assert browser.ask(sort) == ["descending"]
-    there = [losses[one] for one in texts(browser, f"{ROWS} th") if losses[one] is not None]
-    assert there == sorted(there, reverse=True)
+    shown_losses = [losses[index] for index in texts(browser, f"{ROWS} th")]
+    present = [loss for loss in shown_losses if loss is not None]
+    assert present == sorted(present, reverse=True)
 
 
-def test_everything_can_be_done_with_keys_and_has_a_name(shown) -> None:
+def test_every_control_works_with_keys_and_has_a_name(shown) -> None:
     browser = shown(sweep(90))
     nameless = browser.ask(
         "[...document.querySelectorAll('button, input, select, summary, [tabindex]')]"
-        ".filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length || "
-        "one.getAttribute('aria-labelledby'))).map((one) => one.outerHTML.slice(0, 200))"
+        ".filter((node) => !(node.textContent.trim() || node.ariaLabel || node.labels?.length || "
+        "node.getAttribute('aria-labelledby'))).map((node) => node.outerHTML.slice(0, 200))"
     )
     assert nameless == []
     missing = browser.ask(
-        "[...document.querySelectorAll('[aria-labelledby], [aria-describedby]')].filter((one) => "
-        "[...(one.getAttribute('aria-labelledby') || '').split(' '), "
-        "...(one.getAttribute('aria-describedby') || '').split(' ')].some((id) => "
+        "[...document.querySelectorAll('[aria-labelledby], [aria-describedby]')].filter((node) => "
+        "[...(node.getAttribute('aria-labelledby') || '').split(' '), "
+        "...(node.getAttribute('aria-describedby') || '').split(' ')].some((id) => "
         "id && !document.getElementById(id))).length"
     )
     assert missing == 0
-    ids = browser.ask("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    ids = browser.ask("[...document.querySelectorAll('[id]')].map((node) => node.id)")
     assert len(ids) == len({*ids})
     assert browser.ask(
-        "[...document.querySelectorAll('table')].every((one) => one.caption && "
-        "one.tHead.querySelectorAll('th[scope=col]').length && "
-        "[...one.tBodies[0].rows].every((row) => row.querySelector('th[scope=row]')))"
+        "[...document.querySelectorAll('table')].every((node) => node.caption && "
+        "node.tHead.querySelectorAll('th[scope=col]').length && "
+        "[...node.tBodies[0].rows].every((row) => row.querySelector('th[scope=row]')))"
     ), "each table has a caption, and headings for its columns and its rows"
-    tags = browser.ask("[...document.querySelectorAll('h1, h2, h3')].map((one) => one.tagName)")
+    tags = browser.ask("[...document.querySelectorAll('h1, h2, h3')].map((node) => node.tagName)")
     levels = [int(tag[1]) for tag in tags]
     assert levels[0] == 1 and 3 in levels
     assert all(after - before <= 1 for before, after in pairwise(levels))
@@ -218,41 +222,41 @@ def test_everything_can_be_done_with_keys_and_has_a_name(shown) -> None:
 
 def test_a_choice_draws_another_plot(shown) -> None:
     browser = shown(sweep(90))
-    labels = "[...document.querySelectorAll('#results .label')].map((one) => one.textContent)"
+    labels = "[...document.querySelectorAll('#results .label')].map((node) => node.textContent)"
     assert browser.ask(labels)[:2] == ["loss (result), logarithmic", "rate, logarithmic"]
     browser.ask(
         "(() => { const list = document.querySelectorAll('#results select')[1]; "
-        "list.value = [...list.options].find((one) => one.text === 'optimizer').value; "
+        "list.value = [...list.options].find((node) => node.text === 'optimizer').value; "
         "list.dispatchEvent(new Event('change')); })()"
     )
     assert browser.ask(labels)[1] == "optimizer"
     assert (
         browser.ask(
-            "[...document.querySelectorAll('#results svg text')].map((one) => one.textContent)"
+            "[...document.querySelectorAll('#results svg text')].map((node) => node.textContent)"
         ).count("adam")
         >= 1
     )
 
 
-def choose(browser: Browser, label: str, words: str) -> None:
-    """Choose the option *words* of the list with that *label*."""
+def choose(browser: Browser, label: str, option: str) -> None:
+    """Choose an *option* of the list with that *label*."""
     browser.ask(
         "(() => { const list = [...document.querySelectorAll('label')]"
-        f".find((one) => one.firstChild.textContent === {json.dumps(label)})"
+        f".find((node) => node.firstChild.textContent === {json.dumps(label)})"
         ".querySelector('select'); list.selectedIndex = [...list.options]"
-        f".findIndex((one) => one.text === {json.dumps(words)});"
+        f".findIndex((node) => node.text === {json.dumps(option)});"
         "list.dispatchEvent(new Event('change')); })()"
     )
 
 
 def best(browser: Browser) -> list[int]:
-    return [int(one) for one in texts(browser, "#best table:first-of-type tbody th button")]
+    return [int(text) for text in texts(browser, "#best table:first-of-type tbody th button")]
 
 
 def expected_best(report: BatchReport, metric: str, *, maximize: bool = False) -> list[int]:
     sign = -1 if maximize else 1
-    there = [item for item in report.items if metric in item.result]
-    ranked = sorted(there, key=lambda item: (sign * item.result[metric], item.index))
+    candidates = [item for item in report.items if metric in item.result]
+    ranked = sorted(candidates, key=lambda item: (sign * item.result[metric], item.index))
     return [item.index for item in ranked[:10]]
 
 
@@ -274,7 +278,7 @@ def test_the_best_so_far_improves_with_time_to_the_best_of_all(shown) -> None:
     report = sweep(90)
     browser = shown(report)
     drawn = browser.ask("document.querySelector('#best .step').getAttribute('d')")
-    heights = [float(one) for one in re.findall(r"(?<=V)[\d.]+", drawn)]
+    heights = [float(height) for height in re.findall(r"(?<=V)[\d.]+", drawn)]
     assert heights == sorted(heights), "lower losses are drawn lower"
     (first,) = expected_best(report, "loss")[:1]
     caption = texts(browser, "#best figcaption")[0]
@@ -284,8 +288,8 @@ def test_the_best_so_far_improves_with_time_to_the_best_of_all(shown) -> None:
 def test_inputs_are_listed_by_how_much_of_the_ranking_they_explain(shown) -> None:
     browser = shown(sweep(300))
     rows = [
-        one.split()
-        for one in browser.ask(
+        line.split()
+        for line in browser.ask(
             "[...document.querySelectorAll('#best table')].at(-1).tBodies[0].innerText"
         ).splitlines()
     ]
@@ -306,8 +310,8 @@ def test_every_attempt_is_a_bar_that_can_be_seen(shown, size: int) -> None:
     browser = shown(report)
     bars = browser.ask(
         "[...document.querySelectorAll('#time figure:first-of-type .bar:not(.s-waiting)')]"
-        ".flatMap((one) => one.getAttribute('d').split('M').slice(1).map((bar) => "
-        "[...bar.split(/[ H]/).map(Number), Number(one.getAttribute('stroke-width'))]))"
+        ".flatMap((node) => node.getAttribute('d').split('M').slice(1).map((bar) => "
+        "[...bar.split(/[ H]/).map(Number), Number(node.getAttribute('stroke-width'))]))"
     )
     assert len(bars) == sum(len(item.attempts) for item in report.items)
     assert all(to - left >= 1.9 and width >= 3 for left, _, to, width in bars)
@@ -316,14 +320,14 @@ def test_every_attempt_is_a_bar_that_can_be_seen(shown, size: int) -> None:
 
 
 def short(report: BatchReport) -> BatchReport:
-    """The same where each attempt took a hundredth of its time."""
+    """Return the report with attempts that took a hundredth of their time."""
     items = tuple(
         replace(
             item,
             attempts=tuple(
-                replace(one, ended=one.begun + (one.ended - one.begun) / 100)
-                for one in item.attempts
-                if one.begun is not None and one.ended is not None
+                replace(attempt, ended=attempt.begun + (attempt.ended - attempt.begun) / 100)
+                for attempt in item.attempts
+                if attempt.begun is not None and attempt.ended is not None
             ),
         )
         for item in report.items
@@ -331,13 +335,13 @@ def short(report: BatchReport) -> BatchReport:
     return replace(report, items=items)
 
 
-def test_it_fits_a_telephone_and_paper(shown) -> None:
+def test_the_page_fits_a_phone_and_paper(shown) -> None:
     browser = shown(sweep(90), width=360)
     assert browser.ask("document.documentElement.scrollWidth <= 360")
     outside = browser.ask(
-        "[...document.querySelectorAll('button, select, input, label')].filter((one) => "
-        "!one.closest('.wide') && one.getBoundingClientRect().right > innerWidth)"
-        ".map((one) => one.textContent)"
+        "[...document.querySelectorAll('button, select, input, label')].filter((node) => "
+        "!node.closest('.wide') && node.getBoundingClientRect().right > innerWidth)"
+        ".map((node) => node.textContent)"
     )
     assert outside == []
     browser = shown(sweep(90), dark=True)
@@ -347,22 +351,22 @@ def test_it_fits_a_telephone_and_paper(shown) -> None:
     assert browser.ask("getComputedStyle(document.querySelector('.controls')).display") == "none"
 
 
-@pytest.mark.parametrize("left", ["no items", "no notes", "nothing ended"])
-def test_with_little_to_show_it_says_so(shown, left: str) -> None:
+@pytest.mark.parametrize("case", ["no items", "no notes", "nothing ended"])
+def test_the_page_says_what_it_has_no_data_for(shown, case: str) -> None:
     report = sweep(5)
-    if left == "no items":
+    if case == "no items":
         report = replace(report, items=(), total=None)
-    elif left == "no notes":
+    elif case == "no notes":
         items = tuple(replace(item, input={}, result={}) for item in report.items)
         report = replace(report, items=items)
     else:
         items = tuple(type(item)(index=item.index) for item in report.items)
         report = replace(report, items=items)
     browser = shown(report)
-    words = " ".join(texts(browser, "main"))
+    text = " ".join(texts(browser, "main"))
     assert {
         "no items": "Nothing has ended yet",
         "no notes": "have no numbers or short texts",
         "nothing ended": "No attempt has begun",
-    }[left] in words
-    assert "NaN" not in words and "undefined" not in words and "Infinity" not in words
+    }[case] in text
+    assert "NaN" not in text and "undefined" not in text and "Infinity" not in text

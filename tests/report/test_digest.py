@@ -1,4 +1,4 @@
-"""The statistics of a report, on batches small enough to be counted by hand."""
+"""Check the statistics of a report on batches that are small enough to count by hand."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from kinetic._progress.tally import State
 from kinetic._report.digest import POINTS, FailureGroup, Retries, compute_statistics, pattern
 from kinetic._report.facts import Attempt, BatchReport, Item
-from tests.report.batches import BEGUN, sweep
+from tests.report.batches import STARTED, sweep
 
 
-def attempt(number: int, begun: float | None, ended: float | None, **more: str) -> Attempt:
+def attempt(number: int, begun: float | None, ended: float | None, **fields: str) -> Attempt:
     return Attempt(
         number=number,
-        begun=None if begun is None else BEGUN + begun,
-        ended=None if ended is None else BEGUN + ended,
-        **more,
+        begun=None if begun is None else STARTED + begun,
+        ended=None if ended is None else STARTED + ended,
+        **fields,
     )
 
 
 def report(*items: Item, read_at: float = 100.0, total: int | None = None) -> BatchReport:
     return BatchReport(
         group_id="grp-1",
-        created=BEGUN,
-        read_at=BEGUN + read_at,
+        created=STARTED,
+        read_at=STARTED + read_at,
         total=len(items) if total is None else total,
         items=items,
     )
@@ -49,9 +49,9 @@ FOUR = report(
 )
 
 
-def test_how_many_ran_at_once() -> None:
+def test_concurrency_counts_the_running_attempts() -> None:
     found = compute_statistics(FOUR)
-    assert (found.begun, found.seconds, found.peak) == (BEGUN, 20.0, 2)
+    assert (found.begun, found.seconds, found.peak) == (STARTED, 20.0, 2)
     assert found.concurrency == (
         (0.0, 0),
         (0.0, 1),
@@ -64,7 +64,7 @@ def test_how_many_ran_at_once() -> None:
     assert found.mean == pytest.approx((5 * 1 + 3 * 2 + 1 + 3 * 2 + 8) / 20)
 
 
-def test_where_the_items_were_over_time() -> None:
+def test_states_count_the_items_over_time() -> None:
     points = {point.seconds: point.counts for point in compute_statistics(FOUR).states}
     assert points[0.0] == (3, 1, 0, 0, 0, 0)
     assert points[6.0] == (2, 2, 0, 0, 0, 0)
@@ -74,7 +74,7 @@ def test_where_the_items_were_over_time() -> None:
     assert {sum(counts) for counts in points.values()} == {4}
 
 
-def test_one_that_was_cancelled_before_it_began_waited_until_the_end() -> None:
+def test_an_item_cancelled_before_its_start_counts_as_waiting_until_the_end() -> None:
     done = Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, 0, 10, **VALUE),))
     found = compute_statistics(
         report(done, Item(index=1, state=State.CANCELLED), read_at=10.0)
@@ -83,47 +83,49 @@ def test_one_that_was_cancelled_before_it_began_waited_until_the_end() -> None:
     assert found[-1].counts == (0, 0, 1, 0, 1, 0)
 
 
-def test_one_that_goes_on_is_counted_up_to_now() -> None:
-    going = report(
+def test_a_running_item_counts_until_now() -> None:
+    running = report(
         Item(index=0, state=State.RUNNING, attempts=(attempt(1, 40, None),)),
         Item(index=1),
         read_at=50.0,
     )
-    found = compute_statistics(going)
+    found = compute_statistics(running)
     assert (found.seconds, found.peak, found.concurrency[-1]) == (50.0, 1, (50.0, 1))
     assert found.durations is None
     assert found.slowest == (0,)
     assert found.states[-1].counts == (1, 1, 0, 0, 0, 0)
 
 
-def test_durations_are_of_the_last_attempts_of_what_succeeded() -> None:
+def test_durations_are_those_of_the_successful_attempts() -> None:
     found = compute_statistics(FOUR).durations
     assert found is not None
     assert (found.count, found.least, found.p50, found.p95, found.most) == (2, 10, 10, 11, 11)
     assert found.total == 21
-    assert [one.count for one in found.bins] == [1, 0, 1]
+    assert [each.count for each in found.bins] == [1, 0, 1]
 
 
 @given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60))
-def test_every_duration_is_in_one_bin_and_quantiles_have_occurred(taken: list[float]) -> None:
+def test_every_duration_is_in_one_bin_and_quantiles_are_real_durations(
+    durations: list[float],
+) -> None:
     items = [
         Item(index=index, state=State.SUCCEEDED, attempts=(attempt(1, 0, seconds, **VALUE),))
-        for index, seconds in enumerate(taken)
+        for index, seconds in enumerate(durations)
     ]
     batch = report(*items, read_at=2e6)
     found = compute_statistics(batch).durations
     assert found is not None
     real = sorted(seconds for item in items if (seconds := item.seconds(0)) is not None)
-    assert sum(one.count for one in found.bins) == len(real)
-    for one in found.bins:
-        assert one.start <= one.stop
-        assert one.count <= sum(one.start <= seconds <= one.stop for seconds in real)
+    assert sum(each.count for each in found.bins) == len(real)
+    for each in found.bins:
+        assert each.start <= each.stop
+        assert each.count <= sum(each.start <= seconds <= each.stop for seconds in real)
     assert found.p50 in real and found.p95 in real
     assert sum(seconds <= found.p50 for seconds in real) >= len(real) / 2
     assert found.least == found.bins[0].start and found.most == found.bins[-1].stop
 
 
-def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
+def test_retries_are_counted_by_the_reason_of_the_attempt_before() -> None:
     batch = report(
         Item(
             index=0,
@@ -146,7 +148,7 @@ def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
     )
 
 
-def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_failed_of() -> None:
+def test_an_item_cancelled_during_a_retry_has_the_failure_of_the_attempt_before() -> None:
     item = Item(
         index=0,
         state=State.FAILED,
@@ -159,9 +161,9 @@ def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_fail
     assert (group.message, group.reason) == ("boom", "user error")
 
 
-def test_one_that_waits_to_be_tried_again_has_no_attempt_of_its_own() -> None:
+def test_an_item_that_waits_for_a_retry_has_no_current_attempt() -> None:
     item = Item(index=0, attempts=(attempt(1, 10, 14, **ERROR),))
-    assert (item.last, item.earlier_attempts, item.seconds(BEGUN + 50)) == (
+    assert (item.last, item.earlier_attempts, item.seconds(STARTED + 50)) == (
         None,
         item.attempts,
         None,
@@ -172,12 +174,12 @@ def test_one_that_waits_to_be_tried_again_has_no_attempt_of_its_own() -> None:
     assert found.slowest == ()
 
 
-def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
-    def failed(index: int, message: str, **more: str) -> Item:
+def test_failures_are_grouped_by_their_messages_without_numbers() -> None:
+    def failed(index: int, message: str, **fields: str) -> Item:
         return Item(
             index=index,
             state=State.FAILED,
-            attempts=(attempt(1, 0, 1, message=message, **{**ERROR, **more}),),
+            attempts=(attempt(1, 0, 1, message=message, **{**ERROR, **fields}),),
         )
 
     batch = report(
@@ -197,7 +199,7 @@ def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("items", [(), (Item(index=0),)])
-def test_of_a_batch_in_which_nothing_happened_there_is_little_to_say(
+def test_a_batch_without_attempts_has_empty_statistics(
     items: tuple[Item, ...],
 ) -> None:
     found = compute_statistics(report(*items, read_at=0.0))
@@ -206,19 +208,19 @@ def test_of_a_batch_in_which_nothing_happened_there_is_little_to_say(
     assert not (found.states or found.retries or found.failures or found.slowest)
 
 
-def test_clocks_that_differ_lead_to_no_negative_time() -> None:
+def test_clocks_that_differ_give_no_negative_times() -> None:
     early = report(
         Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, -30, -40, **VALUE),)),
         Item(index=1, state=State.SUCCEEDED, attempts=(attempt(1, 5, 6, **VALUE),)),
     )
     found = compute_statistics(early)
-    assert found.begun == BEGUN - 40
+    assert found.begun == STARTED - 40
     assert found.seconds == 46
     assert min(at for at, _ in found.concurrency) >= 0
     assert found.durations is not None and found.durations.least == 0
 
 
-def test_lines_of_large_batches_keep_their_highest_and_lowest() -> None:
+def test_thinned_lines_of_large_batches_keep_their_peaks() -> None:
     batch = sweep(3_000)
     found = compute_statistics(batch)
     assert len(found.concurrency) <= 2 * POINTS + 2

@@ -1,4 +1,4 @@
-"""The file itself: how large it is, what lies in it, and that nothing in it acts."""
+"""The file of a report: its size, its contents, and that texts in it can't run code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def facts(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "most"),
+    ("size", "max_bytes"),
     [
         (0, 300_000),
         (1, 300_000),
@@ -60,45 +60,45 @@ def facts(page: str) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("make", [sweep, hostile])
-def test_a_page_is_small(size: int, most: int, make: Callable[[int], BatchReport]) -> None:
-    assert limit(size) <= most
+def test_a_page_is_small(size: int, max_bytes: int, make: Callable[[int], BatchReport]) -> None:
+    assert limit(size) <= max_bytes
     report = make(size)
     page = render(report)
-    assert len(page.encode()) <= most
+    assert len(page.encode()) <= max_bytes
     assert len(facts(page)["items"]["state"]) == size
     assert facts(page)["left_out"] == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("size", [1, 30, 1_000, 10_000])
-def test_the_largest_page_is_as_small_and_says_what_it_lacks(size: int) -> None:
+def test_the_largest_page_keeps_its_limit_and_names_what_it_lacks(size: int) -> None:
     page = render(largest(size))
     assert len(page.encode()) <= limit(size)
-    there = facts(page)
-    assert len(there["items"]["state"]) == size
-    assert there["failures"], "what is most wanted is there all the same"
-    shown = {column["name"] for column in there["columns"]}
-    assert shown | {*there["left_out"]} | {name for _, name, _ in there["constants"]} >= {
-        *(f"{of}{place}" for of in ("n", "rn") for place in range(8)),
+    shown = facts(page)
+    assert len(shown["items"]["state"]) == size
+    assert shown["failures"], "failures are always shown"
+    columns = {column["name"] for column in shown["columns"]}
+    assert columns | {*shown["left_out"]} | {name for _, name, _ in shown["constants"]} >= {
+        *(f"{prefix}{number}" for prefix in ("n", "rn") for number in range(8)),
         *("t0", "t1"),
     }
     if size == 10_000:
-        assert {"rn0", "n0"} <= shown, "numbers are kept before texts"
-        assert there["items"]["unlisted"] > 0
+        assert {"rn0", "n0"} <= columns, "numbers are kept rather than texts"
+        assert shown["items"]["unlisted"] > 0
 
 
-def test_of_very_many_items_those_that_failed_are_listed() -> None:
+def test_a_page_with_too_many_items_lists_the_failed_ones() -> None:
     report = sweep(MAX_ITEMS + 2_000)
-    there = facts(render(report))
-    assert len(there["items"]["state"]) == MAX_ITEMS
-    assert there["known"] == sum(there["counts"]) == MAX_ITEMS + 2_000
-    listed = {*there["items"]["index"]}
+    shown = facts(render(report))
+    assert len(shown["items"]["state"]) == MAX_ITEMS
+    assert shown["known"] == sum(shown["counts"]) == MAX_ITEMS + 2_000
+    listed = {*shown["items"]["index"]}
     assert len(listed) == MAX_ITEMS
     assert {item.index for item in report.items if item.state is State.FAILED} <= listed
-    assert {*there["slowest"]} <= listed
+    assert {*shown["slowest"]} <= listed
 
 
-def test_nothing_that_is_said_is_markup() -> None:
+def test_no_text_becomes_markup() -> None:
     plain, odd = Parsed(render(sweep(60))), Parsed(render(hostile(60)))
     assert odd.tags == plain.tags
     assert [attributes for attributes in odd.attributes if "content" not in attributes] == [
@@ -109,11 +109,11 @@ def test_nothing_that_is_said_is_markup() -> None:
     assert odd.texts["title"] == ["</script><script>document.title='pwned'</script>"]
 
 
-def test_what_is_said_comes_back_from_the_page_as_it_was() -> None:
-    there = facts(render(hostile(60)))
-    assert there["function"] == "<img src=x onerror=\"document.title='pwned'\">"
-    assert there["tags"][1][0] == "two lines red", "no control character is kept"
-    assert any(one["name"] == "שלום עולם" for one in there["columns"])
+def test_texts_are_unchanged_in_the_page() -> None:
+    shown = facts(render(hostile(60)))
+    assert shown["function"] == "<img src=x onerror=\"document.title='pwned'\">"
+    assert shown["tags"][1][0] == "two lines red", "no control character is kept"
+    assert "שלום עולם" in {column["name"] for column in shown["columns"]}
     raw = Parsed(render(hostile(60))).texts["script"][0]
     assert raw.isascii()
     assert not re.search(r"[<>&]", raw)
@@ -122,28 +122,29 @@ def test_what_is_said_comes_back_from_the_page_as_it_was() -> None:
 def test_the_policy_lets_only_the_scripts_of_the_page_run() -> None:
     page = Parsed(render(sweep(3)))
     (policy,) = [
-        str(one["content"])
-        for one in page.attributes
-        if one.get("http-equiv") == "Content-Security-Policy"
+        str(attributes["content"])
+        for attributes in page.attributes
+        if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
 
-    def named(text: str) -> str:
+    def source(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     assert policy.split("; ") == [
         "default-src 'none'",
-        f"style-src {named(page.texts['style'][0])}",
-        f"script-src {named(page.texts['script'][1])}",
+        f"style-src {source(page.texts['style'][0])}",
+        f"script-src {source(page.texts['script'][1])}",
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    used = {name for one in page.attributes for name in one}
+    used = {name for attributes in page.attributes for name in attributes}
     assert not {name for name in used if name.startswith("on") or name in ("src", "style")}
-    assert {str(one["href"])[0] for one in page.attributes if "href" in one} == {"#"}
+    links = [attributes["href"] for attributes in page.attributes if "href" in attributes]
+    assert {str(link)[0] for link in links} == {"#"}
 
 
-def test_the_script_makes_text_and_nothing_else_of_what_is_said() -> None:
-    """Whatever interprets markup or code has no place in it."""
+def test_the_script_turns_texts_into_text_only() -> None:
+    """It calls nothing that interprets markup or code."""
     script = Parsed(render(sweep(1))).texts["script"][1]
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|"
@@ -163,9 +164,9 @@ def test_columns_are_numbers_texts_or_the_same_for_all() -> None:
         replace(item, input=given, result={})
         for item, given in zip(report.items, inputs, strict=True)
     )
-    there = facts(render(replace(report, items=items)))
-    assert there["constants"] == [["input", "same", 7]]
-    columns = {one["name"]: one for one in there["columns"]}
+    shown = facts(render(replace(report, items=items)))
+    assert shown["constants"] == [["input", "same", 7]]
+    columns = {column["name"]: column for column in shown["columns"]}
     assert columns["a"]["kind"] == columns["c"]["kind"] == "number"
     assert columns["a"]["values"] == [1, None, None]
     assert columns["c"]["values"] == [0.1, "nan", 1e-300]

@@ -1,4 +1,4 @@
-"""What a report reads of a batch, what that costs, and what becomes of the file."""
+"""A report reads the facts of a batch with few requests, and replaces its file atomically."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def read(batch: aio.BatchHandle[Any]) -> BatchReport:
     return await report.read(batch._batch)
 
 
-async def test_what_is_read_of_a_batch(client: aio.Client) -> None:
+async def test_a_report_has_the_facts_of_a_batch(client: aio.Client) -> None:
     inputs = [{"rate": 1.0, "layers": 2}, (7.0,), 8.0, object]
     batch = await client.run_async_map(
         train, inputs, name="demo", tags={"a": "b"}, retries=1, max_concurrent=3
@@ -66,9 +66,12 @@ async def test_what_is_read_of_a_batch(client: aio.Client) -> None:
     assert [item.state for item in found.items] == [State.SUCCEEDED, *[State.FAILED] * 3]
     assert (good.input, good.result) == ({"rate": 1.0, "layers": 2}, {"loss": 0.5})
     assert (bad.input, bad.result, odd.input) == ({"rate": 7.0}, {}, {})
-    assert [one.message for one in bad.attempts] == ["ValueError: rate 7.0 is too large"] * 2
-    assert [one.number for one in bad.attempts] == [1, 2]
-    assert all(one.begun <= one.ended for item in found.items for one in item.attempts)
+    assert [attempt.message for attempt in bad.attempts] == [
+        "ValueError: rate 7.0 is too large"
+    ] * 2
+    assert [attempt.number for attempt in bad.attempts] == [1, 2]
+    attempts = [attempt for item in found.items for attempt in item.attempts]
+    assert all(attempt.begun <= attempt.ended for attempt in attempts)
     assert worse.message == "ValueError: rate 8.0 is too large"
     assert found.examples.keys() == {1, 3}, "one of each kind"
     assert found.examples[1].message == "ValueError: rate 7.0 is too large"
@@ -79,7 +82,7 @@ async def test_reading_takes_listings_and_few_requests(client: aio.Client, platf
     batch = await client.run_async_map(train, [(n / 100, 1) for n in range(600)])
     await batch.wait()
     store: MemoryStore = platform.store
-    chunks = len([one for one in await store.list("batches/") if "/inputs/" in one.name]) - 1
+    chunks = len([info for info in await store.list("batches/") if "/inputs/" in info.name]) - 1
     assert chunks <= 15
     async with aio.Client(backend="local", platform=platform) as other:
         [listed] = await other.list_batches()
@@ -88,40 +91,40 @@ async def test_reading_takes_listings_and_few_requests(client: aio.Client, platf
         assert sum(item.state is State.FAILED for item in found.items) == 99
         assert all(item.message for item in found.items if item.state is State.FAILED)
         assert store.requests == {
-            "look": 2,  # is it there, was it collected?
-            "list": 2,  # 500 items each; the slots of the inputs were read by list_batches
+            "look": 2,  # whether it exists, and whether its results were collected
+            "list": 2,  # 500 items each; list_batches has read the slots of the inputs
             "get": chunks + 1 + 1,  # notes of 100 inputs each, no request to stop, one failure
         }
 
 
-async def test_a_batch_that_goes_on() -> None:
+async def test_an_unclaimed_item_of_a_running_batch_waits() -> None:
     world = World()
     async with aio.Client(backend="local", platform=world.platform) as client:
         batch = await client.run_async_map(train, [1.0, 2.0, 3.0], max_concurrent=2)
         await world.until_started(2)
         found = await read(batch)
         states = [item.state for item in found.items]
-        assert states == [State.WAITING] * 3, "none of them has claimed its attempt"
+        assert states == [State.WAITING] * 3, "no item has claimed its attempt"
         world.gate.set()
         await batch.wait()
         assert (await read(batch)).items[2].state is State.SUCCEEDED
 
 
-async def test_one_that_runs_is_known_by_its_claim() -> None:
-    gate, begun = asyncio.Event(), asyncio.Event()
+async def test_an_item_runs_once_it_is_claimed() -> None:
+    gate, claimed = asyncio.Event(), asyncio.Event()
 
     async def work(run: Run) -> int:
         order = run.spec.order
         claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
         await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence))
-        begun.set()
+        claimed.set()
         await gate.wait()
         body = frames.pack([pickle.dumps(1)])
         return await commit(run, order, wire.Outcome(kind=wire.Kind.VALUE), body)
 
     async with aio.Client(backend="local", platform=memory_platform(work)) as client:
         batch = await client.run_async_map(train, [1.0, 2.0], max_concurrent=1)
-        await begun.wait()
+        await claimed.wait()
         found = await read(batch)
         first, second = found.items
         assert (first.state, second.state) == (State.RUNNING, State.WAITING)
@@ -130,11 +133,11 @@ async def test_one_that_runs_is_known_by_its_claim() -> None:
         await batch.wait()
 
 
-async def test_what_was_cancelled_and_what_was_lost() -> None:
+async def test_lost_and_cancelled_items() -> None:
     async def work(run: Run) -> int | None:
         if run.spec.name.endswith("-0-1"):
             run.print("the end")
-            return 137  # without a word
+            return 137  # without writing an outcome
         return await carry_out(run)
 
     platform = memory_platform(work)
@@ -153,7 +156,7 @@ async def test_what_was_cancelled_and_what_was_lost() -> None:
         assert {item.state for item in (await read(other)).items} == {State.CANCELLED}
 
 
-async def test_a_forged_outcome_is_a_failure_and_ends_nothing(client: aio.Client, platform) -> None:
+async def test_a_forged_outcome_is_shown_as_a_failure(client: aio.Client, platform) -> None:
     batch = await ended(client, [1.0, 2.0])
     store: MemoryStore = platform.store
     scope = batch._batch.submission.identity.scope
@@ -166,10 +169,10 @@ async def test_a_forged_outcome_is_a_failure_and_ends_nothing(client: aio.Client
     assert "forged" in found.examples[0].message
 
 
-async def test_inputs_that_are_not_as_submitted_are_not_shown(client: aio.Client, platform) -> None:
+async def test_a_report_refuses_changed_inputs(client: aio.Client, platform) -> None:
     batch = await ended(client, [1.0, 2.0])
     store: MemoryStore = platform.store
-    name = next(one.name for one in await store.list("batches/") if "/inputs/" in one.name)
+    name = next(info.name for info in await store.list("batches/") if "/inputs/" in info.name)
     content = await store.get(name)
     await store.delete([name])
     await store.create(name, content.body.replace(b"1.0", b"9.0"), content.metadata)
@@ -197,7 +200,7 @@ async def test_a_batch_that_was_cleaned_up_has_no_report(
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "message"),
     [
         ("missing/report.html", "there is no folder"),
         ("folder", "that is a folder"),
@@ -207,43 +210,43 @@ async def test_a_batch_that_was_cleaned_up_has_no_report(
         (3, "must be the path of a file"),
     ],
 )
-async def test_a_place_that_cannot_be_is_told_before_anything_is_read(
-    client: aio.Client, platform, tmp_path: Path, monkeypatch, path: Any, words: str
+async def test_an_invalid_path_is_an_error_before_any_read(
+    client: aio.Client, platform, tmp_path: Path, monkeypatch, path: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     batch = await ended(client, [1.0])
     platform.store.requests.clear()
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=message):
         await batch.report(path)
     assert not platform.store.requests
 
 
-async def test_a_report_replaces_the_one_before_in_one_step(
+async def test_a_report_replaces_an_earlier_one_atomically(
     client: aio.Client, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     batch = await ended(client, [1.0])
-    place = tmp_path / "report.html"
-    place.write_text("before")
-    with place.open() as before:
-        assert await batch.report("report.html") == place
-        assert before.read() == "before", "whoever reads it goes on reading the old one"
-    assert place.read_text().startswith("<!doctype html>")
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    file = tmp_path / "report.html"
+    file.write_text("before")
+    with file.open() as before:
+        assert await batch.report("report.html") == file
+        assert before.read() == "before", "a reader keeps the old file"
+    assert file.read_text().startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     umask = os.umask(0)
     os.umask(umask)
-    assert stat.S_IMODE(place.stat().st_mode) == 0o666 & ~umask, "it is made to be passed on"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, "other users may read it"
 
 
-async def test_a_name_as_long_as_names_may_be(client: aio.Client, tmp_path: Path) -> None:
+async def test_a_file_name_of_the_maximum_length(client: aio.Client, tmp_path: Path) -> None:
     batch = await ended(client, [1.0])
-    place = tmp_path / ("r" * 250 + ".html")
-    assert await batch.report(place) == place
+    file = tmp_path / ("r" * 250 + ".html")
+    assert await batch.report(file) == file
     with pytest.raises(ConfigurationError, match="File name too long"):
         await batch.report(tmp_path / ("r" * 256))
-    assert [one.name for one in tmp_path.iterdir()] == [place.name]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 async def test_a_metric_that_no_result_has_is_refused_with_the_names_that_exist(

@@ -1,4 +1,4 @@
-"""What every simulated course needs."""
+"""Silence the engine's log while courses of events are simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from absl import logging
 
 @pytest.fixture(autouse=True)
 def quiet(home: Path) -> Iterator[None]:
-    """What the engine logs of a thousand runs is of no use; the trace tells more."""
+    """Hide the engine's log, because the trace of a course tells more."""
     assert os.environ["KINETIC_HOME"] == str(home)
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)

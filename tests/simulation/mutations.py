@@ -1,8 +1,8 @@
-"""The engine with one rule left out: what the simulation must catch.
+"""Mutations that disable one rule of the engine; the simulation must catch each.
 
-Each is a world that lies to the engine in one place, or a runner with one step
-changed, so that the engine does what it would do without the rule. Some are
-given odds that bring about the case the rule is for.
+A mutation is a world that lies to the engine in one place, or a runner with one step changed. The
+engine then acts as if the rule didn't exist. Some mutations set odds that provoke the case which
+the rule covers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kinetic.errors import Conflict, KineticError, NotFound
 
 from .oracle import ROOT
 from .scenario import Event, Plan
-from .world import Bend, ClusterOf, ObjectsOf, Odds, StoreOf, now
+from .world import Behavior, Odds, PartyCluster, PartyStore, PodObjects, result_of
 
-Of = StoreOf | ObjectsOf
+Caller = PartyStore | PodObjects
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is left out, what is broken by it, and the odds that show it."""
+    """A behavior without one rule, the invariant it breaks, and the plan that shows it."""
 
-    bend: type[Bend]
+    behavior: type[Behavior]
     breaks: str
     odds: Mapping[str, float] | None = None
     events: tuple[Event, ...] | None = None
@@ -39,12 +39,12 @@ class Mutation:
     lazy: bool | None = None
 
     def change(self, plan: Plan) -> Plan:
-        """The plan of a seed, with this mutation's odds."""
+        """Return the plan of a seed with this mutation's odds, events, and terms."""
         odds = plan.odds if self.odds is None else replace(Odds(errors=0.2), **self.odds)
         events = plan.events if self.events is None else self.events
-        if self.events is not None:  # at the seed's own times
-            spread = plan.seed % 17 / 4
-            events = tuple(replace(one, at=one.at + spread) for one in events)
+        if self.events is not None:  # vary the times with the seed
+            shift = plan.seed % 17 / 4
+            events = tuple(replace(event, at=event.at + shift) for event in events)
         lazy = plan.lazy if self.lazy is None else self.lazy
         terms = plan.terms | dict(self.terms or {})
         return replace(plan, odds=odds, events=events, lazy=lazy, terms=terms)
@@ -53,24 +53,24 @@ class Mutation:
 # --- the runner ---
 
 
-class NoClaim(Bend):
-    """Runners look, but claim nothing."""
+class NoClaim(Behavior):
+    """Runners check the store, but claim nothing."""
 
     class Opening(Opening):
         def claim(self) -> bool:
             return True
 
 
-class CheckBeforeClaim(Bend):
-    """The runner looks at requests and outcomes before its claim, not after."""
+class CheckBeforeClaim(Behavior):
+    """The runner reads requests and outcomes before its claim, not after."""
 
     class Opening(Opening):
-        looked: bool | None = None
+        checked: bool | None = None
 
         def may_run(self) -> bool:
-            if self.looked is None:
-                self.looked = super().may_run()
-            return self.looked
+            if self.checked is None:
+                self.checked = super().may_run()
+            return self.checked
 
     class Attempt(attempt.Attempt):
         def steps(self) -> Generator[str, None, int]:
@@ -81,16 +81,16 @@ class CheckBeforeClaim(Bend):
             return (yield from super().steps())
 
 
-class RetryBeforeClose(Bend):
-    """The next attempt starts on the platform's word, and its runner does not look either."""
+class RetryBeforeClose(Behavior):
+    """The next attempt starts when the platform reports an end, and its runner checks nothing."""
 
     class Opening(Opening):
         def may_run(self) -> bool:
             super().may_run()
             return True
 
-    def observed(self, of: ClusterOf, seen: Observation) -> Observation:
-        holder = self.world.holders[of.party]()
+    def observed(self, caller: PartyCluster, seen: Observation) -> Observation:
+        holder = self.world.holders[caller.party]()
         if holder is not None and seen.phase is Phase.ENDED and seen.exit_code != 0:
             index = int(seen.labels["kinetic.dev/index"])
             number = int(seen.labels["kinetic.dev/attempt"])
@@ -102,62 +102,69 @@ class RetryBeforeClose(Bend):
 # --- outcomes ---
 
 
-class OutcomePerItem(Bend):
-    """One outcome object an item instead of one an attempt."""
+class OutcomePerItem(Behavior):
+    """There is one outcome object per item instead of one per attempt."""
 
-    def create(self, of: Of, name: str, body: bytes, metadata: Mapping[str, str] | None) -> bool:
+    def create(
+        self, caller: Caller, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
         if name.endswith(".outcome"):
             item = name[: -len("0001.outcome")]
-            if any(one.name.endswith(".outcome") for one in now(of.world.store.list(item))):
+            listed = result_of(caller.world.store.list(item))
+            if any(info.name.endswith(".outcome") for info in listed):
                 return False
-        return super().create(of, name, body, metadata)
+        return super().create(caller, name, body, metadata)
 
 
-class LostOverwrites(Bend):
-    """Closing an attempt does not mind that there is an outcome."""
+class LostOverwrites(Behavior):
+    """Closing an attempt overwrites an existing outcome."""
 
-    def create(self, of: Of, name: str, body: bytes, metadata: Mapping[str, str] | None) -> bool:
-        if super().create(of, name, body, metadata):
+    def create(
+        self, caller: Caller, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
+        if super().create(caller, name, body, metadata):
             return True
-        if name.endswith(".outcome") and isinstance(of, StoreOf):
-            of.world.oracle.replaced(of.party, name, body)
+        if name.endswith(".outcome") and isinstance(caller, PartyStore):
+            caller.world.oracle.replaced(caller.party, name, body)
         return False
 
 
-class LostWithoutEvidence(Bend):
-    """The end of any pod of a job is taken for that of the claimant."""
+class LostWithoutEvidence(Behavior):
+    """The engine takes the end of any pod of a job for the end of the claimant."""
 
-    def observed(self, of: ClusterOf, seen: Observation) -> Observation:
-        which = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
-        return replace(seen, executor=of.world.oracle.batch.claims.get(which, ""))
+    def observed(self, caller: PartyCluster, seen: Observation) -> Observation:
+        key = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
+        return replace(seen, executor=caller.world.oracle.batch.claims.get(key, ""))
 
 
-class LostStaleControl(Bend):
-    """An attempt is closed on a view of the requests that is older than its claim."""
+class LostStaleControl(Behavior):
+    """The engine closes an attempt after reading requests that are older than its claim."""
 
-    def get(self, of: Of, name: str) -> Object:
-        found = super().get(of, name)
-        if "/control/" in name and isinstance(of, StoreOf) and self.is_young(of, name):
+    def get(self, caller: Caller, name: str) -> Object:
+        found = super().get(caller, name)
+        if "/control/" in name and isinstance(caller, PartyStore) and self.is_young(caller, name):
             raise NotFound(name)
         return found
 
-    def is_young(self, of: Of, name: str) -> bool:
-        appended = of.world.appended.get(name, 0.0)
-        return of.world.loop.now - appended < 6.0
+    def is_young(self, caller: Caller, name: str) -> bool:
+        appended = caller.world.appended.get(name, 0.0)
+        return caller.world.loop.now - appended < 6.0
 
 
-class NumberNotBound(Bend):
-    """What the platform answers to an observer counts for the attempt that is open by then."""
+class NumberNotBound(Behavior):
+    """The engine applies the platform's answer to the attempt that is open when it arrives."""
 
-    def asked(self, of: ClusterOf, names: tuple[str, ...]) -> None:
-        batch = self.world.batches[of.party]()
+    def asked(self, caller: PartyCluster, names: tuple[str, ...]) -> None:
+        batch = self.world.batches[caller.party]()
         if names and batch is not None and not batch.submits:
-            settling = self._settle(of, batch.submission, names)
-            self.world.loop.spawn(of.party, settling, "settles what it asked about")
+            settling = self._settle(caller, batch.submission, names)
+            self.world.loop.spawn(caller.party, settling, "settles the jobs of its query")
 
-    async def _settle(self, of: ClusterOf, submission: Any, names: tuple[str, ...]) -> None:
+    async def _settle(self, caller: PartyCluster, submission: Any, names: tuple[str, ...]) -> None:
         with contextlib.suppress(KineticError):
-            for seen in await of.gate.send("find", lambda: self.world.cluster.find(names, None)):
+            for seen in await caller.gate.send(
+                "find", lambda: self.world.cluster.find(names, None)
+            ):
                 index = int(seen.labels["kinetic.dev/index"])
                 number = submission.item(index).attempt
                 if seen.phase is Phase.ENDED:
@@ -166,90 +173,95 @@ class NumberNotBound(Bend):
                     await ending.settle(submission, evidence)
 
 
-class OnlyTheHolderCloses(Bend):
-    """Under a stop, too, nobody but the holder closes a dead attempt."""
+class OnlyTheHolderCloses(Behavior):
+    """Only the lease holder closes a dead attempt, even under a stop."""
 
-    def create(self, of: Of, name: str, body: bytes, metadata: Mapping[str, str] | None) -> bool:
-        lease = of.world.oracle.batch
-        holds = lease.held and lease.holder == of.party
-        if isinstance(of, StoreOf) and "/attempts/" in name and not holds:
+    def create(
+        self, caller: Caller, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
+        lease = caller.world.oracle.batch
+        holds = lease.held and lease.holder == caller.party
+        if isinstance(caller, PartyStore) and "/attempts/" in name and not holds:
             return False
-        return super().create(of, name, body, metadata)
+        return super().create(caller, name, body, metadata)
 
 
 # --- lease and requests ---
 
 
-class NoFence(Bend):
-    """A submitter that lost its lease does not find out."""
+class NoFence(Behavior):
+    """A submitter that lost its lease doesn't notice."""
 
-    def replace(self, of: StoreOf, name: str, body: bytes, generation: int) -> int:
+    def replace(self, caller: PartyStore, name: str, body: bytes, generation: int) -> int:
         try:
-            return super().replace(of, name, body, generation)
+            return super().replace(caller, name, body, generation)
         except (Conflict, NotFound):
             return generation + 1
 
 
-class RequestsNotReread(Bend):
-    """A new holder does not see the requests that were there before it."""
+class RequestsNotReread(Behavior):
+    """A new holder doesn't see requests that are older than its lease."""
 
-    def get(self, of: Of, name: str) -> Object:
-        hidden = of.world.oracle.floor.get("B", 1000)
-        if "/control/" in name and of.party == "B" and int(name.rpartition("/")[2]) < hidden:
+    def get(self, caller: Caller, name: str) -> Object:
+        hidden = caller.world.oracle.floor.get("B", 1000)
+        if "/control/" in name and caller.party == "B" and int(name.rpartition("/")[2]) < hidden:
             raise NotFound(name)
-        return super().get(of, name)
+        return super().get(caller, name)
 
 
-class UnsignedRequestsHeeded(Bend):
-    """Whoever wrote a request, it is taken as if who may ask had signed it."""
+class UnsignedRequestsAccepted(Behavior):
+    """The engine accepts every request as if it were signed."""
 
-    def get(self, of: Of, name: str) -> Object:
-        found = super().get(of, name)
-        return replace(found, metadata=self._signed(of, name)) if "/control/" in name else found
+    def get(self, caller: Caller, name: str) -> Object:
+        found = super().get(caller, name)
+        return replace(found, metadata=self._signed(caller, name)) if "/control/" in name else found
 
-    def list(self, of: Of, prefix: str) -> list[ObjectInfo]:
+    def list(self, caller: Caller, prefix: str) -> list[ObjectInfo]:
         return [
-            replace(one, metadata=self._signed(of, one.name)) if "/control/" in one.name else one
-            for one in super().list(of, prefix)
+            replace(info, metadata=self._signed(caller, info.name))
+            if "/control/" in info.name
+            else info
+            for info in super().list(caller, prefix)
         ]
 
-    def _signed(self, of: Of, name: str) -> Mapping[str, str]:
-        scope = of.world.oracle.scope
-        body = now(of.world.store.get(name)).body
+    def _signed(self, caller: Caller, name: str) -> Mapping[str, str]:
+        scope = caller.world.oracle.scope
+        body = result_of(caller.world.store.get(name)).body
         return {"mac": signing.sign(signing.submission_key(ROOT, scope), scope, name, body)}
 
 
-class StopDeletesAnyRound(Bend):
-    """What a stop deletes is whatever the batch has when that arrives."""
+class StopDeletesAnyRound(Behavior):
+    """A stop deletes the jobs of all rounds, including those launched after it."""
 
     def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        return labels and {key: one for key, one in labels.items() if key != LABEL_ROUND}
+        return labels and {key: value for key, value in labels.items() if key != LABEL_ROUND}
 
 
 # --- inputs and cleaning ---
 
 
-class CleanupRemovesRequestsFirst(Bend):
-    """Cleaning up deletes the requests before the inputs."""
+class CleanupRemovesRequestsFirst(Behavior):
+    """A cleanup deletes the requests before the inputs."""
 
-    def delete(self, of: Of, names: list[str]) -> None:
-        if isinstance(of, StoreOf) and any("/inputs/" in name for name in names):
-            control = [one.name for one in now(of.world.store.list(of.world.oracle.scope))]
-            super().delete(of, [name for name in control if "/control/" in name])
-            of.world.after(60.0, super().delete, of, names)
+    def delete(self, caller: Caller, names: list[str]) -> None:
+        if isinstance(caller, PartyStore) and any("/inputs/" in name for name in names):
+            listed = result_of(caller.world.store.list(caller.world.oracle.scope))
+            super().delete(caller, [info.name for info in listed if "/control/" in info.name])
+            caller.world.after(60.0, super().delete, caller, names)
             return
-        super().delete(of, names)
+        super().delete(caller, names)
 
 
-class CollectedUnread(Bend):
-    """A listing is believed without a look whether somebody has collected the results."""
+class CollectedUnread(Behavior):
+    """The engine trusts a listing without checking whether the results were collected."""
 
-    def list(self, of: Of, prefix: str) -> list[ObjectInfo]:
-        return [one for one in super().list(of, prefix) if not one.name.endswith("/collected")]
+    def list(self, caller: Caller, prefix: str) -> list[ObjectInfo]:
+        listed = super().list(caller, prefix)
+        return [info for info in listed if not info.name.endswith("/collected")]
 
 
-class InputsAreKept(Bend):
-    """Who collects the results removes the attempts before the inputs; every second pod is late."""
+class InputsAreKept(Behavior):
+    """A collection removes the attempts before the inputs; every second pod is late."""
 
     class Late(attempt.Attempt):
         def steps(self) -> Generator[str, None, int]:
@@ -264,62 +276,66 @@ class InputsAreKept(Bend):
     def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
         return {"deleted": "later"}
 
-    def delete(self, of: Of, names: list[str]) -> None:
-        super().delete(of, [name for name in names if "/inputs/" not in name])
+    def delete(self, caller: Caller, names: list[str]) -> None:
+        super().delete(caller, [name for name in names if "/inputs/" not in name])
 
 
-class ClosedGoToo(Bend):
-    """Who collects the results removes the outcomes of attempts whose process may live as well."""
+class ClosedDeleted(Behavior):
+    """A collection also removes outcomes of attempts whose process may still run."""
 
-    def delete(self, of: Of, names: list[str]) -> None:
-        super().delete(of, names)
-        if isinstance(of, StoreOf) and of.world.oracle.collected:
-            left = now(of.world.store.list(f"{of.world.oracle.scope}attempts/"))
-            super().delete(of, [one.name for one in left])
+    def delete(self, caller: Caller, names: list[str]) -> None:
+        super().delete(caller, names)
+        if isinstance(caller, PartyStore) and caller.world.oracle.collected:
+            left = result_of(caller.world.store.list(f"{caller.world.oracle.scope}attempts/"))
+            super().delete(caller, [info.name for info in left])
 
 
-class EndApart(Bend):
-    """The end of the inputs is an object beside the slots."""
+class EndApart(Behavior):
+    """The end of the inputs is a separate object beside the slots."""
 
-    def create(self, of: Of, name: str, body: bytes, metadata: Mapping[str, str] | None) -> bool:
+    def create(
+        self, caller: Caller, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
         if "/inputs/" in name and "first" not in (metadata or {}):
-            return super().create(of, f"{name}.end", body, metadata)
-        return super().create(of, name, body, metadata)
+            return super().create(caller, f"{name}.end", body, metadata)
+        return super().create(caller, name, body, metadata)
 
-    def list(self, of: Of, prefix: str) -> list[ObjectInfo]:
-        found = super().list(of, prefix)
-        return [replace(one, name=one.name.removesuffix(".end")) for one in found]
+    def list(self, caller: Caller, prefix: str) -> list[ObjectInfo]:
+        found = super().list(caller, prefix)
+        return [replace(info, name=info.name.removesuffix(".end")) for info in found]
 
-    def get(self, of: Of, name: str) -> Object:
+    def get(self, caller: Caller, name: str) -> Object:
         try:
-            return super().get(of, name)
+            return super().get(caller, name)
         except NotFound:
-            return super().get(of, f"{name}.end")
+            return super().get(caller, f"{name}.end")
 
 
-class BlindInputs(Bend):
-    """Inputs are written whether or not their slot is taken."""
+class BlindInputs(Behavior):
+    """Inputs overwrite a slot that is already taken."""
 
-    def create(self, of: Of, name: str, body: bytes, metadata: Mapping[str, str] | None) -> bool:
+    def create(
+        self, caller: Caller, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
         if "/inputs/" in name:
-            now(of.world.store.delete([name]))
-        return super().create(of, name, body, metadata)
+            result_of(caller.world.store.delete([name]))
+        return super().create(caller, name, body, metadata)
 
 
 TAKEN = (Event(6.0, "outage", "A", 70.0), Event(6.0, "resume", "B"), Event(1.0, "watch", "O"))
-"""The holder is cut off, what it has sent is on its way, and another takes the batch."""
+"""The holder is cut off while its requests are on their way, and another party takes the batch."""
 
 STOPPED = (Event(1.0, "cancel", "O"), Event(3.0, "watch", "B"))
 
-MOURNED = (Event(2.0, "kill", "A"), Event(3.0, "watch", "B"), Event(48.45, "force", "B"))
-"""An observer hears that the submitter is gone, looks around, and is told to go on meanwhile."""
+ORPHANED = (Event(2.0, "kill", "A"), Event(3.0, "watch", "B"), Event(48.45, "force", "B"))
+"""An observer notices that the submitter is gone, queries the platform, and resumes meanwhile."""
 
 MUTATIONS: dict[str, Mutation] = {
     "no claim": Mutation(NoClaim, "I2", odds={"twice": 0.9}),
     "check before claim": Mutation(
         CheckBeforeClaim,
         "I1",
-        odds={"errors": 0.5, "late": 0.3},  # what was not begun is taken off the platform late
+        odds={"errors": 0.5, "late": 0.3},  # jobs that didn't start are deleted late
         events=(),
         terms={"max_concurrent": 3, "fail_fast": True, "cancel_running_on_fail": False},
     ),
@@ -332,11 +348,11 @@ MUTATIONS: dict[str, Mutation] = {
     "stale requests for lost": Mutation(
         LostStaleControl, "I1", odds={"dies": 0.9, "slow": 0.2}, events=STOPPED
     ),
-    "number not bound to the question": Mutation(
+    "number not bound to the query": Mutation(
         NumberNotBound,
         "I4",
         odds={"dies": 0.9, "late_answer": 0.6},
-        events=MOURNED,
+        events=ORPHANED,
         terms={"max_concurrent": 3, "retries": 2},
         lazy=False,
     ),
@@ -365,8 +381,8 @@ MUTATIONS: dict[str, Mutation] = {
         terms={"max_concurrent": 1},
         lazy=False,
     ),
-    "unsigned requests heeded": Mutation(
-        UnsignedRequestsHeeded,
+    "unsigned requests accepted": Mutation(
+        UnsignedRequestsAccepted,
         "L1",
         odds={},
         events=(Event(0.5, "forge", "X"), Event(1.5, "forge", "X", 1)),
@@ -392,7 +408,7 @@ MUTATIONS: dict[str, Mutation] = {
         events=(Event(0.3, "kill", "A"), Event(1.0, "cleanup", "O")),
         lazy=True,
     ),
-    "collected is not looked for": Mutation(
+    "collected is not checked": Mutation(
         CollectedUnread,
         "I1",
         odds={"errors": 0.0, "slow": 0.5},
@@ -409,8 +425,8 @@ MUTATIONS: dict[str, Mutation] = {
         odds={"errors": 0.0, "twice": 0.9},
         events=(Event(1.0, "collect", "A"),),
     ),
-    "closed outcomes go with the others": Mutation(
-        ClosedGoToo,
+    "closed outcomes are deleted with the others": Mutation(
+        ClosedDeleted,
         "I1",
         odds={"errors": 0.0, "zombie": 0.5},
         events=(Event(1.0, "collect", "A"),),

@@ -1,8 +1,8 @@
-"""What must hold of every course of events, checked at each effect.
+"""The invariants of every course of events, checked at each effect.
 
-It sees what really happens: every effect on the store and the platform, and
-what each party decides and is told. The rule of an item is written down here a
-second time, and compared with the engine's whenever an item changes.
+The oracle sees every effect on the store and the platform, every decision of a party, and every
+outcome that a party receives. It implements the rule of an item a second time, and compares it
+with the engine's whenever an item changes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 NAME = re.compile(r"attempts/\d+/(\d+)\.(\d+)\.(claim|outcome)$")
 FINAL = ("succeeded", "failed", "cancelled")
 ROOT = b"k" * 32
-"""The root key; nobody who forges anything has it."""
+"""The root key; a forger doesn't have it."""
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; ``which`` is its name in docs/protocol.md."""
+    """An invariant doesn't hold; ``invariant`` is its name in docs/protocol.md."""
 
-    def __init__(self, which: str, why: str) -> None:
-        super().__init__(f"{which}: {why}")
-        self.which = which
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
 
 
 @dataclass
 class Batch:
-    """The objects of the one batch, as they really are."""
+    """The true contents of the store for the one batch."""
 
     claims: dict[tuple[int, int], str] = field(default_factory=dict)
     outcomes: dict[tuple[int, int], wire.Outcome] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Batch:
 
 
 def judge(batch: Batch, index: int, budgets: RetryBudgets) -> tuple[str, int]:
-    """The rule of an item, from docs/protocol.md and not from the engine."""
+    """Apply the rule of an item as docs/protocol.md has it, independently of the engine."""
     base, stopped = standing(batch, index)
     used, last, number = {"user": 0, "infrastructure": 0}, 0, 0
     hopeless = False
@@ -73,7 +73,7 @@ def judge(batch: Batch, index: int, budgets: RetryBudgets) -> tuple[str, int]:
 
 
 def standing(batch: Batch, index: int, upto: int | None = None) -> tuple[int, bool]:
-    """The number of retired attempts, and whether the item is stopped."""
+    """Return the number of retired attempts, and whether the item is stopped."""
     base, stopped = 0, False
     for entry in batch.control[:upto]:
         if entry.kind == "stop" and (entry.items is None or index in entry.items):
@@ -84,26 +84,29 @@ def standing(batch: Batch, index: int, upto: int | None = None) -> tuple[int, bo
 
 
 class Oracle:
-    """Takes every event; raises at the first that must not be."""
+    """Receive every event, and raise at the first one that breaks an invariant."""
 
     def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
         self.budgets = budgets
         self.max_concurrent = max_concurrent
         self.batch = Batch()
         self.scope = ""
-        self.told: dict[int, tuple[str, int]] = {}
-        self.heard: dict[tuple[str, int], tuple[int, str]] = {}
+        self.final: dict[int, tuple[str, int]] = {}
+        """The final state that each item has reached; it must not change."""
         self.ran: dict[tuple[int, int], str] = {}
         self.values: dict[int, object] = {}
-        self.asked: set[tuple[int, int]] = set()
+        self.requested: set[tuple[int, int]] = set()
+        """Attempts that a party asked the platform to launch."""
         self.active: set[tuple[int, int]] = set()
-        # Attempts whose end, or whose pod's end, the platform has reported.
         self.reported: set[tuple[int, int]] = set()
-        self.late = 0
+        """Attempts whose end, or whose pod's end, the platform has reported."""
+        self.overtaken = 0
+        """How many launches took effect after another party got the lease."""
         self.floor: dict[str, int] = {}
+        """Party → number of requests when it got the lease."""
         self.fences: dict[str, int] = {}
-        self.superseded: dict[str, float] = {}
-        self.read: dict[str, dict[int, float]] = {}
+        self.reads: dict[str, dict[int, float]] = {}
+        """Party → slot of control → when it first read the slot."""
         self.cleaning = -1
         self.collected = False
         self.removed: set[tuple[int, int]] = set()
@@ -113,7 +116,8 @@ class Oracle:
         self.over = False
         self.forced = False
         self.clock: Callable[[], float] = lambda: 0.0
-        self.since = 0.0  # when the fence changed
+        self.fenced_at = 0.0
+        """When the fence last changed."""
         self.seen: Counter[str] = Counter()
 
     def state(self, index: int) -> tuple[str, int]:
@@ -121,7 +125,7 @@ class Oracle:
 
     @property
     def end(self) -> int | None:
-        """How many items there are, once the end is stored."""
+        """Return the number of items once the end of the inputs is stored."""
         for _, metadata in self.batch.inputs.values():
             if "first" not in metadata:
                 return int(metadata["total"])
@@ -129,22 +133,22 @@ class Oracle:
 
     @property
     def stored(self) -> int:
-        """How many items are stored."""
-        chunks = [m for _, m in self.batch.inputs.values() if "first" in m]
-        return max((int(m["first"]) + int(m["count"]) for m in chunks), default=0)
+        """Return the number of items that are stored."""
+        chunks = [chunk for _, chunk in self.batch.inputs.values() if "first" in chunk]
+        return max((int(chunk["first"]) + int(chunk["count"]) for chunk in chunks), default=0)
 
     def claimed_too_late(self, index: int) -> bool:
-        """Whether an item was claimed once more after it had ended and its end was stored."""
+        """Tell whether an item was claimed again after its end and the batch's end were stored."""
         kinds = [request.kind for request in self.batch.control]
-        while kinds and kinds[-1] == "forged":  # written afterwards, and it changes nothing
+        while kinds and kinds[-1] == "forged":  # written later, without effect
             kinds.pop()
-        ended = max(self.batch.released, default=-1) >= len(kinds) and index in self.told
+        ended = max(self.batch.released, default=-1) >= len(kinds) and index in self.final
         return ended and self.state(index)[0] == "cancelling"
 
     # --- the store ---
 
     def created(self, actor: str, name: str, body: bytes, metadata: dict[str, str]) -> None:
-        """An object came into being."""
+        """Check an object that *actor* created."""
         if not name.startswith("batches/") or self.over or self.gone:
             return
         scope, _, rest = name.removeprefix("batches/").partition("/")
@@ -161,7 +165,7 @@ class Oracle:
             self._attempt(int(found[1]), int(found[2]), found[3], metadata)
 
     def replaced(self, actor: str, name: str, body: bytes) -> None:
-        """An object got another content."""
+        """Check an object that *actor* overwrote."""
         if self.over or self.gone:
             return
         if not name.endswith("/lease"):
@@ -169,13 +173,13 @@ class Oracle:
         self._lease(actor, body)
 
     def deleted(self, actor: str, name: str) -> None:
-        """An object is gone."""
+        """Check an object that *actor* deleted."""
         if self.over or self.gone:
             return
         if found := NAME.search(name):
             key = int(found[1]), int(found[2])
             if self.collected:
-                self.removed.add(key)  # what it said stays true
+                self.removed.add(key)  # the oracle keeps the outcome: it stays true
                 return
             if found[3] == "outcome" and self.cleaning < 0:
                 raise Violation("I1", f"{name} was deleted by {actor}")
@@ -183,28 +187,30 @@ class Oracle:
         elif "/inputs/" in name:
             self.inputs_gone = True
         elif name.endswith("/lease") and self.cleaning >= 0:
-            self.batch.fence = 0  # whoever makes another finds the stop, or no manifest
+            self.batch.fence = 0  # a party that makes a new lease finds the stop or no manifest
         elif "/control/" in name:
             self.gone = True
 
     def _collect(self, actor: str) -> None:
-        """Somebody says that all items have their values, and that their objects go."""
+        """Check that all items have values when *actor* starts to delete their objects."""
         if self.cleaning >= 0:
             return
         items = range(self.stored)
-        without = [index for index in items if self.state(index)[0] != "succeeded"]
-        if self.end is None or without:
-            raise Violation("I10", f"{actor} collects, the end is {self.end}, {without} have none")
+        unfinished = [index for index in items if self.state(index)[0] != "succeeded"]
+        if self.end is None or unfinished:
+            raise Violation(
+                "I10", f"{actor} collects although {unfinished} of {self.end} have no value"
+            )
         self.collected = True
         self.seen["collected"] += 1
 
     def _lease(self, actor: str, body: bytes) -> None:
         content = json.loads(body)
         fence, batch = content["fence"], self.batch
-        if fence < batch.fence and self.cleaning < 0:  # a cleanup that died has taken it away
-            raise Violation("I3", f"{actor} brings fence {fence} back, it is {batch.fence}")
+        if fence < batch.fence and self.cleaning < 0:  # an interrupted cleanup may delete the lease
+            raise Violation("I3", f"{actor} sets the fence from {batch.fence} back to {fence}")
         if fence > batch.fence:
-            batch.fence, batch.holder, self.since = fence, actor, self.clock()
+            batch.fence, batch.holder, self.fenced_at = fence, actor, self.clock()
             self.fences[actor] = fence
             self.floor[actor] = len(batch.control)
         elif actor != batch.holder:
@@ -216,12 +222,12 @@ class Oracle:
     def _input(self, slot: int, body: bytes, metadata: dict[str, str]) -> None:
         inputs = self.batch.inputs
         if self.inputs_gone:
-            return  # a write that was given up arrives after all; what is left ages out
+            return  # an abandoned write arrives after the cleanup; nobody reads it
         if slot in inputs:
             raise Violation("I7", f"slot {slot} of the inputs was written twice")
-        if any("first" not in m for s, (_, m) in inputs.items() if s <= slot):
+        if any("first" not in chunk for other, (_, chunk) in inputs.items() if other <= slot):
             raise Violation("I7", f"slot {slot} of the inputs was written after the end")
-        if "first" not in metadata and any(s > slot for s in inputs):
+        if "first" not in metadata and any(other > slot for other in inputs):
             raise Violation("I7", f"the end at slot {slot} was written before others")
         inputs[slot] = body, metadata
 
@@ -233,7 +239,7 @@ class Oracle:
             )
         key = signing.submission_key(ROOT, self.scope)
         if metadata.get("mac") != signing.sign(key, self.scope, name, body):
-            batch.control.append(wire.Request(kind="forged"))  # taken, and it says nothing
+            batch.control.append(wire.Request(kind="forged"))  # it takes a slot without effect
             self.seen["control: forged"] += 1
             return
         entry = wire.Request.from_bytes(body)
@@ -242,52 +248,53 @@ class Oracle:
         if entry.kind == "stop" and entry.cause == "cleanup":
             self.cleaning = slot
         if entry.kind == "retry":
-            self.was_read(actor, slot)  # who lets items run again knows that they may
+            self.was_read(actor, slot)  # a party knows the retry that it wrote itself
         items = range(self.stored) if entry.items is None else entry.items
         for index in entry.bases if entry.kind == "retry" else items:
             if entry.kind == "retry":
-                if self.told.get(index, ("", 0))[0] == "succeeded":
-                    raise Violation("I1", f"{actor} lets item {index} run again, it has a value")
-                self.told.pop(index, None)
-            self._look(index, f"control slot {slot}")
+                if self.final.get(index, ("", 0))[0] == "succeeded":
+                    raise Violation("I1", f"{actor} retries item {index}, which has a value")
+                self.final.pop(index, None)
+            self._check_item(index, f"control slot {slot}")
 
-    def _attempt(self, index: int, number: int, what: str, metadata: dict[str, str]) -> None:
+    def _attempt(self, index: int, number: int, kind: str, metadata: dict[str, str]) -> None:
         batch, key = self.batch, (index, number)
-        if what == "claim":
+        if kind == "claim":
             batch.claims[key] = metadata["executor"]
-            self._look(index, f"the claim of attempt {number}")
+            self._check_item(index, f"the claim of attempt {number}")
             return
         outcome = wire.Outcome.parse(metadata["header"])
         before = batch.outcomes.get(key, outcome)
         if key in self.removed and before.kind == "value" and outcome.kind != "value":
-            return  # a slow write arrives after the collection; nobody reads what is left
+            return  # a slow write arrives after the collection; nobody reads it
         if (before.kind, before.executor) != (outcome.kind, outcome.executor):
-            raise Violation("I1", f"{index}.{number} has ended as {before}, and then as {outcome}")
+            raise Violation("I1", f"{index}.{number} ended as {before}, and then as {outcome}")
         batch.outcomes[key] = outcome
         closed = outcome.executor == wire.VOID and outcome.phase in ("lost", "cancelled")
-        late = key in self.asked and key not in self.reported
-        if closed and late and self.cleaning < 0:  # what has no input is never asked for
-            raise Violation("I4", f"{index}.{number} is closed, and nobody has said that it ended")
+        may_run = key in self.requested and key not in self.reported
+        if closed and may_run and self.cleaning < 0:
+            raise Violation("I4", f"{index}.{number} is closed, but no end was reported")
         self.active.discard(key)
         self.seen[f"outcome: {outcome.kind}"] += 1
         if sum(k[0] == index and o.kind == "value" for k, o in batch.outcomes.items()) > 1:
             raise Violation("I1", f"item {index} has two values")
-        self._look(index, f"the outcome of attempt {number}")
+        self._check_item(index, f"the outcome of attempt {number}")
 
-    def _look(self, index: int, why: str) -> None:
-        now, told = self.state(index), self.told.get(index)
-        ruled = wire.item_state(
+    def _check_item(self, index: int, cause: str) -> None:
+        now, before = self.state(index), self.final.get(index)
+        computed = wire.item_state(
             wire.standing(index, self.batch.control), self._attempts(index), self.budgets
         )
-        if (ruled.state.value, ruled.attempt) != now:
-            raise Violation("rule", f"the engine says {ruled}, it is {now}")
+        if (computed.state.value, computed.attempt) != now:
+            raise Violation("rule", f"the engine computes {computed}, the oracle {now}")
         if now[0] not in FINAL or self.cleaning >= 0:
             return
-        if told is not None and told[0] != now[0]:
-            raise Violation("I1", f"item {index} was told to have {told}, {why} makes it {now}")
-        if told is not None and now[0] != "cancelled" and told != now:
-            raise Violation("I1", f"item {index} was told to have {told}, {why} makes it {now}")
-        self.told[index] = now
+        changed = before is not None and (
+            before[0] != now[0] or (now[0] != "cancelled" and before != now)
+        )
+        if changed:
+            raise Violation("I1", f"{cause} changes item {index} from {before} to {now}")
+        self.final[index] = now
 
     def _attempts(self, index: int) -> dict[int, wire.Attempt]:
         numbers = {n for i, n in (*self.batch.claims, *self.batch.outcomes) if i == index}
@@ -296,20 +303,20 @@ class Oracle:
             for n in numbers
         }
 
-    # --- who starts what ---
+    # --- starting attempts ---
 
     def was_read(self, party: str, slot: int) -> None:
-        """A slot of control has reached *party*."""
-        self.read.setdefault(party, {}).setdefault(slot, self.clock())
+        """Record that *party* has read a slot of control."""
+        self.reads.setdefault(party, {}).setdefault(slot, self.clock())
 
     def decided(self, party: str, index: int, number: int) -> None:
-        """*party* asks the platform for an attempt."""
+        """Check an attempt that *party* asks the platform to launch."""
         fence, batch = self.fences.get(party, 0), self.batch
-        self.asked.add((index, number))
+        self.requested.add((index, number))
         if self.cleaning >= 0:
-            return  # what is left of it was cleaned up under its holder
+            return  # a cleanup removes what the holder starts
         now = self.clock()
-        excused = self.forced and now - self.since < 30.0  # it cannot know yet
+        excused = self.forced and now - self.fenced_at < 30.0  # the old holder can't know yet
         if fence < batch.fence and not excused:
             raise Violation(
                 "I3",
@@ -322,9 +329,9 @@ class Oracle:
             raise Violation(
                 "I3", f"{party} starts {index}.{number}, stopped before its fence {fence}"
             )
-        read = self.read.get(party, {})
+        read = self.reads.get(party, {})
         if not standing(batch, index, max(read, default=-1) + 1)[1]:
-            return  # by all that it has read, the item was reopened
+            return  # the requests that it has read reopen the item
         for slot, when in read.items():
             if slot < len(batch.control) and now - when > 0.5:
                 known = standing(batch, index, slot + 1)[1] and standing(batch, index)[1]
@@ -336,38 +343,39 @@ class Oracle:
                     )
 
     def launched(self, party: str, index: int, number: int) -> None:
-        """A job came into being on the platform."""
+        """Check a job that the platform created for *party*."""
         if (index, number) in self.batch.outcomes:
             return
         if self.fences.get(party, 0) < self.batch.fence:
-            self.late += 1
+            self.overtaken += 1
         self.active.add((index, number))
         live = [
             key
             for key in self.active
             if self.state(key[0]) in (("open", key[1]), ("cancelling", key[1]))
         ]
-        if len(live) > self.max_concurrent + self.late:
+        if len(live) > self.max_concurrent + self.overtaken:
             raise Violation(
                 "I5",
-                f"{sorted(live)} are live, max_concurrent is {self.max_concurrent} and "
-                f"{self.late} came late",
+                f"{sorted(live)} are live, max_concurrent is {self.max_concurrent}, and "
+                f"{self.overtaken} were launched by an earlier holder",
             )
 
     def ended(self, index: int, number: int) -> None:
-        """The platform says that nothing of a job runs any more."""
+        """Record that the platform reports the end of a job."""
         self.reported.add((index, number))
         self.active.discard((index, number))
 
     def job_deleted(self, party: str, index: int, number: int) -> None:
-        """The platform is told that nobody wants a job any more."""
+        """Check a job that *party* deletes from the platform."""
         if self.cleaning < 0 and self.state(index) == ("open", number):
-            raise Violation("I8", f"{index}.{number} may run, and {party} has its job deleted")
+            raise Violation("I8", f"{party} deletes the job of {index}.{number}, which may run")
 
-    def may_run(self, index: int, number: int) -> str:
-        """Why an attempt must not run, by all that there is now; a runner decides on it."""
+    def objection(self, index: int, number: int) -> str:
+        """Return why an attempt must not run given the store's contents, or an empty string."""
         base, _ = standing(self.batch, index)
-        if any(i == index and one.kind == "value" for (i, _), one in self.batch.outcomes.items()):
+        kinds = [outcome.kind for key, outcome in self.batch.outcomes.items() if key[0] == index]
+        if "value" in kinds:
             return "there is a value"
         missing = [n for n in range(base + 1, number) if (index, n) not in self.batch.outcomes]
         return f"{missing} are open" if missing else ""
@@ -375,25 +383,28 @@ class Oracle:
     def started(
         self, executor: str, index: int, number: int, value: object, seen: tuple[int, str]
     ) -> None:
-        """User code starts; *seen* is how much of control the runner saw, and what was then."""
-        upto, why = seen
+        """Check the start of user code.
+
+        *seen* is the number of requests that the runner read, and the objection at that time.
+        """
+        upto, objection = seen
         if (index, number) in self.ran:
             raise Violation(
                 "I2",
                 f"{executor} starts {index}.{number}, {self.ran[index, number]} has done so before",
             )
         if self.inputs_gone or self.gone or 0 <= self.cleaning < upto:
-            which = "I10" if self.collected else "I6"
-            raise Violation(which, f"{executor} starts {index}.{number} of a cleaned batch")
+            invariant = "I10" if self.collected else "I6"
+            raise Violation(invariant, f"{executor} starts {index}.{number} of a cleaned batch")
         if standing(self.batch, index, upto)[1]:
             raise Violation("I3", f"{executor} starts {index}.{number}, it has seen the stop")
-        if why:
-            raise Violation("I2", f"{executor} starts {index}.{number}, {why}")
+        if objection:
+            raise Violation("I2", f"{executor} starts {index}.{number}, {objection}")
         self.ran[index, number] = executor
         self.values[index] = value
 
     def refused(self, executor: str, index: int, number: int, zombie: bool) -> None:
-        """A pod could not commit: somebody else has closed its attempt."""
+        """Check a pod that couldn't commit because another process closed its attempt."""
         if self.over or self.cleaning >= 0:
             return
         if self.batch.claims.get((index, number)) == executor and not zombie:
@@ -401,36 +412,41 @@ class Oracle:
                 "I4", f"{executor} has done {index}.{number}, and its outcome is refused"
             )
 
-    # --- who hears what ---
+    # --- received outcomes, budget, and inputs ---
 
-    def hears(self, party: str, index: int, said: str) -> None:
-        """A handle of *party* delivers an item's outcome."""
-        self.heard[party, index] = (len(self.batch.control), said)
+    def received(self, party: str, index: int, state: str) -> None:
+        """Check an item's outcome that a handle of *party* delivers."""
         now = self.state(index)[0]
-        if now in FINAL and said != now and self.cleaning < 0:
-            retried = any(e.kind == "retry" and index in e.bases for e in self.batch.control)
+        if now in FINAL and state != now and self.cleaning < 0:
+            retried = any(
+                request.kind == "retry" and index in request.bases for request in self.batch.control
+            )
             if not retried:
-                raise Violation("I1", f"{party} hears {said} of item {index}, it is {now}")
+                raise Violation("I1", f"{party} receives {state} for item {index}, it is {now}")
 
-    def check_budget(self, hours: float, most: int) -> None:
-        """A holder starts nothing more once it has read as many hours of attempts."""
-        told = [one for one in self.ran if (found := self.batch.outcomes.get(one)) and found.ended]
-        allowed = hours + most * max(1, self.batch.fence)
-        if len(told) > allowed:
-            raise Violation("I9", f"{len(told)} attempts of an hour, and {allowed:g} are the most")
+    def check_budget(self, hours: float, max_concurrent: int) -> None:
+        """Check that holders stop starting attempts once those that ended took *hours*.
+
+        Each holder may overshoot by the attempts that run at once.
+        """
+        outcomes = self.batch.outcomes
+        ended = [key for key in self.ran if (outcome := outcomes.get(key)) and outcome.ended]
+        allowed = hours + max_concurrent * max(1, self.batch.fence)
+        if len(ended) > allowed:
+            raise Violation("I9", f"{len(ended)} attempts of one hour; {allowed:g} are allowed")
 
     def check_inputs(self) -> None:
-        """Every item ran with the input that its index holds."""
+        """Check that every item ran with the input at its index."""
         for body, metadata in self.batch.inputs.values():
             if "first" not in metadata:
                 continue
             content = frames.unpack(body).frames
-            for place in range(int(metadata["count"])):
-                index = int(metadata["first"]) + place
+            for offset in range(int(metadata["count"])):
+                index = int(metadata["first"]) + offset
                 if index not in self.values:
                     continue
-                held = pickles.load(content[place])[0][0]
-                if held != self.values[index]:
+                stored = pickles.load(content[offset])[0][0]
+                if stored != self.values[index]:
                     raise Violation(
-                        "I7", f"item {index} ran with {self.values[index]!r}, it holds {held!r}"
+                        "I7", f"item {index} ran with {self.values[index]!r}, not {stored!r}"
                     )

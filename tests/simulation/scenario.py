@@ -1,4 +1,4 @@
-"""From a seed to one course of events: what is run, what goes wrong, who asks for what."""
+"""Turn a seed into one course of events: a batch, faults, and the requests of several parties."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tests.engine.notifications import Fault, Unreliable
 
 from .oracle import FINAL, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
-from .world import Bend, ClusterOf, Gate, ImagesOf, Odds, StoreOf, World, now
+from .world import Behavior, Gate, Odds, PartyCluster, PartyImages, PartyStore, World, result_of
 
 CALM_AFTER = 240.0
-"""After so many seconds nothing goes wrong any more."""
+"""Seconds after which no more faults happen."""
 
 PATIENCE = 4 * 3600.0
-"""By then everything that can end has ended."""
+"""Seconds after which everything that can end must have ended."""
 
 USD_PER_HOUR = 2.0
-"""What an attempt costs by the file of prices that the tests name."""
+"""Price of an attempt in the tests' price file."""
 
 STATES = {
     JobStatus.SUCCEEDED: "succeeded",
@@ -48,12 +48,15 @@ STATES = {
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens to a party, or that it does, at a time."""
+    """A fault of a party, or a request that it makes, at a time.
+
+    The amount is a duration in seconds or the index of an item, depending on the kind.
+    """
 
     at: float
-    what: str
-    who: str
-    much: float = 0.0
+    kind: str
+    party: str
+    amount: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """How it went."""
+    """What happened in a course of events."""
 
     plan: Plan
     violation: BaseException | None
@@ -81,9 +84,9 @@ class Report:
     seconds: float
     items: dict[int, tuple[str, int]] = field(default_factory=dict)
 
-    def told(self) -> str:
+    def text(self) -> str:
         lines = [f"seed {self.plan.seed}: {self.plan}"]
-        lines += [f"{at - 1000:9.3f}  {who:14} {what}" for at, who, what in self.trace]
+        lines += [f"{at - 1000:9.3f}  {actor:14} {event}" for at, actor, event in self.trace]
         lines.append(f"{self.violation!r}")
         return "\n".join(lines)
 
@@ -106,7 +109,7 @@ FAULTS = {
 
 
 def plan_of(seed: int) -> Plan:
-    """What the seed stands for."""
+    """Draw the plan of a seed."""
     rng = random.Random(seed)
     count = rng.choice([0, 1, 1, 2, 3, 5, len(FAULTS)])
     chosen = rng.sample([*FAULTS], count)
@@ -124,21 +127,21 @@ def plan_of(seed: int) -> Plan:
     fate = rng.choice(["none", "none", "pause", "kill", "outage", "pause"])
     at = rng.random() * 40
     if fate == "pause":
-        long = rng.choice([3.0, 20.0, 60.0, 150.0])
-        events.append(Event(at, rng.choice(["pause", "sleep"]), "A", long))
+        duration = rng.choice([3.0, 20.0, 60.0, 150.0])
+        events.append(Event(at, rng.choice(["pause", "sleep"]), "A", duration))
     elif fate == "kill":
         events.append(Event(at, "kill", "A"))
     elif fate == "outage":
         events.append(Event(at, "outage", "A", rng.choice([10.0, 60.0, 120.0])))
     if fate == "kill" or rng.random() < 0.3:
-        how = "force" if rng.random() < 0.2 else "resume"
-        events.append(Event(at + rng.random() * 60, how, "B"))
+        kind = "force" if rng.random() < 0.2 else "resume"
+        events.append(Event(at + rng.random() * 60, kind, "B"))
         if rng.random() < 0.3:
             events.append(Event(at + rng.random() * 90, rng.choice(["pause", "outage"]), "B", 60.0))
     if rng.random() < 0.3:
-        who = rng.choice(["A", "O"])
-        what = rng.choice(["cancel", "cancel", "cancel item"])
-        events.append(Event(rng.random() * 40, what, who, rng.randrange(items)))
+        party = rng.choice(["A", "O"])
+        kind = rng.choice(["cancel", "cancel", "cancel item"])
+        events.append(Event(rng.random() * 40, kind, party, rng.randrange(items)))
     if rng.random() < 0.3:
         events.append(Event(rng.random() * 90, "retry", rng.choice(["A", "O", "O"])))
     if rng.random() < 0.12:
@@ -151,70 +154,70 @@ def plan_of(seed: int) -> Plan:
         lazy=rng.random() < 0.3,
         terms=terms,
         odds=odds,
-        events=tuple(sorted(events, key=lambda one: one.at)),
+        events=tuple(sorted(events, key=lambda event: event.at)),
     )
 
 
-ASKED = (
+CROWD = (
     *("cancel", "cancel item", "retry", "retry", "resume", "force"),
     *("pause", "outage", "cancel item"),
 )
-"""What is asked for, and what is in its way, where there is a lot of both."""
+"""The requests and faults that `crowded` adds; repeated kinds are more likely."""
 
 
 def crowded(plan: Plan) -> Plan:
-    """The same with more going on: several ask for this and that, at any time."""
+    """Add requests and faults of several parties at any time."""
     rng = random.Random(plan.seed * 31 + 7)
     more: list[Event] = []
     for _ in range(rng.randint(2, 6)):
-        what = rng.choice(ASKED)
-        who = rng.choice("BO" if what in ("resume", "force") else "ABO")
-        long = what in ("pause", "outage")
-        much = rng.choice([5.0, 40.0, 70.0]) if long else rng.randrange(plan.items)
-        more.append(Event(rng.random() * 120, what, who, much))
-    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
+        kind = rng.choice(CROWD)
+        party = rng.choice("BO" if kind in ("resume", "force") else "ABO")
+        lasts = kind in ("pause", "outage")
+        amount = rng.choice([5.0, 40.0, 70.0]) if lasts else rng.randrange(plan.items)
+        more.append(Event(rng.random() * 120, kind, party, amount))
+    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda event: event.at)))
 
 
 def collecting(plan: Plan) -> Plan:
-    """The same where most goes well, and several collect, while others ask for this and that."""
+    """Let most attempts succeed and several parties collect; add other requests and a fault."""
     rng = random.Random(plan.seed * 31 + 17)
     more = [Event(rng.random() * 120, "collect", rng.choice("ABO")) for _ in range(3)]
     if rng.random() < 0.5:
-        what = rng.choice(["kill", "pause"])
-        more.append(Event(rng.random() * 120, what, rng.choice("ABO"), 60.0))
+        kind = rng.choice(["kill", "pause"])
+        more.append(Event(rng.random() * 120, kind, rng.choice("ABO"), 60.0))
     for _ in range(rng.randint(0, 3)):
-        what = rng.choice(("retry", "resume", "force", "cancel item", "cancel", "cleanup"))
+        kind = rng.choice(("retry", "resume", "force", "cancel item", "cancel", "cleanup"))
         at, item = 20 + rng.random() * 120, rng.randrange(plan.items)
-        more.append(Event(at, what, rng.choice("BO"), item))
-    events = sorted((*plan.events, *more), key=lambda one: one.at)
+        more.append(Event(at, kind, rng.choice("BO"), item))
+    events = sorted((*plan.events, *more), key=lambda event: event.at)
     odds = replace(plan.odds, errors=rng.choice([0.0, 0.0, 0.1]))
     return replace(plan, odds=odds, events=tuple(events))
 
 
 def forged(plan: Plan) -> Plan:
-    """The same, and somebody without a key asks for this and that as well, at any time."""
+    """Add requests that a forger without the key writes at any time."""
     rng = random.Random(plan.seed * 31 + 11)
     more = [Event(rng.random() * 60, "forge", "X", rng.randrange(4)) for _ in range(4)]
-    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
+    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda event: event.at)))
 
 
 def budgeted(plan: Plan) -> Plan:
-    """The same with a budget for some attempts; each that tells how long it took, took an hour."""
+    """Add a budget for some attempts; every attempt that ends counts as one hour."""
     rng = random.Random(plan.seed * 31 + 13)
     hours = rng.randint(1, plan.items)
     return replace(plan, terms={**plan.terms, "budget": hours * USD_PER_HOUR})
 
 
 def _call() -> Callable[..., Any]:
-    """A function without a file: nothing is searched for or archived."""
+    """Return a function without a source file, so that kinetic packs no project."""
     code = compile("def job(x):\n    return x\n", "<simulation>", "exec")
-    space: dict[str, Any] = {"__name__": "simulated"}
-    exec(code, space)
-    return space["job"]
+    namespace: dict[str, Any] = {"__name__": "simulated"}
+    exec(code, namespace)
+    return namespace["job"]
 
 
 class Inputs:
-    """As many as it says; asynchronous, for what is not needs a thread of its own."""
+    """Inputs of known length; asynchronous, because the engine reads others in a thread."""
 
     def __init__(self, count: int, rng: random.Random) -> None:
         self._count = count
@@ -229,48 +232,48 @@ class Inputs:
             yield 100 + index
 
 
-class Side:
-    """One process: its gate, its client, and the handle it has of the batch."""
+class Process:
+    """The process of one party: its gate, its client, and its handle of the batch."""
 
     def __init__(self, scenario: Scenario, name: str) -> None:
         self.scenario = scenario
         self.name = name
         self.gate = Gate(scenario.world, name)
-        cluster: Any = ClusterOf(self.gate)
+        cluster: Any = PartyCluster(self.gate)
         platform = Platform(
-            store=StoreOf(self.gate),
-            images=ImagesOf(),
+            store=PartyStore(self.gate),
+            images=PartyImages(),
             cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
             id_marker="local-",
         )
         self.client = aio.Client(backend="local", platform=platform)
         self.handle: Any = None
-        self.following: asyncio.Task[None] | None = None
+        self.receiving: asyncio.Task[None] | None = None
         self.trouble: BaseException | None = None
         self.submitting = False
 
-    def do(self, work: Callable[[], Awaitable[Any]], what: str) -> asyncio.Task[Any]:
-        """Start something in this process."""
-        return self.scenario.loop.spawn(self.name, self._done(work, what), what)
+    def start(self, work: Callable[[], Awaitable[Any]], label: str) -> asyncio.Task[Any]:
+        """Start a task in this process."""
+        return self.scenario.loop.spawn(self.name, self._run(work, label), label)
 
-    async def _done(self, work: Callable[[], Awaitable[Any]], what: str) -> Any:
+    async def _run(self, work: Callable[[], Awaitable[Any]], label: str) -> Any:
         world = self.scenario.world
-        world.note(self.name, what)
+        world.note(self.name, label)
         try:
             result = await work()
         except asyncio.CancelledError:
             raise
         except KineticError as exc:
-            world.note(self.name, f"{what}: {type(exc).__name__}: {exc}")
+            world.note(self.name, f"{label}: {type(exc).__name__}: {exc}")
             return exc
         except Exception as exc:
-            world.broken(exc)
+            world.fail(exc)
             raise
-        world.note(self.name, f"{what}: done {result if result is not None else ''}")
+        world.note(self.name, f"{label}: done {result if result is not None else ''}")
         return result
 
     async def attached(self) -> Any:
-        """The handle, attached once; the store may have to be asked again."""
+        """Return the handle, attaching to the batch if necessary; retry while the store fails."""
         while self.handle is None:
             try:
                 handle = await self.client.attach_batch(self.scenario.group_id)
@@ -282,27 +285,27 @@ class Side:
                 await asyncio.sleep(2)
         return self.handle
 
-    def follow(self) -> None:
-        """Hear of every item, as a consumer does."""
-        if self.following is None or self.following.done():
-            self.following = self.do(self._follow, "follows")
+    def receive(self) -> None:
+        """Receive every item's outcome, as a consumer does."""
+        if self.receiving is None or self.receiving.done():
+            self.receiving = self.start(self._receive, "follows")
 
-    async def _follow(self) -> None:
+    async def _receive(self) -> None:
         handle = await self.attached()
         try:
             async for job in handle.as_completed():
-                await self._hear(job)
+                await self._receive_one(job)
         except KineticError as exc:
             self.trouble = exc
             raise
 
-    async def _hear(self, job: Any) -> None:
+    async def _receive_one(self, job: Any) -> None:
         index = job.group_index
         for _ in range(50):
             try:
                 value = await job.result(cleanup=False)
             except JobCancelled:
-                said = "cancelled"
+                state = "cancelled"
             except BackendError as exc:
                 oracle = self.scenario.oracle
                 if oracle.cleaning >= 0 or (oracle.collected and isinstance(exc, NotFound)):
@@ -312,65 +315,65 @@ class Side:
             except SubmitterLost:
                 return
             except Exception:
-                said = "failed"
+                state = "failed"
             else:
-                said = "succeeded"
+                state = "succeeded"
                 self.scenario.check_value(index, value)
-            self.scenario.hears(self.name, index, said)
+            self.scenario.received(self.name, index, state)
             return
 
 
 class Scenario:
-    """One seed, played."""
+    """Play one plan."""
 
-    def __init__(self, plan: Plan, bend: Bend, fault: Fault | None = None) -> None:
+    def __init__(self, plan: Plan, behavior: Behavior, fault: Fault | None = None) -> None:
         self.plan = plan
         self.fault = fault
         self.rng = random.Random(plan.seed * 7919 + 1)
         self.loop = VirtualLoop(random.Random(plan.seed * 7919 + 2))
         budgets = RetryBudgets(user=plan.terms["retries"])
         self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
-        self.world = World(self.loop, self.rng, plan.odds, self.oracle, bend)
-        self.sides: dict[str, Side] = {}
+        self.world = World(self.loop, self.rng, plan.odds, self.oracle, behavior)
+        self.processes: dict[str, Process] = {}
         self.group_id = ""
 
-    def side(self, name: str) -> Side:
-        if name not in self.sides:
-            side = self.sides[name] = Side(self, name)
-            self.world.holders[name] = lambda: side.handle and side.handle._batch.coordinator
-            self.world.batches[name] = lambda: side.handle and side.handle._batch
-        return self.sides[name]
+    def process(self, name: str) -> Process:
+        if name not in self.processes:
+            process = self.processes[name] = Process(self, name)
+            self.world.holders[name] = lambda: process.handle and process.handle._batch.coordinator
+            self.world.batches[name] = lambda: process.handle and process.handle._batch
+        return self.processes[name]
 
     def check_value(self, index: int, value: Any) -> None:
         if value["input"] != 100 + index:
-            self.world.broken(Violation("I7", f"item {index} has the value {value}"))
+            self.world.fail(Violation("I7", f"item {index} has the value {value}"))
 
-    def hears(self, party: str, index: int, said: str) -> None:
-        self.world.note(party, f"hears that item {index} has {said}")
+    def received(self, party: str, index: int, state: str) -> None:
+        self.world.note(party, f"receives item {index}: {state}")
         try:
-            self.oracle.hears(party, index, said)
+            self.oracle.received(party, index, state)
         except Violation as exc:
-            self.world.broken(exc)
+            self.world.fail(exc)
 
     # --- the course of events ---
 
     def play(self) -> Report:
         entropy = random.Random(self.plan.seed * 7919 + 3)
-        here, shared = os.getcwd(), random.getstate()
+        folder, random_state = os.getcwd(), random.getstate()
         random.seed(self.plan.seed)
-        os.chdir(tempfile.gettempdir())  # no project: nothing is archived
+        os.chdir(tempfile.gettempdir())  # no project, so that kinetic packs nothing
         try:
             with virtual_clocks(self.loop, entropy):
                 try:
                     self.loop.run(self._main())
                 except (Frozen, Runaway) as exc:
-                    self.world.broken(Violation("L1", f"{type(exc).__name__}: {exc}"))
+                    self.world.fail(Violation("L1", f"{type(exc).__name__}: {exc}"))
                 seconds = self.loop.now - 1000
                 self.world.over = self.oracle.over = True
                 self.loop.bury()
         finally:
-            os.chdir(here)
-            random.setstate(shared)
+            os.chdir(folder)
+            random.setstate(random_state)
             self.loop.close()
         if self.loop.failures and self.world.violation is None:
             self.world.violation = Violation("loop", self.loop.failures[0])
@@ -388,38 +391,38 @@ class Scenario:
     async def _main(self) -> None:
         await asyncio.sleep(0)
         self.loop.adopt_threads()
-        submitter = self.side("A")
-        begun = submitter.do(lambda: self._begin(submitter), "starts the batch")
-        await self._until(begun.done, 600)
+        submitter = self.process("A")
+        starting = submitter.start(lambda: self._submit(submitter), "starts the batch")
+        await self._until(starting.done, 600)
         if not self.group_id:
-            if not begun.done():
-                self.world.broken(Violation("L1", "the batch is never begun"))
+            if not starting.done():
+                self.world.fail(Violation("L1", "the batch never starts"))
             return
         for event in self.plan.events:
-            self.world.after(event.at, self._happens, event)
+            self.world.after(event.at, self._happen, event)
         self.world.after(CALM_AFTER, self._calm_down)
         settled = await self._until(self._settled, PATIENCE)
         if self.world.violation is None and not settled:
             waiting = [task.get_name() for task in self._waiting()]
-            waiting += filter(self._submits, self.sides)
-            self.world.broken(Violation("L1", f"somebody waits for ever: {waiting}"))
+            waiting += filter(self._submits, self.processes)
+            self.world.fail(Violation("L1", f"these wait forever: {waiting}"))
         if self.world.violation is None:
             await self._audit()
 
-    async def _begin(self, side: Side) -> None:
+    async def _submit(self, process: Process) -> None:
         count = self.plan.items
         inputs: Any = Inputs(count, random.Random(self.plan.seed))
         if self.plan.lazy:
             inputs = aiter(inputs)
-        side.handle = await side.client.run_async_map(_call(), inputs, **self.plan.terms)
-        side.submitting = True
-        self._seeded(side)
-        self.group_id = side.handle.group_id
-        side.follow()
+        process.handle = await process.client.run_async_map(_call(), inputs, **self.plan.terms)
+        process.submitting = True
+        self._seed_delays(process)
+        self.group_id = process.handle.group_id
+        process.receive()
 
-    def _seeded(self, side: Side) -> None:
-        """The delays before retries come from the seed."""
-        holder = side.handle._batch.coordinator
+    def _seed_delays(self, process: Process) -> None:
+        """Draw the delays before retries from the seed."""
+        holder = process.handle._batch.coordinator
         if holder is not None:
             holder.state.random.seed(self.plan.seed)
 
@@ -436,97 +439,103 @@ class Scenario:
         self.world.calm = True
 
     def _alive(self, name: str) -> bool:
-        return name in self.sides and not self.loop.party(name).dead
+        return name in self.processes and not self.loop.party(name).dead
 
     def _settled(self) -> bool:
-        """Nothing is left to come: every event is over, and everybody who waits has heard."""
+        """Tell whether all events are over and no live party waits or submits any more."""
         if not self.world.calm or self.loop.now < 1000 + CALM_AFTER:
             return False
-        return not (self._waiting() or any(map(self._submits, self.sides)))
+        return not (self._waiting() or any(map(self._submits, self.processes)))
 
     def _submits(self, name: str) -> bool:
-        """Whether a party goes on with the batch now: who has asked for a retry does so, too."""
-        handle = self.sides[name].handle
+        """Tell whether a live party submits the batch now; a party that asked for a retry does."""
+        handle = self.processes[name].handle
         return self._alive(name) and handle is not None and bool(handle._batch.submits)
 
     def _waiting(self) -> list[asyncio.Task[Any]]:
-        """Whoever lives and has not heard the end of what it asked."""
-        found: list[asyncio.Task[Any]] = []
+        """Return the tasks of live parties that still receive outcomes or wait for an answer."""
+        waiting: list[asyncio.Task[Any]] = []
         for name, party in self.loop.parties.items():
-            following = self.sides[name].following if name in self.sides else None
-            found += [
+            receiving = self.processes[name].receiving if name in self.processes else None
+            waiting += [
                 task
                 for task in (() if party.dead else party.tasks)
-                if task is following or task.get_name().startswith("asks")
+                if task is receiving or task.get_name().startswith("asks")
             ]
-        return found
+        return waiting
 
-    def _happens(self, event: Event) -> None:
+    def _happen(self, event: Event) -> None:
         world, loop = self.world, self.loop
-        world.faults[event.what] += 1
-        if event.what == "forge":
-            self._forge(event.who, int(event.much))
+        world.faults[event.kind] += 1
+        if event.kind == "forge":
+            self._forge(event.party, int(event.amount))
             return
-        side = self.side(event.who)
-        party = loop.party(event.who)
-        world.note("world", f"{event.what} {event.who} {event.much:.0f}")
-        if event.what in ("pause", "sleep"):
-            loop.pause(event.who)
-            slept = event.much if event.what == "sleep" else 0.0
-            world.after(event.much, lambda: loop.wake(event.who, slept=slept))
-        elif event.what == "kill":
-            loop.kill(event.who)
-            side.gate.cut = True
-        elif event.what == "outage":
-            side.gate.cut = True
-            world.after(event.much, setattr, side.gate, "cut", False)
-        elif event.what == "wall":
-            party.wall += event.much
+        process = self.process(event.party)
+        party = loop.party(event.party)
+        world.note("world", f"{event.kind} {event.party} {event.amount:.0f}")
+        if event.kind in ("pause", "sleep"):
+            loop.pause(event.party)
+            slept = event.amount if event.kind == "sleep" else 0.0
+            world.after(event.amount, lambda: loop.wake(event.party, slept=slept))
+        elif event.kind == "kill":
+            loop.kill(event.party)
+            process.gate.cut = True
+        elif event.kind == "outage":
+            process.gate.cut = True
+            world.after(event.amount, setattr, process.gate, "cut", False)
+        elif event.kind == "wall":
+            party.wall += event.amount
         elif not party.dead:
-            self._asks(event, side)
+            self._act(event, process)
 
-    def _forge(self, who: str, what: int) -> None:
-        """Take the next slot of control: by a request unsigned, signed by another, or moved."""
+    def _forge(self, party: str, variant: int) -> None:
+        """Fill the next slot of control with an unsigned, wrongly signed, or moved request."""
         control, scope = self.oracle.batch.control, self.oracle.scope
         if self.oracle.cleaning >= 0:
             return
         slot = len(control)
-        request = wire.Request(kind="stop", cause=wire.CLEANUP if what == 1 else "")
-        if what == 2:
+        request = wire.Request(kind="stop", cause=wire.CLEANUP if variant == 1 else "")
+        if variant == 2:
             request = wire.Request(kind="retry", bases=dict.fromkeys(range(self.plan.items), 1))
         body, metadata = request.to_bytes(), {}
-        if what == 3 and slot:
-            there = now(self.world.store.get(wire.control_key(scope, slot - 1)))
-            body, metadata = there.body, dict(there.metadata)
-        elif what:
+        if variant == 3 and slot:
+            previous = result_of(self.world.store.get(wire.control_key(scope, slot - 1)))
+            body, metadata = previous.body, dict(previous.metadata)
+        elif variant:
             metadata = request.signed(b"x" * 32, scope, wire.control_key(scope, slot))[1]
-        self.world.create(who, wire.control_key(scope, slot), body, metadata)
+        self.world.create(party, wire.control_key(scope, slot), body, metadata)
 
-    def _asks(self, event: Event, side: Side) -> None:
-        what = event.what
-        if what == "watch":
-            side.follow()
-        elif what == "cancel":
-            side.do(lambda: self._again(side, lambda handle: handle.cancel()), "asks to cancel")
-        elif what == "cancel item":
-
-            async def one(handle: Any) -> None:
-                await (await handle.job(int(event.much))).cancel()
-
-            side.do(lambda: self._again(side, one), f"asks to cancel item {event.much:.0f}")
-        elif what == "cleanup":
-            side.do(lambda: self._again(side, lambda handle: handle.cleanup()), "asks to clean up")
-        elif what == "collect":
-            side.do(lambda: self._again(side, self._collect), "asks to collect")
-        elif what == "retry" and hasattr(aio.BatchHandle, "retry_failed"):
-            side.do(
-                lambda: self._again(side, lambda handle: handle.retry_failed()), "asks to retry"
+    def _act(self, event: Event, process: Process) -> None:
+        kind = event.kind
+        if kind == "watch":
+            process.receive()
+        elif kind == "cancel":
+            process.start(
+                lambda: self._ask(process, lambda handle: handle.cancel()), "asks to cancel"
             )
-        elif what in ("resume", "force") and hasattr(aio.BatchHandle, "resume"):
-            side.do(lambda: self._resume(side, force=what == "force"), "asks to resume")
+        elif kind == "cancel item":
+
+            async def cancel_item(handle: Any) -> None:
+                await (await handle.job(int(event.amount))).cancel()
+
+            process.start(
+                lambda: self._ask(process, cancel_item), f"asks to cancel item {event.amount:.0f}"
+            )
+        elif kind == "cleanup":
+            process.start(
+                lambda: self._ask(process, lambda handle: handle.cleanup()), "asks to clean up"
+            )
+        elif kind == "collect":
+            process.start(lambda: self._ask(process, self._collect), "asks to collect")
+        elif kind == "retry" and hasattr(aio.BatchHandle, "retry_failed"):
+            process.start(
+                lambda: self._ask(process, lambda handle: handle.retry_failed()), "asks to retry"
+            )
+        elif kind in ("resume", "force") and hasattr(aio.BatchHandle, "resume"):
+            process.start(lambda: self._resume(process, force=kind == "force"), "asks to resume")
 
     async def _collect(self, handle: Any) -> None:
-        """Collect all results, unless somebody else does."""
+        """Collect all results, unless another party did."""
         try:
             results = await handle.results(return_exceptions=True)
         except NotFound:
@@ -537,17 +546,17 @@ class Scenario:
             if not isinstance(value, Exception):
                 self.check_value(index, value)
 
-    async def _again(self, side: Side, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Ask until the answer is no matter of a broken connection, nor of a moment."""
-        handle = await side.attached()
+    async def _ask(self, process: Process, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Repeat a request until it succeeds or keeps failing for a minute."""
+        handle = await process.attached()
         refused: BackendError | None = None
         for _ in range(20):
             try:
                 answer = await ask(handle)
-                self._seeded(side)
+                self._seed_delays(process)
                 return answer
             except BackendError as exc:
-                self.world.note(side.name, f"asks again: {exc}")
+                self.world.note(process.name, f"asks again: {exc}")
                 if self.oracle.inputs_gone or self.oracle.gone:
                     return None
                 if refused is None or isinstance(exc, (Conflict, NotFound)):
@@ -555,14 +564,14 @@ class Scenario:
                 await asyncio.sleep(3)
         if isinstance(refused, (Conflict, NotFound)):
             raise refused
-        raise AssertionError("the store does not answer for a minute")
+        raise AssertionError("the store doesn't answer for a minute")
 
-    async def _resume(self, side: Side, *, force: bool) -> None:
+    async def _resume(self, process: Process, *, force: bool) -> None:
         self.oracle.forced = self.oracle.forced or force
         seal = self.plan.lazy and self.oracle.end is None and self.plan.seed % 3 > 0
-        await self._again(side, lambda handle: handle.resume(force=force, seal=seal))
-        side.submitting = True
-        side.follow()
+        await self._ask(process, lambda handle: handle.resume(force=force, seal=seal))
+        process.submitting = True
+        process.receive()
 
     # --- the end ---
 
@@ -573,51 +582,48 @@ class Scenario:
             oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
             return
-        auditor = self.side("C")
-        task = auditor.do(lambda: self._look_at_all(auditor), "audits")
+        auditor = self.process("C")
+        task = auditor.start(lambda: self._look_at_all(auditor), "audits")
         if not await self._until(task.done, 600):
-            self.world.broken(Violation("L1", "an observer who comes at the end never hears"))
+            self.world.fail(Violation("L1", "a late observer never gets the outcomes"))
 
-    async def _look_at_all(self, side: Side) -> None:
+    async def _look_at_all(self, process: Process) -> None:
         oracle = self.oracle
-        handle = await side.attached()
+        handle = await process.attached()
         statuses = dict(await handle.statuses())
-        held = [
+        holders = [
             name
-            for name, one in self.sides.items()
-            if one.submitting
+            for name, other in self.processes.items()
+            if other.submitting
             and self._alive(name)
-            and one.trouble is None
+            and other.trouble is None
             and name == oracle.batch.holder
         ]
-        for index in range(self.oracle.stored):
+        for index in range(oracle.stored):
             state = oracle.state(index)[0]
-            said = STATES.get(statuses.get(index, JobStatus.PENDING), "open")
-            if state in FINAL and said != state:
+            reported = STATES.get(statuses.get(index, JobStatus.PENDING), "open")
+            if state in FINAL and reported != state:
                 raise Violation(
-                    "I1", f"the auditor hears {said} of item {index}, it is {state}: {statuses}"
+                    "I1", f"the auditor sees item {index} {reported}, it is {state}: {statuses}"
                 )
-            if state not in FINAL and held and not oracle.claimed_too_late(index):
-                raise Violation("L1", f"{held} hold the batch and item {index} is {state}")
-        stopped = any(one.kind == "stop" and one.items is None for one in self.oracle.batch.control)
-        alive = [name for name in self.sides if self._alive(name) and name != side.name]
-        for index in range(self.oracle.stored) if stopped and alive else ():
+            if state not in FINAL and holders and not oracle.claimed_too_late(index):
+                raise Violation("L1", f"{holders} hold the batch and item {index} is {state}")
+        stops = [request for request in oracle.batch.control if request.kind == "stop"]
+        stopped = any(request.items is None for request in stops)
+        alive = [name for name in self.processes if self._alive(name) and name != process.name]
+        for index in range(oracle.stored) if stopped and alive else ():
             state = oracle.state(index)[0]
             if state == "cancelling" and not oracle.claimed_too_late(index):
-                raise Violation("L1", f"nobody of {alive} closes item {index}, which is stopped")
-        if (
-            held
-            and self.oracle.end is None
-            and not any(one.kind == "stop" for one in self.oracle.batch.control)
-        ):
-            raise Violation("L2", "the end is not stored")
+                raise Violation("L1", f"none of {alive} closes item {index}, which is stopped")
+        if holders and oracle.end is None and not stops:
+            raise Violation("L2", "the end of the inputs is not stored")
 
 
 def play(
     seed: int,
-    bend: Bend | None = None,
+    behavior: Behavior | None = None,
     change: Callable[[Plan], Plan] = lambda plan: plan,
     fault: Fault | None = None,
 ) -> Report:
-    """Play one seed to its end, with the plan changed if need be; watches have the *fault*."""
-    return Scenario(change(plan_of(seed)), bend or Bend(), fault).play()
+    """Play one seed to its end, after *change* has modified its plan; watches have the *fault*."""
+    return Scenario(change(plan_of(seed)), behavior or Behavior(), fault).play()

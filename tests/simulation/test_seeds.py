@@ -1,7 +1,7 @@
-"""Seeded courses of events with faults: every one keeps the protocol.
+"""Play seeded courses of events with faults: each keeps the protocol's invariants.
 
-``KINETIC_SIMULATED_SEEDS=20000 pytest -m slow tests/simulation`` plays more of
-them; ``python -m tests.simulation 17`` shows one, ``crowded 17`` the same with more requests.
+``KINETIC_SIMULATED_SEEDS=20000 pytest -m slow tests/simulation`` plays more of them.
+``python -m tests.simulation 17`` shows one; ``crowded 17`` shows it with more requests.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ SEEDS, BLOCK = 1000, 100
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
 
 
-def as_it_is(plan: Plan) -> Plan:
+def unchanged(plan: Plan) -> Plan:
     return plan
 
 
-def played(seeds: range, change: Callable[[Plan], Plan] = as_it_is) -> Counter[str]:
-    """Play them; the first that breaks an invariant fails with its whole course."""
-    faults: Counter[str] = Counter()
+def play_all(seeds: range, change: Callable[[Plan], Plan] = unchanged) -> Counter[str]:
+    """Play the seeds, and count their faults and events; fail with the first course that errs."""
+    counts: Counter[str] = Counter()
     for seed in seeds:
         report = play(seed, change=change)
         if report.violation is not None:
-            which = f"{'' if change is as_it_is else f'{change.__name__} '}{seed}"
-            again = f"again: python -m tests.simulation {which}"
-            pytest.fail(f"{report.told()}\n{again}", pytrace=False)
-        faults += report.faults
-        faults += report.seen
-    return faults
+            arguments = f"{'' if change is unchanged else f'{change.__name__} '}{seed}"
+            command = f"play it again: python -m tests.simulation {arguments}"
+            pytest.fail(f"{report.text()}\n{command}", pytrace=False)
+        counts += report.faults
+        counts += report.seen
+    return counts
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", [0, BLOCK, *MORE])
 def test_every_course_keeps_the_protocol(first: int) -> None:
-    faults = played(range(first, first + BLOCK))
-    for what in ("pause", "kill", "outage", "resume", "twice", "dies", "zombie", "lost", "retry"):
-        assert faults[what], f"no {what} in {BLOCK} seeds: the simulation has lost its teeth"
-    for what in ("outcome: value", "outcome: error", "outcome: lost", "outcome: cancelled"):
-        assert faults[what], f"no {what} in {BLOCK} seeds"
+    counts = play_all(range(first, first + BLOCK))
+    for fault in ("pause", "kill", "outage", "resume", "twice", "dies", "zombie", "lost", "retry"):
+        assert counts[fault], f"no {fault} in {BLOCK} seeds: the simulation tests too little"
+    for outcome in ("value", "error", "lost", "cancelled"):
+        assert counts[f"outcome: {outcome}"], f"no outcome {outcome} in {BLOCK} seeds"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_courses_with_many_requests_keep_the_protocol() -> None:
-    played(range(BLOCK), crowded)
+    play_all(range(BLOCK), crowded)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", [0, *MORE])
-def test_who_collects_loses_and_repeats_nothing(first: int) -> None:
-    faults = played(range(first, first + BLOCK), collecting)
-    assert faults["collected"] > BLOCK / 4, "hardly anything was collected"
+def test_collecting_loses_and_repeats_nothing(first: int) -> None:
+    counts = play_all(range(first, first + BLOCK), collecting)
+    assert counts["collected"] > BLOCK / 4, "hardly anything was collected"
 
 
 @pytest.fixture
@@ -73,47 +73,47 @@ def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("priced")
 @pytest.mark.parametrize("first", [0, *MORE])
 def test_a_budget_is_kept_whoever_submits(first: int) -> None:
-    faults = played(range(first, first + BLOCK), budgeted)
-    assert faults["control: stop budget"], "no budget was spent"
+    counts = play_all(range(first, first + BLOCK), budgeted)
+    assert counts["control: stop budget"], "no budget was spent"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_requests_that_are_forged_change_no_course() -> None:
-    assert played(range(BLOCK), forged)["control: forged"] > BLOCK
+def test_forged_requests_change_nothing() -> None:
+    assert play_all(range(BLOCK), forged)["control: forged"] > BLOCK
 
 
-def each_notification(seed: int, what: str) -> int:
-    """Play *seed* once for each of its notifications, which is *what*; how many there were."""
-    at = 0
+def play_with_each_fault(seed: int, kind: str) -> int:
+    """Play *seed* once per notification, with that one disturbed; return how many there were."""
+    number = 0
     while True:
-        report = play(seed, fault=(fault := Fault(what, at)))
+        report = play(seed, fault=(fault := Fault(kind, number)))
         if report.violation is not None:
-            pytest.fail(f"{report.told()}\nnotification {at} was {what}", pytrace=False)
+            pytest.fail(f"{report.text()}\nnotification {number} was {kind}", pytrace=False)
         if not fault.happened:
-            return at
-        at += 1
+            return number
+        number += 1
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
-def test_no_single_notification_is_needed(seeds: range, what: str) -> None:
-    cases = sum(each_notification(seed, what) for seed in seeds)
+def test_no_single_notification_is_needed(seeds: range, kind: str) -> None:
+    cases = sum(play_with_each_fault(seed, kind) for seed in seeds)
     print(f"cases: {cases}")
     assert cases > 50
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("change", [as_it_is, collecting, crowded, forged])
+@pytest.mark.parametrize("change", [unchanged, collecting, crowded, forged])
 def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
-    many = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
-    played(range(SEEDS, SEEDS + many), change)
+    count = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
+    play_all(range(SEEDS, SEEDS + count), change)
 
 
-def test_a_seed_is_one_course_of_events() -> None:
+def test_a_seed_always_plays_the_same_course_of_events() -> None:
     for seed in (17, 71):
-        one, other = play(seed), play(seed)
-        assert one.trace == other.trace
-        assert one.seconds >= CALM_AFTER
+        first, second = play(seed), play(seed)
+        assert first.trace == second.trace
+        assert first.seconds >= CALM_AFTER

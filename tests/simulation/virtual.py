@@ -1,9 +1,9 @@
-"""A loop on virtual time whose parties run, pause and die apart from each other.
+"""An event loop on virtual time whose parties run, pause, and die independently.
 
-A *party* stands for a process. Every task belongs to the party whose context it
-was made in. In one step the loop runs one callback of one party, drawn by the
-seed; a paused party runs none, its timers included, and a dead one never again.
-Threads are waited for where they are started, so a seed is one course of events.
+A *party* stands for a process. Every task belongs to the party in whose context it was created.
+In each turn, the loop runs one callback of one party, which the seed chooses. A paused party runs
+no callbacks or timers, and a dead one never runs again. The loop waits for threads right where
+they start, so that a seed always gives the same course of events.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PARTY: ContextVar[str] = ContextVar("party", default="world")
 
 
 class Frozen(Exception):
-    """Nothing can happen any more, and what was waited for has not come."""
+    """The main task waits, but no callback or timer is left."""
 
 
 class Runaway(Exception):
-    """More happens than a batch of this size can need."""
+    """The loop ran more callbacks than a batch of this size can need."""
 
 
 class _Handle(asyncio.Handle):
@@ -46,7 +46,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class Party:
-    """What one process has to do: callbacks that are ready, and timers."""
+    """The ready callbacks, timers, and tasks of one process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,8 +54,8 @@ class Party:
         self.timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.paused = 0
         self.dead = False
-        self.asleep = 0.0  # how long its machine slept: loop.time() stood still
-        self.wall = 0.0  # how far its wall clock is off
+        self.asleep = 0.0  # seconds that its machine slept, while loop.time() stood still
+        self.wall = 0.0  # seconds by which its wall clock is wrong
         self.tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -64,9 +64,10 @@ class Party:
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Just what the engine asks of a loop."""
+    """The methods of an event loop that the engine uses."""
 
     LIMIT = 400_000
+    """Maximum number of callbacks in a run."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -74,7 +75,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.turns = 0
         self.parties: dict[str, Party] = {}
         self.failures: list[str] = []
-        self.forgiving = False
+        self.ignores_failures = False
         self._count = itertools.count()
         self._stopped = False
         self._foreign: deque[asyncio.Handle] = deque()
@@ -86,7 +87,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.parties[name] = Party(name)
         return self.parties[name]
 
-    # --- what asyncio asks for ---
+    # --- the interface for asyncio ---
 
     def time(self) -> float:
         return self.now - self.party(PARTY.get()).asleep
@@ -138,7 +139,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
-        """Only the end of a party that asks about itself is waited for so: it does not come."""
+        """Ignore it: the engine only watches for the end of the party's own process."""
 
     def remove_reader(self, fd: Any) -> bool:
         return True
@@ -153,7 +154,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """End the worker threads, too: what would tell them does not run any more."""
+        """Close the loop, and end its worker threads, which AnyIO can no longer do."""
         self._closed = True
         for thread in threading.enumerate():
             if thread.name == "AnyIO worker thread" and thread.loop is self:  # type: ignore[attr-defined]
@@ -166,13 +167,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None: ...
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self.forgiving:
+        if not self.ignores_failures:
             self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     # --- running ---
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Run *main* as the world's own task, to its end."""
+        """Run *main* to its end, as a task of the world."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=lambda _: None, finalizer=lambda _: None)
         asyncio._set_running_loop(self)
@@ -190,23 +191,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _turn(self) -> None:
         self.turns += 1
         if self.turns > self.LIMIT:
-            busy = [t for one in self.parties.values() for t in one.tasks if not t.get_stack()]
+            tasks = [task for party in self.parties.values() for task in party.tasks]
+            busy = [task for task in tasks if not task.get_stack()]
             raise Runaway(f"{self.turns} turns at {self.now:.1f} s; {busy[:3]}")
         while self._foreign:
             handle = self._foreign.popleft()
             self.party(handle._context.get(PARTY, "world")).ready.append(handle)
-        able = [one for one in self.parties.values() if one.runs and one.ready]
-        if not able:
+        ready = [party for party in self.parties.values() if party.runs and party.ready]
+        if not ready:
             self._advance()
             return
-        party = able[0] if len(able) == 1 else self.rng.choice(able)
+        party = ready[0] if len(ready) == 1 else self.rng.choice(ready)
         handle = party.ready.popleft()
         if not handle._cancelled:
             handle._run()
         self._finish_threads()
 
     def _advance(self) -> None:
-        """Go on to the next timer of anybody who runs."""
+        """Advance the time to the next timer of a running party."""
         soonest = None
         for party in self.parties.values():
             while party.timers and party.timers[0][2]._cancelled:
@@ -218,8 +220,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise Frozen(f"nothing is left to happen at {self.now:.1f} s")
         self.now = max(self.now, soonest)
         for party in self.parties.values():
-            here = self.now - party.asleep
-            while party.runs and party.timers and party.timers[0][0] <= here + 1e-9:
+            party_time = self.now - party.asleep
+            while party.runs and party.timers and party.timers[0][0] <= party_time + 1e-9:
                 party.ready.append(heapq.heappop(party.timers)[2])
 
     def _finish_threads(self) -> None:
@@ -232,7 +234,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     thread.queue.join()  # type: ignore[attr-defined]
 
     def adopt_threads(self) -> None:
-        """Call it in a task: from now on threads take no time."""
+        """Wait for threads at once from now on, so that they take no time; call it in a task."""
         self._limiter = anyio.to_thread.current_default_thread_limiter()
 
     # --- parties ---
@@ -242,22 +244,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.create_task(work, name=name, context=_context(party))
 
     def pause(self, name: str) -> None:
-        """The process stands still; its clocks go on."""
+        """Pause the process; its clocks keep running."""
         self.party(name).paused += 1
 
     def wake(self, name: str, *, slept: float = 0.0) -> None:
-        """It goes on; with *slept* its loop's clock stood still, as on a laptop."""
+        """Resume the process; *slept* seconds are missing on its loop's clock, as on a laptop."""
         party = self.party(name)
         party.paused -= 1
         party.asleep += slept
 
     def kill(self, name: str) -> None:
-        """It never runs again."""
+        """Never run the process again."""
         self.party(name).dead = True
 
     def bury(self, limit: int = 20_000) -> None:
-        """Let everybody come to an end: cancel all tasks, the dead ones' too."""
-        self.forgiving = True
+        """Cancel all tasks, even those of dead parties, and run them to their end."""
+        self.ignores_failures = True
         self.turns = 0
         asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
@@ -278,11 +280,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
-            left = [t for p in self.parties.values() for t in p.tasks]
-            for task in left:
+            remaining = [task for party in self.parties.values() for task in party.tasks]
+            for task in remaining:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-            if left:
-                self.failures.append(f"tasks that do not end when cancelled: {left[:3]}")
+            if remaining:
+                self.failures.append(f"tasks that don't end when cancelled: {remaining[:3]}")
 
 
 def _context(party: str) -> Context:
@@ -293,16 +295,15 @@ def _context(party: str) -> Context:
 
 @contextmanager
 def virtual_clocks(loop: VirtualLoop, rng: random.Random) -> Iterator[None]:
-    """Every clock of the standard library shows the loop's time; each party has its own machine.
+    """Make the clocks of the standard library show the loop's time; give each party a machine.
 
-    The wall clock is the party's own and may jump. The machine's random bytes
-    come from the seed.
+    Each party has its own wall clock, which may jump. Random bytes come from the seed.
     """
     real = (time.time, time.monotonic, time.clock_gettime, platform.node, os.urandom)
-    began = 1_700_000_000.0
+    epoch = 1_700_000_000.0
 
     def wall() -> float:
-        return began + loop.now + loop.party(PARTY.get()).wall
+        return epoch + loop.now + loop.party(PARTY.get()).wall
 
     def boot(clock: int = 0) -> float:
         return loop.now

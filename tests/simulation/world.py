@@ -1,9 +1,8 @@
-"""The store and the platform of a simulation, and what lies between them and a party.
+"""The store and the platform of a simulation, and the unreliable connections of its parties.
 
-There is one store, strongly consistent. A party reaches it through its own
-`Gate`, where requests are late, take effect after they were given up, lose
-their replies, or are refused. The cluster runs pods: each carries out the
-runner's own steps, one by one.
+There is one store, strongly consistent. A party reaches it through its own `Gate`. There, requests
+may arrive late, take effect after the party gave up, lose their replies, or fail. The cluster runs
+pods; each executes the steps of the real runner, one by one.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from .virtual import PARTY, VirtualLoop, _context
 
 @dataclass
 class Odds:
-    """How often what goes wrong goes wrong; each is a probability."""
+    """The probability of each fault."""
 
     slow: float = 0.0  # a request takes seconds
-    late: float = 0.0  # it takes longer than a lease
-    late_launch: float = 0.0  # the same, of a request to start something
-    late_answer: float = 0.0  # what a question to the platform finds is old when it arrives
-    down: float = 0.0  # it is refused, without effect
-    lost: float = 0.0  # the reply is lost, the adapter sends it again
-    gave_up: float = 0.0  # the adapter gives up, whatever comes of it
+    late: float = 0.0  # a request takes longer than a lease
+    late_launch: float = 0.0  # a launch takes longer than a lease
+    late_answer: float = 0.0  # a platform's answer arrives late and is outdated
+    down: float = 0.0  # a request fails without effect
+    lost: float = 0.0  # a reply is lost, and the adapter sends the request again
+    gave_up: float = 0.0  # the adapter gives up, but the request takes effect later
     twice: float = 0.0  # a job starts two pods
-    dies: float = 0.0  # a pod ends without a word
+    dies: float = 0.0  # a pod dies without writing anything
     preempted: float = 0.0
-    zombie: float = 0.0  # a pod is reported gone and goes on
+    zombie: float = 0.0  # a pod is reported gone, but keeps running
     never: float = 0.0  # a job never starts a pod
     removed: float = 0.0  # an ended job vanishes from the platform
     uncommitted: float = 0.0  # a pod's request to the store fails
@@ -63,16 +62,16 @@ class Odds:
 
 
 class World:
-    """The ground truth, and the trace of what happened."""
+    """The true state of store and platform, and the trace of what happened."""
 
     def __init__(
-        self, loop: VirtualLoop, rng: random.Random, odds: Odds, oracle: Oracle, bend: Any
+        self, loop: VirtualLoop, rng: random.Random, odds: Odds, oracle: Oracle, behavior: Any
     ) -> None:
         self.loop = loop
         self.rng = rng
         self.odds = odds
         self.oracle = oracle
-        self.bend = bend
+        self.behavior = behavior
         self.calm = False
         self.over = False
         self.store = MemoryStore()
@@ -87,13 +86,13 @@ class World:
         self.holders: dict[str, Callable[[], Any]] = {}
         self.batches: dict[str, Callable[[], Any]] = {}
         oracle.clock = lambda: loop.now
-        bend.world = self
+        behavior.world = self
 
-    def note(self, actor: str, what: str) -> None:
-        self.trace.append((self.loop.now, actor, what))
+    def note(self, actor: str, event: str) -> None:
+        self.trace.append((self.loop.now, actor, event))
 
     def hits(self, fault: str) -> bool:
-        """Whether *fault* happens now; it is counted."""
+        """Draw whether *fault* happens now, and count it."""
         odds: float = getattr(self.odds, fault)
         if self.calm or not odds or self.rng.random() >= odds:
             return False
@@ -101,17 +100,17 @@ class World:
         return True
 
     def after(self, delay: float, call: Callable[..., Any], *args: Any) -> None:
-        """Have the world do something; what it finds to be wrong ends the run."""
-        self.loop.call_at(self.loop.now + delay, self._guarded, call, args, context=self.root)
+        """Call a function after *delay* seconds; an exception in it ends the run."""
+        self.loop.call_at(self.loop.now + delay, self._call, call, args, context=self.root)
 
-    def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _call(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
             call(*args)
         except Exception as exc:
-            self.broken(exc)
+            self.fail(exc)
 
-    def broken(self, exc: BaseException) -> None:
-        """The first violation, or trouble in the simulation itself, ends the run."""
+    def fail(self, exc: BaseException) -> None:
+        """End the run with the first violation, or with an error of the simulation itself."""
         if self.violation is None and not self.over:
             self.violation = exc
             self.note("oracle", f"{type(exc).__name__}: {exc}")
@@ -121,7 +120,7 @@ class World:
     def create(
         self, actor: str, name: str, body: bytes, metadata: Mapping[str, str] | None
     ) -> bool:
-        if not now(self.store.create(name, body, metadata)):
+        if not result_of(self.store.create(name, body, metadata)):
             self.note(actor, f"create {short(name)}: exists")
             return False
         self.note(actor, f"create {short(name)}{described(name, body, metadata)}")
@@ -130,27 +129,27 @@ class World:
         return True
 
     def replace(self, actor: str, name: str, body: bytes, generation: int) -> int:
-        replaced: int = now(self.store.replace(name, body, generation=generation))
+        replaced: int = result_of(self.store.replace(name, body, generation=generation))
         self.note(actor, f"replace {short(name)}{described(name, body, None)}")
         self.oracle.replaced(actor, name, body)
         return replaced
 
     def delete(self, actor: str, names: Collection[str]) -> None:
-        there = {one.name for one in now(self.store.list(""))}
+        existing = {info.name for info in result_of(self.store.list(""))}
         for name in names:
-            if name in there:
+            if name in existing:
                 self.note(actor, f"delete {short(name)}")
-                now(self.store.delete([name]))
+                result_of(self.store.delete([name]))
                 self.oracle.deleted(actor, name)
 
 
-def now(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine that never waits returns."""
+def result_of(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never waits, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:
         return end.value
-    raise AssertionError("it waits")
+    raise AssertionError("the coroutine waits")
 
 
 def short(name: str) -> str:
@@ -168,11 +167,11 @@ def described(name: str, body: bytes, metadata: Mapping[str, str] | None) -> str
     return f" {dict(metadata)}" if "/inputs/" in name and metadata else ""
 
 
-# --- between a party and the world ---------------------------------------------------------
+# --- the connections of a party ---------------------------------------------------------
 
 
 class Gate:
-    """What one party's requests go through."""
+    """The connection of one party to the store and the platform."""
 
     def __init__(self, world: World, party: str) -> None:
         self.world = world
@@ -180,8 +179,8 @@ class Gate:
         self.cut = False
         self._nonce = 0
 
-    async def send(self, what: str, effect: Callable[[], Any], *, again: bool = True) -> Any:
-        """Make a request; with *again* a lost reply is resolved by asking once more."""
+    async def send(self, request: str, effect: Callable[[], Any], *, again: bool = True) -> Any:
+        """Make a request; with *again*, repeat it if the reply is lost."""
         world, loop, rng = self.world, self.world.loop, self.world.rng
         if world.over:
             raise Unavailable("the simulation is over")
@@ -191,27 +190,27 @@ class Gate:
             delay += rng.random() * 5
         elif world.hits("late"):
             delay += rng.random() * 90
-        elif what.startswith("launch") and world.hits("late_launch"):
+        elif request.startswith("launch") and world.hits("late_launch"):
             delay += 30 + rng.random() * 60
         if self.cut or world.hits("down"):
             if self.cut and rng.random() < 0.3:
-                world.after(delay, self._arrive, what, effect, None)
-            world.note(self.party, f"{what}: no answer")
-            world.after(delay + (5.0 if self.cut else 0.0), _fail, future, what)
+                world.after(delay, self._arrive, request, effect, None)
+            world.note(self.party, f"{request}: no answer")
+            world.after(delay + (5.0 if self.cut else 0.0), _fail, future, request)
         elif world.hits("gave_up"):
-            world.after(delay + rng.random() * 30, self._arrive, what, effect, None)
-            world.note(self.party, f"{what}: given up")
-            world.after(delay + 1.0, _fail, future, what)
+            world.after(delay + rng.random() * 30, self._arrive, request, effect, None)
+            world.note(self.party, f"{request}: given up")
+            world.after(delay + 1.0, _fail, future, request)
         elif again and world.hits("lost"):
-            world.note(self.party, f"{what}: reply lost, sent again")
-            world.after(delay, self._arrive, what, effect, None)
-            world.after(delay + 1.0 + rng.random() * 3, self._arrive, what, effect, future)
+            world.note(self.party, f"{request}: reply lost, sent again")
+            world.after(delay, self._arrive, request, effect, None)
+            world.after(delay + 1.0 + rng.random() * 3, self._arrive, request, effect, future)
         else:
-            world.after(delay, self._arrive, what, effect, future)
+            world.after(delay, self._arrive, request, effect, future)
         return await future
 
     def _arrive(
-        self, what: str, effect: Callable[[], Any], future: asyncio.Future[Any] | None
+        self, request: str, effect: Callable[[], Any], future: asyncio.Future[Any] | None
     ) -> None:
         outcome: Any = None
         error: Exception | None = None
@@ -223,7 +222,7 @@ class Gate:
             error = exc
         if future is not None:
             delay = self.world.rng.random() * 0.02
-            if what.startswith("find") and self.world.hits("late_answer"):
+            if request.startswith("find") and self.world.hits("late_answer"):
                 delay += self.world.rng.random() * 4
             self.world.after(delay, _reply, future, outcome, error)
 
@@ -232,9 +231,9 @@ class Gate:
         return f"{self.party}-{self._nonce}"
 
 
-def _fail(future: asyncio.Future[Any], what: str) -> None:
+def _fail(future: asyncio.Future[Any], request: str) -> None:
     if not future.done():
-        future.set_exception(Unavailable(f"{what}: 503"))
+        future.set_exception(Unavailable(f"{request}: 503"))
 
 
 def _reply(future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
@@ -246,7 +245,7 @@ def _reply(future: asyncio.Future[Any], outcome: Any, error: Exception | None) -
         future.set_result(outcome)
 
 
-class StoreOf:
+class PartyStore:
     """`kinetic.aio.ports.Store`, as one party reaches it."""
 
     def __init__(self, gate: Gate) -> None:
@@ -270,10 +269,10 @@ class StoreOf:
         nonces, nonce = self.world.nonces, self.gate.nonce()
 
         def effect() -> bool:
-            if self.world.bend.create(self, name, content, metadata):
+            if self.world.behavior.create(self, name, content, metadata):
                 nonces[name] = nonce
                 return True
-            return nonces.get(name) == nonce  # it meets itself
+            return nonces.get(name) == nonce  # the repeated request finds its own object
 
         return bool(await self.gate.send(f"create {short(name)}", effect))
 
@@ -282,13 +281,13 @@ class StoreOf:
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         def effect() -> int:
-            return int(self.world.bend.replace(self, name, body, generation))
+            return int(self.world.behavior.replace(self, name, body, generation))
 
         return int(await self.gate.send(f"replace {short(name)}", effect, again=False))
 
     async def get(self, name: str, **where: Any) -> Object:
         found: Object = await self.gate.send(
-            f"get {short(name)}", lambda: self.world.bend.get(self, name)
+            f"get {short(name)}", lambda: self.world.behavior.get(self, name)
         )
         if "/control/" in name:
             self.world.oracle.was_read(self.party, int(name.rpartition("/")[2]))
@@ -300,29 +299,29 @@ class StoreOf:
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         return await self.gate.send(
-            f"list {short(prefix)}", lambda: self.world.bend.list(self, prefix)
+            f"list {short(prefix)}", lambda: self.world.behavior.list(self, prefix)
         )
 
     async def look(self, name: str) -> ObjectInfo | None:
-        if name.startswith(("code/", "functions/")):  # they are no part of the protocol
+        if name.startswith(("code/", "functions/")):  # not part of the protocol
             return ObjectInfo(name=name, size=0, metadata={}, generation=1, used=time.time())
-        return next((one for one in await self.list(name) if one.name == name), None)
+        return next((info for info in await self.list(name) if info.name == name), None)
 
     async def renew(self, names: Collection[str]) -> set[str]:
         return set()
 
     async def delete(self, names: Collection[str]) -> None:
-        # One by one what may be seen, or left by a crash, in part.
-        parts = [[name] for name in names] if self.world.oracle.collected else [[*names]]
-        for wanted in parts:
-            effect = functools.partial(self.world.bend.delete, self, wanted)
-            await self.gate.send(f"delete {len(wanted)} objects", effect)
+        # A collection deletes one by one, because others may see it half done, or it may crash.
+        chunks = [[name] for name in names] if self.world.oracle.collected else [[*names]]
+        for chunk in chunks:
+            effect = functools.partial(self.world.behavior.delete, self, chunk)
+            await self.gate.send(f"delete {len(chunk)} objects", effect)
 
     async def aclose(self) -> None: ...
 
 
-class ImagesOf:
-    """`kinetic.aio.ports.Images` that are always there."""
+class PartyImages:
+    """`kinetic.aio.ports.Images` whose images always exist."""
 
     async def resolve(self, request: ImageRequest) -> Image:
         return Image(uri="", command=())
@@ -330,7 +329,7 @@ class ImagesOf:
     async def aclose(self) -> None: ...
 
 
-class ClusterOf:
+class PartyCluster:
     """`kinetic.aio.ports.Cluster`, as one party reaches it."""
 
     def __init__(self, gate: Gate) -> None:
@@ -344,7 +343,7 @@ class ClusterOf:
         try:
             world.oracle.decided(self.party, order.index, order.attempt)
         except Violation as exc:
-            world.broken(exc)
+            world.fail(exc)
         await self.gate.send(
             f"launch {order.index}.{order.attempt}",
             lambda: world.cluster.launch(self.party, job),
@@ -353,9 +352,9 @@ class ClusterOf:
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        wanted, carried = tuple(names), self.world.bend.selected(labels)
+        fixed_names, selected = tuple(names), self.world.behavior.selected(labels)
         await self.gate.send(
-            "delete jobs", lambda: self.world.cluster.delete(self.party, wanted, carried)
+            "delete jobs", lambda: self.world.cluster.delete(self.party, fixed_names, selected)
         )
 
     async def find(
@@ -365,38 +364,38 @@ class ClusterOf:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        wanted = tuple(names)
-        self.world.bend.asked(self, wanted)
+        fixed_names = tuple(names)
+        self.world.behavior.asked(self, fixed_names)
         found: list[Observation] = await self.gate.send(
-            "find jobs", lambda: self.world.cluster.find(wanted, labels)
+            "find jobs", lambda: self.world.cluster.find(fixed_names, labels)
         )
-        return [self.world.bend.observed(self, one) for one in found]
+        return [self.world.behavior.observed(self, seen) for seen in found]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         platform = self.world.cluster
-        watch = Watch(dict(labels), self.world.loop)
+        watch = Watch(dict(labels))
         known: set[str] = set()
         while True:
-            there: list[Observation] = await self.gate.send(
+            listed: list[Observation] = await self.gate.send(
                 "watch", lambda: platform.subscribe(watch)
             )
             try:
-                for gone in sorted(known - {one.name for one in there}):
+                for gone in sorted(known - {seen.name for seen in listed}):
                     yield Observation(name=gone, phase=Phase.GONE, labels=watch.labels_of[gone])
                 known = set()
-                for one in there:
-                    known.add(one.name)
-                    watch.labels_of[one.name] = one.labels
-                    yield self.world.bend.observed(self, one)
+                for seen in listed:
+                    known.add(seen.name)
+                    watch.labels_of[seen.name] = seen.labels
+                    yield self.world.behavior.observed(self, seen)
                 while not self.gate.cut:
-                    one = await watch.next()
-                    if one is None:
+                    change = await watch.queue.get()
+                    if change is None:
                         break  # the connection broke: list and watch again
-                    known.add(one.name)
-                    watch.labels_of[one.name] = one.labels
-                    if one.phase is Phase.GONE:
-                        known.discard(one.name)
-                    yield self.world.bend.observed(self, one)
+                    known.add(change.name)
+                    watch.labels_of[change.name] = change.labels
+                    if change.phase is Phase.GONE:
+                        known.discard(change.name)
+                    yield self.world.behavior.observed(self, change)
             finally:
                 platform.watches.pop(watch, None)
 
@@ -424,9 +423,9 @@ class ClusterOf:
         return await self.gate.send("secret", effect)
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        wanted = [*names]
+        fixed_names = [*names]
         await self.gate.send(
-            "drop secret", lambda: [self.world.secrets.pop(name, None) for name in wanted]
+            "drop secret", lambda: [self.world.secrets.pop(name, None) for name in fixed_names]
         )
 
     async def finish(self, name: str, fence: int) -> None:
@@ -436,15 +435,12 @@ class ClusterOf:
 
 
 class Watch:
-    """What one party hears of the platform, not always in order and not always once."""
+    """The notifications that one party gets; they may come in another order or repeatedly."""
 
-    def __init__(self, labels: Mapping[str, str], loop: VirtualLoop) -> None:
+    def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
         self.labels_of: dict[str, Mapping[str, str]] = {}
         self.queue: asyncio.Queue[Observation | None] = asyncio.Queue()
-
-    async def next(self) -> Observation | None:
-        return await self.queue.get()
 
 
 # --- the platform --------------------------------------------------------------------------
@@ -460,10 +456,10 @@ class Job:
 
     spec: JobSpec
     pods: list[Pod] = field(default_factory=list)
-    expected: int = 1  # pods that are still to be made
-    over: Observation | None = None
+    expected: int = 1  # pods that the platform has yet to create
+    ended: Observation | None = None
     deleting: bool = False
-    again: bool = False  # an earlier job had its name
+    again: bool = False  # an earlier job had the same name
 
     @property
     def order(self) -> wire.Order:
@@ -475,14 +471,14 @@ class Job:
 
 
 class Platform:
-    """Jobs by name, their pods, and those who watch."""
+    """The jobs by name, their pods, and the watches."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.jobs: dict[str, Job] = {}
         self.names = set[str]()
         self.watches: dict[Watch, None] = {}
-        self.made = 0
+        self.pods_created = 0
 
     def launch(self, party: str, spec: JobSpec) -> None:
         world = self.world
@@ -493,47 +489,47 @@ class Platform:
         self.names.add(spec.name)
         world.note("platform", f"job {job.key} made for {party}")
         world.oracle.launched(party, *job.key)
-        self.tell(job)
+        self.report(job)
         if world.hits("never"):
-            world.after(world.rng.random() * 20, self._fails, job)
+            world.after(world.rng.random() * 20, self._fail_unstarted, job)
             return
         world.after(world.rng.random() * 2, self._start_pod, job)
         if world.hits("twice"):
             job.expected = 2
             world.after(world.rng.random() * 6, self._start_pod, job)
 
-    def _fails(self, job: Job) -> None:
-        if self.jobs.get(job.spec.name) is job and job.over is None:
+    def _fail_unstarted(self, job: Job) -> None:
+        if self.jobs.get(job.spec.name) is job and job.ended is None:
             job.expected = 0
-            self._is_over(job, reason=Reason.IMAGE_PULL, message="there is no such image")
+            self._end(job, reason=Reason.IMAGE_PULL, message="there is no such image")
 
     def _start_pod(self, job: Job) -> None:
         job.expected -= 1
-        if self.jobs.get(job.spec.name) is not job or job.deleting or job.over is not None:
+        if self.jobs.get(job.spec.name) is not job or job.deleting or job.ended is not None:
             return
-        self.made += 1
-        pod = Pod(self.world, job, f"pod-{job.key[0]}.{job.key[1]}-{self.made}")
+        self.pods_created += 1
+        pod = Pod(self.world, job, f"pod-{job.key[0]}.{job.key[1]}-{self.pods_created}")
         job.pods.append(pod)
-        self.tell(job)
-        pod.go_on()
+        self.report(job)
+        pod.step()
         world = self.world
         if world.hits("dies"):
-            world.after(world.rng.random() * 8, self.dies, pod)
+            world.after(world.rng.random() * 8, self.die, pod)
         elif world.hits("zombie"):
-            world.after(world.rng.random() * 8, self.vanishes, pod)
+            world.after(world.rng.random() * 8, self.cut_off, pod)
         elif world.hits("preempted"):
             world.after(world.rng.random() * 8, self.preempt, pod)
 
-    def dies(self, pod: Pod) -> None:
+    def die(self, pod: Pod) -> None:
         if pod.alive:
             self.world.note(pod.executor, "dies")
             pod.alive = False
             self.world.after(self.world.rng.random() * 3, self.pod_over, pod, -9, Reason.LOST)
 
-    def vanishes(self, pod: Pod) -> None:
-        """Its node does not answer any more: it is reported gone and runs on."""
+    def cut_off(self, pod: Pod) -> None:
+        """Disconnect its node: the platform reports the pod gone, but it keeps running."""
         if pod.alive and not pod.reported:
-            self.world.note(pod.executor, "is cut off, and goes on")
+            self.world.note(pod.executor, "is cut off, but keeps running")
             self.pod_over(pod, None, Reason.NODE_LOST)
 
     def preempt(self, pod: Pod) -> None:
@@ -543,7 +539,7 @@ class Platform:
             pod.terminate(self.world.rng.random() * 10)
 
     def pod_over(self, pod: Pod, code: int | None, reason: Reason | None) -> None:
-        """The platform believes that a pod has ended."""
+        """Report that a pod has ended, whether or not this is true."""
         if pod.reported:
             return
         pod.reported, pod.code = True, code
@@ -552,16 +548,16 @@ class Platform:
         self.world.oracle.reported.add(job.key)
         if self.jobs.get(job.spec.name) is not job:
             return
-        if job.expected > 0 or not all(one.reported for one in job.pods):
-            self.emit(job, self._seen(job, Phase.ENDED, pod))  # of this pod alone
+        if job.expected > 0 or not all(other.reported for other in job.pods):
+            self.emit(job, self._observation(job, Phase.ENDED, pod))  # for this pod alone
             return
         if job.deleting:
-            self._is_gone(job)
+            self._remove(job)
             return
-        one = pod if len(job.pods) == 1 else None
-        self._is_over(job, pod=one, code=code, reason=pod.reason if code != 0 else None)
+        only = pod if len(job.pods) == 1 else None
+        self._end(job, pod=only, code=code, reason=pod.reason if code != 0 else None)
 
-    def _is_over(
+    def _end(
         self,
         job: Job,
         *,
@@ -570,26 +566,26 @@ class Platform:
         reason: Reason | None = None,
         message: str = "",
     ) -> None:
-        job.over = self._seen(job, Phase.ENDED, pod, code, reason, message)
+        job.ended = self._observation(job, Phase.ENDED, pod, code, reason, message)
         self.world.note("platform", f"job {job.key} has ended ({code}, {reason})")
         self.world.oracle.ended(*job.key)
-        self.tell(job)
+        self.report(job)
         if self.world.hits("removed"):
-            self.world.after(self.world.rng.random() * 20, self._removed, job)
-        elif job.again:  # its end proves nothing about the claimant; its removal does
-            self.world.after(TTL_S, self._removed, job)
+            self.world.after(self.world.rng.random() * 20, self._expire, job)
+        elif job.again:  # only its removal, not its end, proves that the claimant has ended
+            self.world.after(TTL_S, self._expire, job)
 
-    def _removed(self, job: Job) -> None:
+    def _expire(self, job: Job) -> None:
         if self.jobs.get(job.spec.name) is job:
-            self.world.note("platform", f"job {job.key} is removed, its time is over")
-            self._is_gone(job)
+            self.world.note("platform", f"job {job.key} expires")
+            self._remove(job)
 
-    def _is_gone(self, job: Job) -> None:
+    def _remove(self, job: Job) -> None:
         del self.jobs[job.spec.name]
         self.world.oracle.ended(*job.key)
-        self.emit(job, self._seen(job, Phase.GONE, None))
+        self.emit(job, self._observation(job, Phase.GONE, None))
 
-    def _seen(
+    def _observation(
         self,
         job: Job,
         phase: Phase,
@@ -608,14 +604,14 @@ class Platform:
             message=message,
         )
 
-    def now(self, job: Job) -> Observation:
-        """The platform's word on a job."""
-        if job.over is not None:
-            return job.over
+    def observe(self, job: Job) -> Observation:
+        """Return what the platform reports about a job now."""
+        if job.ended is not None:
+            return job.ended
         alive = [pod for pod in job.pods if not pod.reported]
         if alive:
-            return self._seen(job, Phase.RUNNING, alive[0])
-        return self._seen(job, Phase.PENDING, None)
+            return self._observation(job, Phase.RUNNING, alive[0])
+        return self._observation(job, Phase.PENDING, None)
 
     def _matching(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[Job]:
         return [
@@ -625,7 +621,7 @@ class Platform:
         ]
 
     def find(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[Observation]:
-        return [self.now(job) for job in self._matching(names, labels)]
+        return [self.observe(job) for job in self._matching(names, labels)]
 
     def delete(self, party: str, names: Collection[str], labels: Mapping[str, str] | None) -> None:
         for job in self._matching(names, labels):
@@ -636,10 +632,10 @@ class Platform:
             self.world.note("platform", f"job {job.key} is deleted for {party}")
             self.world.oracle.job_deleted(party, *job.key)
             self.world.oracle.ended(*job.key)
-            left = [pod for pod in job.pods if not pod.reported]
-            if not left:
-                self._is_gone(job)
-            for pod in left:
+            running = [pod for pod in job.pods if not pod.reported]
+            if not running:
+                self._remove(job)
+            for pod in running:
                 pod.reason = pod.reason or Reason.CANCELLED
                 pod.terminate(self.world.rng.random() * 25)
 
@@ -649,10 +645,10 @@ class Platform:
         self.watches[watch] = None
         while not watch.queue.empty():
             watch.queue.get_nowait()
-        return [self.now(job) for job in self._matching((), watch.labels)]
+        return [self.observe(job) for job in self._matching((), watch.labels)]
 
-    def tell(self, job: Job) -> None:
-        self.emit(job, self.now(job))
+    def report(self, job: Job) -> None:
+        self.emit(job, self.observe(job))
 
     def emit(self, job: Job, seen: Observation) -> None:
         world = self.world
@@ -671,69 +667,69 @@ class Platform:
 
 
 class Pod:
-    """One process of a job: the runner's own steps, with everything between them."""
+    """One process of a job: it executes the runner's steps, with pauses between them."""
 
     def __init__(self, world: World, job: Job, executor: str) -> None:
         self.world = world
         self.job = job
         self.executor = executor
         self.alive = True
-        self.reported = False  # the platform says that it is over
+        self.reported = False  # whether the platform has reported its end
         self.code: int | None = None
         self.reason: Reason | None = None
         self.label = ""
         self.waited = 0.0
         self._stopping = Stopping()
         self.order = job.order
-        self.objects = ObjectsOf(self)
+        self.objects = PodObjects(self)
         self.value: Any = None
-        made = world.bend.runner(
-            self.order, job.spec.key, executor, self.objects, self._stopping, self._call
+        runner = world.behavior.runner(
+            self.order, job.spec.key, executor, self.objects, self._stopping, self._call_function
         )
-        self._steps = made.steps()
+        self._steps = runner.steps()
 
-    def go_on(self) -> None:
-        """Carry out the step that is due, and say when the next one is."""
+    def step(self) -> None:
+        """Execute the next step, and schedule the one after it."""
         if not self.alive or self.world.over:
             return
         try:
             self.label = next(self._steps)
         except StopIteration as end:
-            self._exits(end.value)
+            self._exit(end.value)
             return
         except (OSError, KeyError) as exc:
             self.world.note(self.executor, f"crashes: {exc!r}")
-            self._exits(1)
+            self._exit(1)
             return
         self._wait()
 
     def _wait(self) -> None:
         world, rng = self.world, self.world.rng
-        if self.label == "wait":  # somebody else has the attempt
+        if self.label == "wait":  # another pod has the attempt
             name = wire.attempt_key(
                 self.order.scope, self.order.index, self.order.attempt, "outcome"
             )
             if self._stopping.requested or self.objects.exists(name):
-                world.after(0.1, self.go_on)
+                world.after(0.1, self.step)
             elif self.waited >= attempt.PATIENCE_S:
-                self._exits(wire.EXIT_FINAL)
+                self._exit(wire.EXIT_FINAL)
             else:
                 self.waited += 10.0
-                world.after(10.0, self._wait_on)
+                world.after(10.0, self._keep_waiting)
             return
         if self.label == "run":
-            self._starts()
-            long = rng.random() * 90 if rng.random() < 0.05 else rng.random() * 4
-            world.after(long, self.go_on)
+            self._start()
+            duration = rng.random() * 90 if rng.random() < 0.05 else rng.random() * 4
+            world.after(duration, self.step)
             return
-        slow = rng.random() * 60 if not world.calm and rng.random() < 0.02 else 0.0
-        world.after(rng.random() * 0.05 + slow, self.go_on)
+        pause = rng.random() * 60 if not world.calm and rng.random() < 0.02 else 0.0
+        world.after(rng.random() * 0.05 + pause, self.step)
 
-    def _wait_on(self) -> None:
+    def _keep_waiting(self) -> None:
         if self.alive:
             self._wait()
 
-    def _starts(self) -> None:
+    def _start(self) -> None:
         order = self.order
         content, _ = self.objects.get(
             order.arguments.name, order.arguments.start, order.arguments.stop
@@ -745,8 +741,8 @@ class Pod:
             self.executor, order.index, order.attempt, self.value, self.objects.checked
         )
 
-    def _call(self) -> tuple[wire.Outcome, Stored]:
-        """The user's code comes to its end; what it does is drawn by the seed."""
+    def _call_function(self) -> tuple[wire.Outcome, Stored]:
+        """Return the outcome of the user's code; the seed decides how it ends."""
         if self._stopping.requested:
             text = outcomes.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")
             return self._outcome(wire.Kind.ERROR, "preempted"), outcomes.encode_error(text, None)
@@ -768,23 +764,23 @@ class Pod:
         )
 
     def terminate(self, grace: float) -> None:
-        """SIGTERM now, SIGKILL after *grace* seconds."""
+        """Send SIGTERM now, and SIGKILL after *grace* seconds."""
         self._stopping.requested = True
         if self.label in ("run", "wait") and self.world.rng.random() < 0.8:
-            self.world.after(0.05, self._interrupted, self.label)
-        self.world.after(grace, self._killed)
+            self.world.after(0.05, self._interrupt, self.label)
+        self.world.after(grace, self._kill)
 
-    def _interrupted(self, label: str) -> None:
+    def _interrupt(self, label: str) -> None:
         if self.alive and self.label == label:
-            self.go_on()
+            self.step()
 
-    def _killed(self) -> None:
+    def _kill(self) -> None:
         if self.alive:
             self.world.note(self.executor, "is killed")
             self.alive = False
             self.world.cluster.pod_over(self, -9, self.reason)
 
-    def _exits(self, code: int) -> None:
+    def _exit(self, code: int) -> None:
         self.alive = False
         self.world.note(self.executor, f"exits with {code}")
         self.world.after(
@@ -792,13 +788,14 @@ class Pod:
         )
 
 
-class ObjectsOf:
-    """What a pod sees of the store: the same calls as `DirectoryObjects`, each at once."""
+class PodObjects:
+    """The store as a pod reaches it: the methods of `DirectoryObjects`, without delays."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.world = pod.world
-        self.checked: tuple[int, str] = (0, "it has not looked")
+        self.checked: tuple[int, str] = (0, "the runner hasn't checked the store")
+        """The number of requests that the runner read, and why the attempt must not run then."""
 
     def create(
         self,
@@ -811,20 +808,20 @@ class ObjectsOf:
         pod = self.pod
         lost = self.world.hits("uncommitted")
         if lost and self.world.rng.random() < 0.5:
-            raise OSError(5, "the store does not answer")
-        made = bool(self.world.bend.create(self, name, body, metadata))
-        if not made and name.endswith("outcome") and not self._is_mine(name):
+            raise OSError(5, "the store doesn't answer")
+        created = bool(self.world.behavior.create(self, name, body, metadata))
+        if not created and name.endswith("outcome") and not self._is_own(name):
             self.world.oracle.refused(
                 pod.executor, pod.order.index, pod.order.attempt, zombie=pod.reported
             )
         if lost:
-            raise OSError(5, "the store does not answer any more")
-        return made
+            raise OSError(5, "the store doesn't answer any more")
+        return created
 
-    def _is_mine(self, name: str) -> bool:
-        """Whether this pod has committed before, and its reply was lost."""
+    def _is_own(self, name: str) -> bool:
+        """Tell whether this pod committed the outcome before, and the reply was lost."""
         try:
-            header = now(self.world.store.get(name)).metadata["header"]
+            header = result_of(self.world.store.get(name)).metadata["header"]
         except NotFound:
             return False
         outcome = wire.Outcome.parse(header)
@@ -835,79 +832,91 @@ class ObjectsOf:
         return self.pod.executor
 
     def exists(self, name: str) -> bool:
-        return name in {one.name for one in self.list(name)}
+        return name in {info.name for info in self.list(name)}
 
     def stat(self, name: str) -> ObjectInfo:
-        for one in self.list(name):
-            if one.name == name:
-                return one
+        for info in self.list(name):
+            if info.name == name:
+                return info
         raise KeyError(name)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        found: list[ObjectInfo] = self.world.bend.list(self, prefix)
+        found: list[ObjectInfo] = self.world.behavior.list(self, prefix)
         if "/control/" in prefix:
             order = self.pod.order
-            why = self.world.oracle.may_run(order.index, order.attempt)
-            self.checked = len(found), why
+            self.checked = len(found), self.world.oracle.objection(order.index, order.attempt)
         return found
 
     def holds(self, folder: str) -> bool:
         return bool(self.list(f"{folder}/"))
 
     def look_up(self, names: Collection[str]) -> list[ObjectInfo]:
-        return [one for name in names for one in self.list(name) if one.name == name]
+        return [info for name in names for info in self.list(name) if info.name == name]
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
         try:
-            found = self.world.bend.get(self, name)
+            found = self.world.behavior.get(self, name)
         except NotFound:
             raise KeyError(name) from None
         return found.body[start:stop], found.metadata
 
     def delete(self, names: Collection[str]) -> None:
-        self.world.bend.delete(self, [*names])
+        self.world.behavior.delete(self, [*names])
 
 
-class Bend:
-    """How the world answers: truly. A mutation is a subclass that does not."""
+class Behavior:
+    """How the world answers: truthfully. A mutation overrides some answers."""
 
     world: World
     Attempt = attempt.Attempt
     Opening = Opening
 
     def runner(self, *parts: Any) -> attempt.Attempt:
-        made = self.Attempt(*parts)
-        made._opening = self.Opening(*parts[:4])
-        return made
+        runner = self.Attempt(*parts)
+        runner._opening = self.Opening(*parts[:4])
+        return runner
 
     def create(
-        self, of: StoreOf | ObjectsOf, name: str, body: bytes, metadata: Mapping[str, str] | None
+        self,
+        caller: PartyStore | PodObjects,
+        name: str,
+        body: bytes,
+        metadata: Mapping[str, str] | None,
     ) -> bool:
-        return of.world.create(of.party, name, body, metadata)
+        return caller.world.create(caller.party, name, body, metadata)
 
-    def replace(self, of: StoreOf, name: str, body: bytes, generation: int) -> int:
-        return of.world.replace(of.party, name, body, generation)
+    def replace(self, caller: PartyStore, name: str, body: bytes, generation: int) -> int:
+        return caller.world.replace(caller.party, name, body, generation)
 
-    def get(self, of: StoreOf | ObjectsOf, name: str) -> Object:
-        return now(of.world.store.get(name))
+    def get(self, caller: PartyStore | PodObjects, name: str) -> Object:
+        return result_of(caller.world.store.get(name))
 
-    def list(self, of: StoreOf | ObjectsOf, prefix: str) -> list[ObjectInfo]:
-        return now(of.world.store.list(prefix))
+    def list(self, caller: PartyStore | PodObjects, prefix: str) -> list[ObjectInfo]:
+        return result_of(caller.world.store.list(prefix))
 
-    def delete(self, of: StoreOf | ObjectsOf, names: list[str]) -> None:
-        of.world.delete(of.party, names)
+    def delete(self, caller: PartyStore | PodObjects, names: list[str]) -> None:
+        caller.world.delete(caller.party, names)
 
-    def observed(self, of: ClusterOf, seen: Observation) -> Observation:
+    def observed(self, caller: PartyCluster, seen: Observation) -> Observation:
         return seen
 
     def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        """The labels of the jobs that a party deletes."""
+        """Return the labels that select the jobs which a party deletes."""
         return labels
 
-    def asked(self, of: ClusterOf, names: tuple[str, ...]) -> None:
-        """A party asks the platform about these jobs."""
+    def asked(self, caller: PartyCluster, names: tuple[str, ...]) -> None:
+        """Do something when a party asks the platform about these jobs."""
 
 
-__all__ = ["PARTY", "Bend", "ClusterOf", "Gate", "ImagesOf", "Odds", "StoreOf", "World"]
+__all__ = [
+    "PARTY",
+    "Behavior",
+    "Gate",
+    "Odds",
+    "PartyCluster",
+    "PartyImages",
+    "PartyStore",
+    "World",
+]

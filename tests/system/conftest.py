@@ -1,4 +1,4 @@
-"""A home with real clients in it, what runs there, and what a later client learns."""
+"""Run real clients in one home; find their processes, and ask a later client about their jobs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.conftest import end_processes, processes_of
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 40.0
-"""Seconds after which something hangs, on a machine with other things to do."""
+"""Seconds to wait before calling something hung; generous, because the machine may be busy."""
 
 
 class Client:
-    """A process of the project in *folder* that talks line by line."""
+    """Run *script* in the project in *folder*, and read what it prints line by line."""
 
     def __init__(self, folder: Path, script: Path, *arguments: object, **options: Any) -> None:
         (folder / "pyproject.toml").touch()
@@ -53,9 +53,9 @@ class Client:
         self.process.communicate()
 
     def hear(self, start: str, patience: float = DEADLINE_S) -> str:
-        """The first line that begins with *start*; all before it are kept in ``lines``.
+        """Return the next line that begins with *start*; keep all lines read in ``lines``.
 
-        It may say nothing for *patience* seconds.
+        Fail if the client prints nothing for *patience* seconds.
         """
         while True:
             line = self._line(patience)
@@ -64,36 +64,36 @@ class Client:
                 return line
 
     def kill(self) -> None:
-        """Kill it, and keep what it has said before."""
+        """Kill the client, and keep the lines it printed before."""
         self.process.kill()
         out, _ = self.process.communicate()
         self.lines += (self._read + out).decode().splitlines()
 
     def submitted(self) -> list[str]:
-        """The ids it has got."""
+        """Return the IDs of the jobs and batches that it submitted."""
         return [line.split()[1] for line in self.lines if line.startswith("submitted")]
 
     def ended(self) -> dict[str, str]:
-        """The results it received: ID → value or the name of an exception's class."""
-        words = [line.split() for line in self.lines]
-        return {said[1]: said[2] for said in words if len(said) == 3 and said[0] == "ended"}
+        """Return the results it received: ID → value or the name of an exception's class."""
+        reports = [line.split() for line in self.lines]
+        return {words[1]: words[2] for words in reports if len(words) == 3 and words[0] == "ended"}
 
     def _line(self, patience: float) -> str:
-        """The next line; those that came with it are kept for whoever asks next."""
+        """Return the next line; keep what was read beyond it for the next call."""
         assert self.process.stdout is not None
         while b"\n" not in self._read:
             ready, _, _ = select.select([self.process.stdout], [], [], patience)
-            got = os.read(self.process.stdout.fileno(), 4096) if ready else b""
-            if not got:
-                pytest.fail(f"the client said no more (ended: {bool(ready)}) after {self.lines}")
-            self._read += got
+            received = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            if not received:
+                pytest.fail(f"no more output (client ended: {bool(ready)}) after {self.lines}")
+            self._read += received
         line, _, self._read = self._read.partition(b"\n")
         return line.decode()
 
 
 @dataclass
 class Scene:
-    """One home and one project, whoever works with them."""
+    """One home and one project, which several clients may share."""
 
     home: Path
     folder: Path
@@ -108,97 +108,98 @@ class Scene:
         """Start *script* as a client."""
         return Client(self.folder / "project", script, *arguments, **options)
 
-    # --- who runs ---
+    # --- running processes ---
 
     def supervisor(self) -> psutil.Process | None:
-        """The supervisor, as its journal names it."""
-        named = b""
+        """Return the process of the last supervisor in the journal, if it runs."""
+        entry = b""
         with contextlib.suppress(OSError):
             for line in (self.home / "local" / "v1" / "journal").read_bytes().splitlines():
-                named = line if line.startswith(b'{"was":"supervisor"') else named
+                entry = line if line.startswith(b'{"was":"supervisor"') else entry
         with contextlib.suppress(psutil.Error, ValueError):
-            process = psutil.Process(json.loads(named)["pid"])
+            process = psutil.Process(json.loads(entry)["pid"])
             if process.status() != psutil.STATUS_ZOMBIE:
                 return process
         return None
 
     def parents(self) -> list[psutil.Process]:
-        """The warm parents."""
+        """Return the warm parents."""
         supervisor = self.supervisor()
-        found = children(supervisor) if supervisor is not None else []
-        return [one for one in found if is_parent(one)]
+        processes = children(supervisor) if supervisor is not None else []
+        return [process for process in processes if is_parent(process)]
 
     def jobs(self) -> list[psutil.Process]:
-        """The processes of jobs."""
-        return [one for parent in self.parents() for one in children(parent)]
+        """Return the processes of jobs."""
+        return [process for parent in self.parents() for process in children(parent)]
 
     def others(self) -> list[psutil.Process]:
-        """The processes that are neither supervisor nor warm parent."""
-        supervisor, parents = self.supervisor(), self.parents()
-        left = [one for one in processes_of(self.home) if one not in (supervisor, *parents)]
-        return [one for one in left if one.is_running()]
+        """Return the processes that are neither supervisor nor warm parent."""
+        known = (self.supervisor(), *self.parents())
+        others = [process for process in processes_of(self.home) if process not in known]
+        return [process for process in others if process.is_running()]
 
-    def nobody_else(self) -> None:
-        """No process but supervisor and parents stays; they go when told, with all locks."""
-        eventually(lambda: not self.others(), lambda: f"still there: {self.others()}", 0.05)
+    def assert_only_supervisor_left(self) -> None:
+        """Assert that only supervisor and parents still run, end on request, and release locks."""
+        eventually(lambda: not self.others(), lambda: f"still running: {self.others()}", 0.05)
         assert end_processes(self.home) == []
-        # A process that ends has no environment, by which it is found, before it lets go of files.
+        # end_processes finds processes by their environment. An exiting process loses that before
+        # it closes its files, so its locks may outlast it briefly.
         eventually(lambda: not locked(self.home), lambda: f"locked: {locked(self.home)}", 0.05)
 
-    # --- what they left ---
+    # --- files in the store and marks ---
 
     def submissions(self) -> list[str]:
-        """The IDs of all jobs and batches in the store."""
-        found = [
+        """Return the IDs of all jobs and batches in the store."""
+        paths = [
             *(self.home / "store" / "jobs").glob("*"),
             *(self.home / "store" / "batches").glob("*"),
         ]
-        return sorted(path.name for path in found)
+        return sorted(path.name for path in paths)
 
     def committed(self) -> set[str]:
-        """The ids of jobs whose value is in the store."""
-        found: set[str] = set()
+        """Return the IDs of jobs whose value is in the store."""
+        job_ids: set[str] = set()
         for path in (self.home / "store").glob("*/*/attempts/*/*.outcome"):
             if b'\\"kind\\":\\"value\\"' in path.read_bytes():
                 group = path.parents[2].name
                 single = path.parents[3].name == "jobs"
-                found.add(group if single else f"{group}-{int(path.name.split('.')[0])}")
-        return found
+                job_ids.add(group if single else f"{group}-{int(path.name.split('.')[0])}")
+        return job_ids
 
     def requests(self, group: str) -> list[Path]:
-        """The requests in the control log of a batch."""
+        """Return the requests in the control log of a batch."""
         return [*(self.home / "store" / "batches" / group / "control").glob("*")]
 
     def started(self) -> list[str]:
-        """Attempts whose code ran."""
-        others = ("go", "held")
-        return [path.name for path in self.marks.iterdir() if not path.name.startswith(others)]
+        """Return the attempts whose code ran."""
+        gates = ("go", "held")
+        return [path.name for path in self.marks.iterdir() if not path.name.startswith(gates)]
 
     def started_twice(self) -> list[str]:
-        """Attempts whose code ran more than once."""
+        """Return the attempts whose code ran more than once."""
         return [path.name for path in self.marks.glob("twice.*")]
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """What *process*, of one thread, has started; without a look at all there is."""
-    found = []
+    """List the children of single-threaded *process*, without scanning all processes."""
+    processes = []
     with contextlib.suppress(OSError, psutil.Error):
         listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
         for pid in listed.split():
             with contextlib.suppress(psutil.Error):
-                found.append(psutil.Process(int(pid)))
-    return found
+                processes.append(psutil.Process(int(pid)))
+    return processes
 
 
 def is_parent(process: psutil.Process) -> bool:
-    """Whether it is a warm parent."""
+    """Tell whether *process* is a warm parent."""
     with contextlib.suppress(psutil.Error):
-        return any("warm.py" in word for word in process.cmdline())
+        return any("warm.py" in argument for argument in process.cmdline())
     return False
 
 
 def eventually(
-    condition: Any, complaint: Any = lambda: "it did not happen", pause: float = 0.005
+    condition: Any, complaint: Any = lambda: "it didn't happen", pause: float = 0.005
 ) -> Any:
     """Poll *condition* until it is true, and return its value."""
     until = time.monotonic() + DEADLINE_S
@@ -208,13 +209,13 @@ def eventually(
     return found
 
 
-async def soon(condition: Any, complaint: Any = lambda: "it did not happen") -> Any:
-    """`eventually`, while the event loop goes on."""
+async def soon(condition: Any, complaint: Any = lambda: "it didn't happen") -> Any:
+    """Call `eventually` in a thread, so that the event loop keeps running."""
     return await asyncio.to_thread(eventually, condition, complaint)
 
 
 def locked(home: Path) -> list[Path]:
-    """The files under *home* that a process has locked."""
+    """Return the files under *home* that a process has locked."""
     held = []
     # Unlike rglob, os.walk skips a folder that is removed meanwhile.
     files = (Path(folder, name) for folder, _, names in os.walk(home) for name in names)
@@ -229,7 +230,7 @@ def locked(home: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Word:
+class Report:
     """What a client reports about one job: its status, the reason, and its value or exception."""
 
     status: JobStatus
@@ -237,38 +238,39 @@ class Word:
     end: Any
 
 
-async def word_of(job: aio.JobHandle[Any]) -> Word:
-    """Ask in every way there is; nothing may hang."""
+async def report_on(job: aio.JobHandle[Any]) -> Report:
+    """Call every method that tells about *job*; none may hang."""
     async with asyncio.timeout(DEADLINE_S):
         try:
             end: Any = await job.result(cleanup=False)
         except (errors.KineticError, ArithmeticError) as error:
             end = error
-        return Word(await job.status(), await job.reason(), end)
+        return Report(await job.status(), await job.reason(), end)
 
 
-async def truth(scene: Scene) -> dict[str, Word]:
+async def report_on_all(scene: Scene) -> dict[str, Report]:
     """Ask a new client about all jobs; return its reports by job ID."""
-    said: dict[str, Word] = {}
+    reports: dict[str, Report] = {}
     async with aio.Client(backend="local") as client, asyncio.timeout(2 * DEADLINE_S):
         listed = {job.job_id for job in await client.list_jobs()}
-        for begun in scene.submissions():
+        for submission in scene.submissions():
             jobs: list[aio.JobHandle[Any]] = []
             with contextlib.suppress(errors.NotFound):
-                if begun.startswith("grp-"):
-                    batch = await client.attach_batch(begun)
-                    jobs = [await client.attach(f"{begun}-{i}") for i in range(len(batch.jobs))]
+                if submission.startswith("grp-"):
+                    batch = await client.attach_batch(submission)
+                    indexes = range(len(batch.jobs))
+                    jobs = [await client.attach(f"{submission}-{index}") for index in indexes]
                 else:
-                    jobs = [await client.attach(begun)]
-            words = await asyncio.gather(*map(word_of, jobs))
-            said |= {job.job_id: word for job, word in zip(jobs, words, strict=True)}
-        assert listed <= set(said), "what is listed can be attached to"
-    return said
+                    jobs = [await client.attach(submission)]
+            for job, report in zip(jobs, await asyncio.gather(*map(report_on, jobs)), strict=True):
+                reports[job.job_id] = report
+        assert listed <= set(reports), "a client can attach to every listed job"
+    return reports
 
 
 @pytest.fixture(autouse=True)
 def project(small_project: Path) -> Path:
-    """Of every test here."""
+    """Run every test here in a small project."""
     return small_project
 
 

@@ -1,8 +1,8 @@
 """Clients that die at every step of their work; tests copy this file into a project and run it.
 
-Usage: ``steps.py submit|clean|batch|lazy|cancel|remove FOLDER``. For each number from 1 on it forks
-a client that kills itself before the step of this number: a request to the store or to the
-platform. It says ``died NUMBER`` each time, and ends after the first client that came through.
+Usage: ``steps.py submit|clean|batch|lazy|cancel|remove FOLDER``. A step is a request to the store
+or to the platform. For NUMBER = 1, 2, …, the script forks a client that kills itself before that
+step, and prints ``died NUMBER``. It ends after the first client that survives.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 
-left = 0
+steps_left = 0
+"""A client kills itself when this reaches 0."""
 
 
 def step() -> None:
-    """Die here, if it is the time."""
-    global left
-    left -= 1
-    if left == 0:
+    """Count a step, and die if it is the chosen one."""
+    global steps_left
+    steps_left -= 1
+    if steps_left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Store(DirectoryStore):
-    async def create(self, name: str, *what: Any, **how: Any) -> bool:
+    async def create(self, name: str, *args: Any, **options: Any) -> bool:
         step()
-        return await super().create(name, *what, **how)
+        return await super().create(name, *args, **options)
 
     async def look(self, name: str) -> ObjectInfo | None:
         step()
@@ -83,7 +84,7 @@ def platform() -> Platform:
 
 
 def work(folder: str, number: int) -> int:
-    """Leave a mark; fail if it exists, because the item then runs twice."""
+    """Leave a mark for this attempt, or another one if the attempt ran before."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
     try:
         Path(folder, name).touch(exist_ok=False)
@@ -95,7 +96,7 @@ def work(folder: str, number: int) -> int:
 def hang(folder: str, number: int) -> None:
     """Leave a mark, and never end."""
     work(folder, number)
-    while True:  # not in one long call: a signal right before it would be handled after it
+    while True:  # not one long sleep: Python would handle a signal that arrives early only after it
         time.sleep(0.05)
 
 
@@ -131,21 +132,23 @@ async def remove(client: aio.Client, folder: str) -> None:
     await handle.cleanup()
 
 
-async def one(mode: str, folder: str) -> None:
+async def run_client(mode: str, folder: str) -> None:
     async with aio.Client(backend="local", platform=platform()) as client:
         await globals()[mode](client, folder)
 
 
 if __name__ == "__main__":
     for name in ("archive", "payload", "tree"):
-        importlib.import_module(f"kinetic._packing.{name}")  # once, for all forks
+        importlib.import_module(
+            f"kinetic._packing.{name}"
+        )  # before the forks, so that all share it
     number, died = 0, True
     while died:
         number += 1
         pid = os.fork()
         if pid == 0:
-            left = number
-            asyncio.run(one(sys.argv[1], sys.argv[2]))
+            steps_left = number
+            asyncio.run(run_client(sys.argv[1], sys.argv[2]))
             os._exit(0)
         died = os.waitpid(pid, 0)[1] == signal.SIGKILL
         print("died" if died else "lived", number, flush=True)

@@ -1,7 +1,7 @@
 """A submitter that tests kill at any moment; they copy this file into a project and run it.
 
-Usage: ``sweeper.py listed|lazy FOLDER COUNT``. It says ``ready`` before it does anything, then the
-batch's id, then ``over`` when every item has its outcome, and waits to be killed.
+Usage: ``sweeper.py listed|lazy FOLDER COUNT``. It prints ``ready`` before it does anything, then
+the batch's ID, then ``over`` when every item has its outcome, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRIES = 2
 
 
 def work(folder: str, number: int) -> int:
-    """Leave a mark, which must be new; raise or die at the first attempt of some items."""
+    """Leave a mark for this attempt; raise or die at the first attempt of some items."""
     attempt = os.environ["KINETIC_ATTEMPT"]
     name = f"{os.environ['KINETIC_JOB_ID']}.{attempt}"
     try:
@@ -36,7 +36,7 @@ def work(folder: str, number: int) -> int:
 
 
 def lazily(folder: str, count: int) -> Iterator[tuple[str, int]]:
-    """Inputs of unknown length."""
+    """Yield the inputs, without telling how many there are."""
     for number in range(count):
         yield folder, number
 

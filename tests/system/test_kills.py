@@ -1,4 +1,4 @@
-"""Kill anybody at any moment: afterwards everybody tells the truth, and nothing is left over."""
+"""Kill any process at any moment: later reports are true, and no process or lock remains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 
-from .conftest import DEADLINE_S, Client, Scene, Word, eventually, soon, truth, word_of
+from .conftest import DEADLINE_S, Client, Report, Scene, eventually, report_on, report_on_all, soon
 
 VICTIM = Path(__file__).with_name("victim.py")
 EVERYDAY, FULL, MORE = 4, 8, 60
@@ -25,68 +25,72 @@ def seeds() -> list[object]:
     return [*range(EVERYDAY), *full, *slow]
 
 
-def kill_one_of(scene: Scene, client: Client, who: str, chance: random.Random) -> None:
-    """Kill the client, or one of the processes of this kind as soon as there is one."""
-    if who == "client":
+def kill_one_of(scene: Scene, client: Client, kind: str, chance: random.Random) -> None:
+    """Kill the client, or wait for a process of this *kind* and kill it."""
+    if kind == "client":
         client.kill()
         return
     find = {
-        "supervisor": lambda: [one] if (one := scene.supervisor()) else [],
+        "supervisor": lambda: [supervisor] if (supervisor := scene.supervisor()) else [],
         "parent": scene.parents,
         "job": scene.jobs,
-    }[who]
+    }[kind]
     try:
         chance.choice(eventually(find)).kill()
     except psutil.NoSuchProcess:
-        return  # it was faster
+        return  # it ended first
 
 
 @pytest.mark.parametrize("seed", seeds())
 async def test_a_kill_at_any_moment(scene: Scene, seed: int) -> None:
     chance = random.Random(seed)
-    who = ("client", "supervisor", "parent", "job")[seed % 4]
+    victim = ("client", "supervisor", "parent", "job")[seed % 4]
     mode = chance.choice(["jobs", "batch"])
     held = scene.marks / "held.5"
-    if who == "job":
-        held.touch()  # else all may have ended before there is a look at them
+    if victim == "job":
+        held.touch()  # otherwise all jobs may end before the test finds one
     with scene.client(VICTIM, mode, scene.marks, 6, 0.05) as client:
         client.hear("ready")
         time.sleep(chance.uniform(0, 0.7) ** 1.5)
-        kill_one_of(scene, client, who, chance)
+        kill_one_of(scene, client, victim, chance)
         held.unlink(missing_ok=True)
-        if who != "client":
+        if victim != "client":
             client.hear("over")
             client.kill()
         before = scene.committed()
-        said = await truth(scene)
-    check(said, client, committed=before, died=who)
+        reports = await report_on_all(scene)
+    check(reports, client, committed=before, died=victim)
     assert scene.started_twice() == []
     async with aio.Client(backend="local") as afterwards, asyncio.timeout(DEADLINE_S):
         assert await afterwards.run(abs, -1) == 1
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
-def check(said: dict[str, Word], client: Client, *, committed: set[str], died: str) -> None:
+def check(reports: dict[str, Report], client: Client, *, committed: set[str], died: str) -> None:
     """Assert that the reports agree with each other, the store, and earlier reports."""
     lost: list[str] = []
-    told = client.ended()
-    for job_id, word in said.items():
-        if isinstance(word.end, int):
-            assert word.status is JobStatus.SUCCEEDED and word.reason == ""
-        elif isinstance(word.end, errors.SubmitterLost):
+    received = client.ended()
+    for job_id, report in reports.items():
+        if isinstance(report.end, int):
+            assert report.status is JobStatus.SUCCEEDED and report.reason == ""
+        elif isinstance(report.end, errors.SubmitterLost):
             assert died == "client"
-            assert word.status is JobStatus.PENDING and "does not submit it" in word.reason
+            assert report.status is JobStatus.PENDING and "does not submit it" in report.reason
         else:
-            assert isinstance(word.end, errors.JobLost), repr(word)
-            assert word.status is JobStatus.FAILED and word.reason.startswith("lost: "), word
+            assert isinstance(report.end, errors.JobLost), repr(report)
+            assert report.status is JobStatus.FAILED and report.reason.startswith("lost: "), report
             lost.append(job_id)
-        if job_id in told:
-            assert told[job_id] in (str(word.end), type(word.end).__name__)
-    assert committed <= {job_id for job_id, word in said.items() if isinstance(word.end, int)}
+        if job_id in received:
+            assert received[job_id] in (str(report.end), type(report.end).__name__)
+    assert committed <= {job_id for job_id, report in reports.items() if is_value(report)}
     if died == "client":
-        assert not {*lost} & {*client.submitted()}, "what was accepted goes on without it"
-        assert all("never started" in said[job_id].reason for job_id in lost)
+        assert not {*lost} & {*client.submitted()}, "accepted jobs continue without their client"
+        assert all("never started" in reports[job_id].reason for job_id in lost)
     assert died != "job" or len(lost) <= 1
+
+
+def is_value(report: Report) -> bool:
+    return isinstance(report.end, int)
 
 
 STEPS = Path(__file__).with_name("steps.py")
@@ -101,33 +105,34 @@ OTHERS = [
 async def test_a_client_killed_at_every_step(
     scene: Scene, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "64")  # jobs of the dead may go on
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "64")  # jobs of killed clients may keep their slots
     with scene.client(STEPS, mode, scene.marks) as client:
         client.hear("over")
     died = [line for line in client.lines if line.startswith("died")]
-    assert len(died) >= 5, "its steps"
-    if mode == "cancel":  # those that came to asking for it need no help
+    assert len(died) >= 5, "a submission takes at least five steps"
+    if mode == "cancel":  # batches with a request were already cancelled by their submitter
         await cancel(scene, [group for group in scene.submissions() if not scene.requests(group)])
     committed = scene.committed()
-    said = await truth(scene)
-    for job_id, word in said.items():
+    reports = await report_on_all(scene)
+    for job_id, report in reports.items():
         cleaned = mode == "remove" and job_id.startswith("grp-")
-        match word.end:
+        match report.end:
             case int():
-                assert word.status is JobStatus.SUCCEEDED
+                assert report.status is JobStatus.SUCCEEDED
             case errors.SubmitterLost():
-                assert word.status is JobStatus.PENDING and "does not submit it" in word.reason
+                assert report.status is JobStatus.PENDING and "does not submit it" in report.reason
             case errors.JobLost():
-                assert mode in ("submit", "clean"), word
-                assert word.status is JobStatus.FAILED and "never started" in word.reason
+                assert mode in ("submit", "clean"), report
+                assert report.status is JobStatus.FAILED and "never started" in report.reason
             case errors.JobCancelled():
-                assert mode == "cancel" or cleaned, word
-                assert word.status is JobStatus.NOT_FOUND and word.reason.startswith("cancelled")
+                assert mode == "cancel" or cleaned, report
+                assert report.status is JobStatus.NOT_FOUND
+                assert report.reason.startswith("cancelled")
             case _:
-                raise AssertionError(repr(word))
-    assert committed <= {job_id for job_id, word in said.items() if isinstance(word.end, int)}
+                raise AssertionError(repr(report))
+    assert committed <= {job_id for job_id, report in reports.items() if is_value(report)}
     assert scene.started_twice() == []
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
 async def cancel(scene: Scene, groups: list[str]) -> None:
@@ -137,10 +142,12 @@ async def cancel(scene: Scene, groups: list[str]) -> None:
             try:
                 await (await client.attach_batch(group)).cancel()
             except errors.NotFound:
-                continue  # it had not come that far
+                continue  # its submitter died before it wrote the manifest
 
 
-async def test_a_batch_whose_submitter_is_killed_is_told_as_what_it_is(scene: Scene) -> None:
+async def test_a_batch_whose_submitter_is_killed_reports_it_and_can_be_cancelled(
+    scene: Scene,
+) -> None:
     with scene.client(VICTIM, "gated", scene.marks, 6, 0) as submitter:
         group = submitter.hear("submitted").split()[1]
         async with aio.Client() as client, asyncio.timeout(DEADLINE_S):
@@ -154,10 +161,10 @@ async def test_a_batch_whose_submitter_is_killed_is_told_as_what_it_is(scene: Sc
             with pytest.raises(errors.SubmitterLost, match=f"process {submitter.process.pid}"):
                 await collecting
             (scene.marks / "go").touch()
-            assert [await waiting[1], await waiting[2]] == [1, 4], "what ran goes on"
-            for waits in (batch.wait, batch.results):
+            assert [await waiting[1], await waiting[2]] == [1, 4], "running items continue"
+            for wait in (batch.wait, batch.results):
                 with pytest.raises(errors.SubmitterLost):
-                    await waits()
+                    await wait()
             for index in (3, 4, 5):
                 with pytest.raises(errors.SubmitterLost, match="3 of its items"):
                     await waiting[index]
@@ -170,34 +177,33 @@ async def test_a_batch_whose_submitter_is_killed_is_told_as_what_it_is(scene: Sc
             values = await batch.results(return_exceptions=True)
             assert values[:3] == [0, 1, 4]
             assert {type(value) for value in values[3:]} == {errors.JobCancelled}
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
-@pytest.mark.parametrize("who", ["job", "parent", "supervisor"])
-async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, who: str) -> None:
+@pytest.mark.parametrize("victim", ["job", "parent", "supervisor"])
+async def test_an_observer_hears_of_a_death_in_a_batch(scene: Scene, victim: str) -> None:
     with scene.client(VICTIM, "gated", scene.marks, 2, 0) as submitter:
         group = submitter.hear("submitted").split()[1]
         await soon(lambda: len(scene.started()) == 2)
         async with aio.Client() as client, asyncio.timeout(DEADLINE_S):
             batch = await client.attach_batch(group)
             waiting = [asyncio.create_task(job.result(cleanup=False)) for job in batch.jobs if job]
-            kill_one_of(scene, submitter, who, random.Random(1))
+            kill_one_of(scene, submitter, victim, random.Random(1))
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             error = done.pop().exception()
             assert isinstance(error, errors.JobLost), repr(error)
-            words = {"job": "SIGKILL", "parent": "parent process", "supervisor": "supervisor"}
-            assert words[who] in str(error)
+            cause = {"job": "SIGKILL", "parent": "parent process", "supervisor": "supervisor"}
+            assert cause[victim] in str(error)
             (scene.marks / "go").touch()
             ends = await asyncio.gather(*waiting, return_exceptions=True)
-            assert len([one for one in ends if isinstance(one, errors.JobLost)]) == (
-                1 if who == "job" else 2
-            )
+            lost = [end for end in ends if isinstance(end, errors.JobLost)]
+            assert len(lost) == (1 if victim == "job" else 2)
         submitter.hear("over")
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
 async def test_a_request_under_way_when_its_client_is_killed(scene: Scene) -> None:
-    """The supervisor was too slow to answer it; it counts all the same, or never happened."""
+    """If the supervisor answers too late, the request either takes full effect or none."""
     async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
         assert await client.run(abs, -1) == 1
         supervisor = scene.supervisor()
@@ -211,6 +217,6 @@ async def test_a_request_under_way_when_its_client_is_killed(scene: Scene) -> No
         finally:
             supervisor.resume()
         [job_id] = scene.submissions()
-        word = await word_of(await client.attach(job_id))
-        assert word.end == 0 or "never started" in word.reason
-    scene.nobody_else()
+        report = await report_on(await client.attach(job_id))
+        assert report.end == 0 or "never started" in report.reason
+    scene.assert_only_supervisor_left()

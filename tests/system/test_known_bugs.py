@@ -1,4 +1,4 @@
-"""Mistakes that a library of this kind easily makes; tests/platforms shows others to be absent."""
+"""Bugs that libraries of this kind often have; tests/platforms covers more of them."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ async def client() -> AsyncIterator[aio.Client]:
         yield client
 
 
-class Moody(DirectoryStore):
-    """A store with moods."""
+class Faulty(DirectoryStore):
+    """A store that hangs or has a taken name when a test asks for it."""
 
     hangs = False
+    """Whether downloads hang."""
     taken = ""
+    """Another client creates objects whose names end like this first."""
 
     async def fetch(self, name: str, path: Path) -> None:
         if self.hangs:
             await asyncio.Event().wait()
         await super().fetch(name, path)
 
-    async def create(self, name: str, body: Any, *args: Any, **how: Any) -> bool:
+    async def create(self, name: str, body: Any, *args: Any, **options: Any) -> bool:
         if self.taken and name.endswith(self.taken):
             await super().create(name, b"somebody else's")
-        return await super().create(name, body, *args, **how)
+        return await super().create(name, body, *args, **options)
 
 
 @pytest.fixture
-async def moody(home: Path) -> AsyncIterator[tuple[aio.Client, Moody]]:
-    """A client, and its store."""
-    store = Moody(home / "store")
+async def faulty(home: Path) -> AsyncIterator[tuple[aio.Client, Faulty]]:
+    """Yield a client and its faulty store."""
+    store = Faulty(home / "store")
     platform = Platform(
         store=store, images=CurrentInterpreter(), cluster=LocalCluster(home), id_marker="local-"
     )
@@ -66,8 +68,8 @@ async def moody(home: Path) -> AsyncIterator[tuple[aio.Client, Moody]]:
 # --- many jobs ------------------------------------------------------------------------------------
 
 
-async def test_a_timeout_bounds_collecting_too(moody) -> None:
-    client, store = moody
+async def test_a_timeout_bounds_collecting_too(faulty) -> None:
+    client, store = faulty
     batch = await client.run_async_map(os.urandom, [300_000])
     await batch.wait()
     store.hangs = True
@@ -92,7 +94,7 @@ async def test_looking_at_items_that_wait_starts_and_ends_nothing(client, tmp_pa
     batch = await client.run_async_map(wait, range(4), max_concurrent=1)
     for _ in range(2):
         counts = await batch.status_counts()
-        assert sum(counts.values()) <= 1, "only what was submitted is counted"
+        assert sum(counts.values()) <= 1, "only submitted items are counted"
         assert len([job for job in batch.jobs if job is not None]) <= 1
     late = await client.attach(f"{batch.group_id}-3")
     assert await late.status() is JobStatus.PENDING
@@ -108,7 +110,7 @@ async def test_attaching_in_the_same_client_sees_a_lazy_batch_to_its_end(client)
 
     batch = await client.run_async_map(abs, inputs(), max_concurrent=1)
     async with await client.attach_batch(batch.group_id) as same:
-        pass  # leaving it ends nothing: it was only attached to
+        pass  # leaving an attached batch doesn't end it
     assert await same.results(cleanup=False) == [3, 2, 1]
     assert await batch.results() == [3, 2, 1]
 
@@ -136,8 +138,8 @@ async def test_homes_and_stores_do_not_mix(
             assert end_processes(Path(another)) == []
 
 
-async def test_a_job_that_exists_already_is_left_alone(moody, home: Path) -> None:
-    client, store = moody
+async def test_a_job_that_exists_already_is_left_alone(faulty, home: Path) -> None:
+    client, store = faulty
     store.taken = "handle.json"
     with pytest.raises(errors.Conflict, match="exists already"):
         await client.submit(abs, -1)
@@ -153,10 +155,10 @@ async def test_only_the_jobs_own_prefix_is_deleted(client, home: Path) -> None:
     for name in neighbours:
         objects.create(name, b"theirs")
     await job.cleanup()
-    assert [one.name for one in objects.list("jobs/")] == sorted(neighbours)
+    assert [found.name for found in objects.list("jobs/")] == sorted(neighbours)
 
 
-async def test_a_link_that_waits_where_a_result_arrives_is_not_followed(
+async def test_a_link_at_the_destination_of_a_download_is_not_followed(
     home: Path, tmp_path: Path
 ) -> None:
     store = DirectoryStore(home / "store")
@@ -171,12 +173,12 @@ async def test_a_link_that_waits_where_a_result_arrives_is_not_followed(
     assert victim.read_text() == "old"
 
 
-async def test_a_large_result_arrives_in_a_place_of_its_own(
+async def test_a_large_result_leaves_no_temporary_file(
     client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "temporary"
-    place.mkdir()
+    folder = tmp_path / "temporary"
+    folder.mkdir()
     job = await client.submit(os.urandom, 1_000_000)
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     assert len(await job) == 1_000_000
-    assert [*place.iterdir()] == []
+    assert [*folder.iterdir()] == []

@@ -1,4 +1,4 @@
-"""The event loop goes on, however much is packed, sent, or read back."""
+"""Packing, sending, and reading back large values don't block the event loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PICKLED_S = 0.1
 The C pickler's table of objects grows in one step, without releasing the GIL.
 """
 CODED = 2
-"""Limit for one stall while a thread codes a string in UTF-8, as a multiple of the bare coding.
+"""Limit for one stall while a thread encodes or decodes a string, as a multiple of that time.
 
-Python codes a whole string without releasing the GIL.
+Python encodes and decodes a whole string without releasing the GIL.
 """
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[aio.Client]:
-    """A client whose supervisor and warm parent are there, and its modules loaded."""
+    """Yield a client whose supervisor and warm parent run, and whose modules are loaded."""
     async with aio.Client(backend="local") as client:
         assert await client.run(abs, -1) == 1
         yield client
@@ -45,7 +45,10 @@ def array() -> Any:
 
 
 async def undisturbed(loop_guard: Any, value: object, work: Callable[[], Awaitable[Any]]) -> Any:
-    """What *work* returns once it has not held the loop; others may disturb two of three runs."""
+    """Return what *work* returns in a run that doesn't hold the loop.
+
+    Other processes may disturb two of three runs.
+    """
     limit_s = max(PICKLED_S, CODED * coding_s(value) if isinstance(value, str) else 0.0)
     for _ in range(2):
         with contextlib.suppress(pytest.fail.Exception):
@@ -56,11 +59,11 @@ async def undisturbed(loop_guard: Any, value: object, work: Callable[[], Awaitab
 
 
 def coding_s(text: str) -> float:
-    """How many seconds the slower of the two codings of *text* takes."""
+    """Return how many seconds encoding or decoding *text* takes, whichever is slower."""
     start = time.perf_counter()
-    coded = text.encode()
+    encoded = text.encode()
     middle = time.perf_counter()
-    coded.decode()
+    encoded.decode()
     return max(middle - start, time.perf_counter() - middle)
 
 
@@ -81,13 +84,13 @@ EVERYDAY = ("an array of 50 MB", "100 MB of bytes", "a dict of 200,000 words")
 
 
 @pytest.mark.parametrize(
-    "what",
-    [pytest.param(what, marks=() if what in EVERYDAY else pytest.mark.full) for what in LARGE],
+    "kind",
+    [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.full) for kind in LARGE],
 )
 async def test_while_large_arguments_are_submitted(
-    client: aio.Client, loop_guard: Any, what: str
+    client: aio.Client, loop_guard: Any, kind: str
 ) -> None:
-    value = LARGE[what]()
+    value = LARGE[kind]()
 
     async def submit() -> int:
         return await (await client.submit(len, value))
@@ -106,19 +109,19 @@ RESULTS = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("what", RESULTS)
+@pytest.mark.parametrize("kind", RESULTS)
 async def test_while_a_large_result_is_collected(
-    client: aio.Client, loop_guard: Any, what: str
+    client: aio.Client, loop_guard: Any, kind: str
 ) -> None:
-    value = eval(RESULTS[what])
+    value = eval(RESULTS[kind])
 
     async def collect() -> int:
-        return len(await (await client.submit(eval, RESULTS[what])))
+        return len(await (await client.submit(eval, RESULTS[kind])))
 
     assert await undisturbed(loop_guard, value, collect) == len(value)
 
 
-async def test_while_a_project_is_packed_first_and_again(
+async def test_while_a_project_is_packed_and_packed_again(
     client: aio.Client, loop_guard: Any, project: Path
 ) -> None:
     chance = random.Random(0)
@@ -151,7 +154,7 @@ async def test_while_a_batch_of_large_inputs_is_submitted(
         assert await batch.results() == [MB] * 50
 
 
-async def test_while_another_client_looks_around(client: aio.Client, loop_guard: Any) -> None:
+async def test_while_another_client_lists_and_attaches(client: aio.Client, loop_guard: Any) -> None:
     batch = await client.run_async_map(abs, range(-100, 0))
     await batch.results(cleanup=False)
     jobs = [await client.submit(abs, -n) for n in range(20)]

@@ -1,4 +1,4 @@
-"""Too little of something: disk, rights, memory; and too much: clients, jobs."""
+"""Too little disk space, rights, slots, or memory; too count clients or jobs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kinetic.job_status import JobStatus
 from tests.conftest import end_processes, processes_of
 from tests.engine.privileges import without_privileges
 
-from .conftest import DEADLINE_S, ROOT, Client, Scene, soon, word_of
+from .conftest import DEADLINE_S, ROOT, Client, Scene, report_on, soon
 
 VICTIM = Path(__file__).with_name("victim.py")
 NOBODY = 65534
 MANY_S = 200.0
-"""Seconds after which a thousand of something hang."""
+"""Seconds to wait for a thousand jobs before calling them hung."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,29 +47,29 @@ class Disk:
         self.ballast = path / "ballast"
 
     def fill(self) -> None:
-        """Take all that is free."""
+        """Use up the free space."""
         with contextlib.suppress(OSError), self.ballast.open("ab", buffering=0) as file:
             while True:
                 file.write(b"x" * 4096)
 
     def free(self) -> None:
-        """Give it back."""
+        """Release the space that `fill` took."""
         self.ballast.unlink()
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """Two megabytes; builtins that are submitted from now on are part of no project."""
+    """Mount a disk of two megabytes, and leave the project, so that builtins need no packing."""
     monkeypatch.chdir("/")
     path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(path)]
     try:
-        made = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+        mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
     except FileNotFoundError:
-        made = False
-    if not made:
+        mounted = False
+    if not mounted:
         path.rmdir()
-        pytest.skip("a small disk can only be mounted by root")
+        pytest.skip("only root can mount a small disk")
     try:
         yield Disk(path)
         assert end_processes(path) == []
@@ -85,14 +85,14 @@ def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def contents(path: Path) -> str:
-    """Read what a process has written to *path* so far."""
+    """Return the text of *path*, or an empty string before it exists."""
     return path.read_text() if path.exists() else ""
 
 
 def left_in(store: Path) -> list[str]:
     """List the objects of a store, without content that submissions share."""
-    found = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
-    names = [str(path.relative_to(store)) for path in found]
+    paths = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
+    names = [str(path.relative_to(store)) for path in paths]
     return [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
 
 
@@ -110,7 +110,7 @@ async def test_arguments_that_do_not_fit_into_the_store(disk: Disk) -> None:
 
 @pytest.fixture
 def store_elsewhere(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home is on the small disk, and the store is not."""
+    """Put the home on the small disk, and the store on another one."""
     monkeypatch.setenv("KINETIC_HOME", str(disk.path))
     monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
     return tmp_path / "store"
@@ -135,14 +135,14 @@ async def test_a_supervisor_without_space_refuses_and_goes_on(
         disk.fill()
         left: list[str] = []
         with pytest.raises(errors.LaunchError, match="No space left") as caught:
-            for number in range(50):  # the last page of its journal may have room for some lines
-                word = await word_of(await client.submit(abs, -number))
-                if word.end != number:
-                    assert "No space left" in word.reason
-                    assert str(disk.path) in word.reason
+            for number in range(50):  # the last page of the journal may hold a few more lines
+                report = await report_on(await client.submit(abs, -number))
+                if report.end != number:
+                    assert "No space left" in report.reason
+                    assert str(disk.path) in report.reason
                 left = left_in(store_elsewhere)
         assert str(disk.path) in str(caught.value)
-        assert left_in(store_elsewhere) == left, "nothing of the refused one"
+        assert left_in(store_elsewhere) == left, "the refused job left objects"
         disk.free()
         assert await client.run(abs, -3) == 3
 
@@ -153,7 +153,7 @@ async def test_a_project_that_does_not_fit_into_the_home(
 ) -> None:
     (tmp_path / ".kineticignore").write_text("store")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "zeros").write_bytes(bytes(4_000_000))  # they pack well
+    (tmp_path / "zeros").write_bytes(bytes(4_000_000))  # small when packed, too large unpacked
     async with aio.Client(backend="local") as client:
         job = await client.submit(abs, -1)
         with pytest.raises(errors.JobFailed, match=f"{disk.path}/cache is full: free some space"):
@@ -174,14 +174,17 @@ async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
 
 @pytest.fixture
 def ending(disk: Disk, scene: Scene) -> Callable[[aio.Client], Awaitable[aio.JobHandle]]:
-    """Submits a job that ends when the disk has just become full, and waits for it to try."""
+    """Return a function that submits a job, fills the disk, and lets the job end.
+
+    It returns the job after the first failed attempt to write the outcome.
+    """
     marks = scene.marks
 
     def wait_for_go() -> str:
         (marks / "started").write_text(str(os.getpid()))
         while not (marks / "go").exists():
             time.sleep(0.005)
-        return "told at last"
+        return "written at last"
 
     async def submit(client: aio.Client) -> aio.JobHandle:
         job = await client.submit(wait_for_go)
@@ -193,24 +196,24 @@ def ending(disk: Disk, scene: Scene) -> Callable[[aio.Client], Awaitable[aio.Job
                 if "can't be written" in line:
                     assert "No space left" in line and str(disk.path) in line
                     return job
-        raise AssertionError("it did not say that it cannot tell its outcome")
+        raise AssertionError("the job didn't log that it can't write its outcome")
 
     return submit
 
 
 @pytest.mark.usefixtures("this_folder")
-async def test_what_ends_on_a_full_disk_is_written_when_there_is_space_again(
+async def test_an_outcome_on_a_full_disk_is_written_once_there_is_space(
     disk: Disk, ending: Callable[[aio.Client], Awaitable[aio.JobHandle]]
 ) -> None:
     async with aio.Client(backend="local", store=str(disk.path / "store")) as client:
         job = await ending(client)
         disk.free()
         async with asyncio.timeout(DEADLINE_S):
-            assert await job == "told at last"
+            assert await job == "written at last"
 
 
 @pytest.mark.usefixtures("this_folder")
-async def test_a_job_that_cannot_say_how_it_ended_is_told_with_the_place_and_why(
+async def test_a_job_that_cannot_write_its_outcome_is_lost_with_the_store_and_the_reason(
     disk: Disk,
     scene: Scene,
     ending: Callable[[aio.Client], Awaitable[aio.JobHandle]],
@@ -221,7 +224,7 @@ async def test_a_job_that_cannot_say_how_it_ended_is_told_with_the_place_and_why
         job = await ending(client)
         async with asyncio.timeout(DEADLINE_S):
             waiting = asyncio.ensure_future(job.result())
-            os.kill(int((scene.marks / "started").read_text()), signal.SIGTERM)  # it gives up
+            os.kill(int((scene.marks / "started").read_text()), signal.SIGTERM)  # stop retrying
             await soon(lambda: f"the store {store} failed" in caplog.text)
             assert "No space left" in caplog.text
             assert not waiting.done()
@@ -257,7 +260,7 @@ async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_n
 # --- no slot is free ---------------------------------------------------------------------------
 
 
-async def test_what_waits_for_a_slot_says_so_in_its_reason_the_log_and_the_progress(
+async def test_waiting_for_a_slot_is_shown_in_the_reason_the_log_and_the_progress(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
@@ -271,16 +274,17 @@ async def test_what_waits_for_a_slot_says_so_in_its_reason_the_log_and_the_progr
     async with aio.Client(backend="local") as client:
         busy = await client.submit(wait_for_go)
         await soon((marks / "started").exists)
-        words = f"waiting for a slot: 1 of 1 busy with {busy.job_id}"
+        message = f"waiting for a slot: 1 of 1 busy with {busy.job_id}"
         job = await client.submit(abs, -1)
         batch = await client.run_async_map(abs, [-2])
         async with asyncio.timeout(DEADLINE_S):
             async for progress in batch.progress():
-                if progress.step.startswith(words):
+                if progress.step.startswith(message):
                     break
-            while not (await job.reason()).startswith(words):
+            while not (await job.reason()).startswith(message):
                 await asyncio.sleep(0.05)
-        assert sum(words in one for one in caplog.messages) == 2, "once for each"
+        logged = [record for record in caplog.messages if message in record]
+        assert len(logged) == 2, "once for the job, once for the batch"
         (marks / "go").touch()
         assert await job == 1
         assert await batch.results() == [2]
@@ -304,18 +308,18 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may do anything")
-@pytest.mark.parametrize("what", ["home", "local", "store", "somebody else's home"])
-def test_a_place_that_cannot_be_written_to_is_named(what: str) -> None:
+@pytest.mark.parametrize("kind", ["home", "local", "store", "somebody else's home"])
+def test_a_folder_that_cannot_be_written_to_is_named(kind: str) -> None:
     with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as folder:
         home = Path(folder, "home")
-        place = {"local": home / "local", "store": home / "store"}.get(what, home)
-        place.mkdir(parents=True)
-        if what == "somebody else's home":
+        closed = {"local": home / "local", "store": home / "store"}.get(kind, home)
+        closed.mkdir(parents=True)
+        if kind == "somebody else's home":
             if os.geteuid() != 0:
                 pytest.skip("only root can make files of another user")
             os.chown(home, NOBODY, NOBODY)
         else:
-            place.chmod(0o555)
+            closed.chmod(0o555)
         run = subprocess.run(
             [sys.executable, "-W", "error", "-c", ASK],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "KINETIC_HOME": str(home)},
@@ -326,17 +330,17 @@ def test_a_place_that_cannot_be_written_to_is_named(what: str) -> None:
             timeout=DEADLINE_S,
         )
         assert run.returncode == 0, run.stderr
-        kind, _, words = run.stdout.partition(" ")
-        assert kind in ("AuthError", "Unavailable", "ConfigurationError"), run.stdout
-        why = "belongs to another user" if "else" in what else "ermission denied"
-        assert str(place) in words and why in words and "KINETIC_HOME" in words
+        error, _, message = run.stdout.partition(" ")
+        assert error in ("AuthError", "Unavailable", "ConfigurationError"), run.stdout
+        cause = "belongs to another user" if "else" in kind else "ermission denied"
+        assert str(closed) in message and cause in message and "KINETIC_HOME" in message
         assert end_processes(home) == []
-        place.chmod(0o755)
+        closed.chmod(0o755)
         assert left_in(home / "store") == []
         assert not [path for path in (home / "local").rglob("*") if path.is_file()]
 
 
-# --- much at once -------------------------------------------------------------------------------
+# --- count at once -------------------------------------------------------------------------------
 
 
 async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
@@ -349,10 +353,8 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
         for client in clients:
             client.hear("over")
             assert sorted(client.ended().values()) == sorted(str(n * n) for n in range(50))
-        supervisors = [
-            one for one in processes_of(scene.home) if "kinetic._supervisor" in one.cmdline()
-        ]
-        assert len(supervisors) == 1
+        commands = [process.cmdline() for process in processes_of(scene.home)]
+        assert sum("kinetic._supervisor" in command for command in commands) == 1
     async with aio.Client(backend="local") as client:
         jobs = await client.list_jobs()
         assert len({job.job_id for job in jobs}) == 100
@@ -362,7 +364,7 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
         assert sorted(values) == sorted([n * n for n in range(50)] * 2)
         assert await client.list_jobs() == []
     assert scene.started_twice() == []
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
 @pytest.mark.timeout(2 * MANY_S)
@@ -370,32 +372,32 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
-    many = 1000
+    count = 1000
     with scene.client(VICTIM, "gated", scene.marks, 1, 0) as first:
         first.hear("submitted")
         await soon(lambda: len(scene.started()) == 1)  # the only slot is taken
         async with aio.Client(backend="local") as client, asyncio.timeout(MANY_S):
-            batch = await client.run_async_map(abs, range(-many, 0), max_concurrent=None)
+            batch = await client.run_async_map(abs, range(-count, 0), max_concurrent=None)
             await batch.submitted()
-            assert await batch.status_counts() == {"PENDING": many}
-            assert len([job for job in batch.jobs if job is not None]) == many
+            assert await batch.status_counts() == {"PENDING": count}
+            assert len([job for job in batch.jobs if job is not None]) == count
             async with aio.Client() as other:
                 listed = await other.list_jobs()
-                assert len(listed) == many + 1
-                statuses = [await listed[place].status() for place in (0, -1)]
+                assert len(listed) == count + 1
+                statuses = [await job.status() for job in (listed[0], listed[-1])]
                 assert {*statuses} <= {JobStatus.PENDING, JobStatus.RUNNING}
             assert (supervisor := scene.supervisor()) is not None
             assert supervisor.memory_info().rss < 80 << 20
             await batch.cancel()
-            assert await batch.status_counts() == {"NOT_FOUND": many}
+            assert await batch.status_counts() == {"NOT_FOUND": count}
             assert len(await client.list_jobs()) == 1
             results = await batch.results(return_exceptions=True)
-            assert {type(one) for one in results} == {errors.JobCancelled}
+            assert {type(result) for result in results} == {errors.JobCancelled}
             (scene.marks / "go").touch()
             assert await client.run(abs, -1) == 1
             await batch.cleanup()
             assert not [*(scene.home / "store" / "batches" / batch.group_id).rglob("*")]
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -408,7 +410,7 @@ def at_once() -> Any:
 
 
 def piece_by_piece() -> Any:
-    """Take the last byte, in the smallest pieces, and keep them while the error is reported."""
+    """Take all memory in ever smaller pieces, and keep them while the error is reported."""
     kept: list[Any] = []
     for size in (1 << 20, 1 << 16, 4096, 64):
         with contextlib.suppress(MemoryError):
@@ -417,22 +419,22 @@ def piece_by_piece() -> Any:
     return [kept, bytes(1 << 20)]
 
 
-def but_for_a_little() -> Any:
-    """Nothing is left of any size that Python keeps memory for, but what it takes to raise."""
+def nearly_all() -> Any:
+    """Exhaust every size class of Python's allocator, but keep enough memory to raise."""
     kept: list[Any] = [None] * 500_000
-    sizes, place, little = (1 << 20, 1 << 16, 4096, 1024, *range(512, 0, -16)), 0, bytes(8192)
-    for size in sizes:
+    reserve, index = bytes(8192), 0
+    for size in (1 << 20, 1 << 16, 4096, 1024, *range(512, 0, -16)):
         try:
             while True:
-                kept[place] = bytes(size - 1)
-                place += 1
+                kept[index] = bytes(size - 1)
+                index += 1
         except MemoryError:
             pass
-    del little
+    del reserve
     return [kept, bytes(1 << 20)]
 
 
-def in_its_pickle() -> Any:
+def in_pickling() -> Any:
     class Swelling:
         def __reduce__(self) -> Any:
             return (bytes, (bytearray(1 << 30),))
@@ -441,7 +443,7 @@ def in_its_pickle() -> Any:
 
 
 def for_the_result() -> Any:
-    """All the memory is the result's; none is left to tell it with."""
+    """Return a result that holds all the memory, so that none is left to report it."""
     kept: list[Any] = []
     for size in (1 << 20, 1 << 16, 4096):
         with contextlib.suppress(MemoryError):
@@ -452,7 +454,7 @@ def for_the_result() -> Any:
 
 async def test_a_job_that_takes_all_its_memory_says_so() -> None:
     async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
-        for function in (at_once, piece_by_piece, but_for_a_little, in_its_pickle, for_the_result):
+        for function in (at_once, piece_by_piece, nearly_all, in_pickling, for_the_result):
             job = await client.submit(kinetic.run(backend="local", memory=MEMORY)(function))
             with pytest.raises((MemoryError, errors.JobFailed)) as caught:
                 await job
@@ -461,7 +463,7 @@ async def test_a_job_that_takes_all_its_memory_says_so() -> None:
             assert await job.status() is JobStatus.FAILED
 
 
-async def test_a_result_of_most_of_its_memory_arrives() -> None:
+async def test_a_result_that_takes_most_of_the_memory_arrives() -> None:
     def large() -> Any:
         return [bytes(50 << 20) for _ in range(3)]
 

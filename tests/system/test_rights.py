@@ -1,4 +1,4 @@
-"""Only the user can read what kinetic keeps; kinetic rejects what others could have written."""
+"""Only the user can access kinetic's files; files that others could have written are rejected."""
 
 from __future__ import annotations
 
@@ -33,26 +33,24 @@ if __name__ == "__main__":
 def open_to_others(top: Path) -> list[str]:
     """List what other users may read, write, or search in *top*.
 
-    The files of a workspace have the modes that the project gives them; the folder around it is
+    Skip the contents of workspaces: their modes are the project's, and the folder around them is
     closed.
     """
-    kept = [one for one in (top, *top.rglob("*")) if "workspace" not in one.parts]
-    return [str(one) for one in kept if one.lstat().st_mode & OTHERS]
+    paths = [path for path in (top, *top.rglob("*")) if "workspace" not in path.parts]
+    return [str(path) for path in paths if path.lstat().st_mode & OTHERS]
 
 
-def test_whatever_the_umask_nobody_else_may_look_into_what_is_kept(
-    home: Path, tmp_path: Path
-) -> None:
+def test_other_users_cannot_access_the_home_whatever_the_umask(home: Path, tmp_path: Path) -> None:
     fresh = home / "not" / "there" / "yet"
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environ = {**os.environ, "KINETIC_HOME": str(fresh), "KINETIC_PACKAGE_ROOT": str(tmp_path)}
     programs.python(script, env=environ)
-    for one in (fresh.parent.parent, fresh.parent, fresh):
-        assert not one.stat().st_mode & OTHERS
-    for kept in ("key", "store", "local"):
-        folders = [one for one in open_to_others(fresh / kept) if not one.endswith("/socket")]
-        assert not folders
+    for folder in (fresh.parent.parent, fresh.parent, fresh):
+        assert not folder.stat().st_mode & OTHERS
+    for name in ("key", "store", "local"):
+        exposed = open_to_others(fresh / name)
+        assert not [path for path in exposed if not path.endswith("/socket")]
 
 
 def give_away(path: Path) -> None:
@@ -60,7 +58,7 @@ def give_away(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "words"),
+    ("name", "spoil", "message"),
     [
         (".", lambda path: path.chmod(0o770), r"chmod go-w .*home`"),
         ("store", lambda path: path.chmod(0o707), r"chmod go-w .*home/store`"),
@@ -71,25 +69,25 @@ def give_away(path: Path) -> None:
     ],
     ids=["a home", "a store", "a socket's folder", "a key", "another's home", "another's key"],
 )
-async def test_what_others_may_change_is_refused_and_left_as_it_is(
+async def test_files_that_others_may_change_are_refused_and_left_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     spoil: Callable[[Path], None],
-    words: str,
+    message: str,
 ) -> None:
     if spoil is give_away and os.geteuid() != 0:
         pytest.skip("only root can give files away")
-    place = tmp_path / "home"
-    (place / "store").mkdir(parents=True)
-    (place / "local" / "v1").mkdir(parents=True)
-    (place / "key").write_bytes(bytes(32))
-    for one in (place, place / "store", place / "local" / "v1", place / "key"):
-        one.chmod(0o700 if one.is_dir() else 0o600)
-    spoil(place / name)
-    before = sorted(place.rglob("*"))
-    monkeypatch.setenv("KINETIC_HOME", str(place))
+    home = tmp_path / "home"
+    (home / "store").mkdir(parents=True)
+    (home / "local" / "v1").mkdir(parents=True)
+    (home / "key").write_bytes(bytes(32))
+    for path in (home, home / "store", home / "local" / "v1", home / "key"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    spoil(home / name)
+    before = sorted(home.rglob("*"))
+    monkeypatch.setenv("KINETIC_HOME", str(home))
     async with aio.Client(backend="local") as client:
-        with pytest.raises(errors.AuthError, match=words):
+        with pytest.raises(errors.AuthError, match=message):
             await client.submit(len, b"")
-    assert sorted(place.rglob("*")) == before
+    assert sorted(home.rglob("*")) == before

@@ -18,7 +18,7 @@ SWEEPER = Path(__file__).with_name("sweeper.py")
 COUNT = 12
 VALUES = [number * number for number in range(COUNT)]
 EVERYDAY, MORE, KILLS = 5, 125, 4
-"""How many kills each run has: 20 in the everyday tier, 500 to soak."""
+"""Kills per run: 20 with the full tier, 500 with the slow one."""
 
 ATTEMPT = re.compile(r"(\d+)\.(\d+)\.(claim|outcome)$")
 
@@ -36,23 +36,23 @@ async def test_a_batch_outlives_its_submitter(scene: Scene, seed: int) -> None:
         mode = chance.choice(["listed", "lazy"])
         before = {*scene.submissions()}
         with scene.client(SWEEPER, mode, scene.marks, COUNT) as submitter:
-            # mostly while it runs, but also before there is a batch, or while it begins
+            # mostly while the batch runs, sometimes before it exists or while it starts
             submitter.hear("ready" if chance.random() < 0.25 else "submitted")
             time.sleep(chance.uniform(0, 0.8))
             submitter.kill()
         for group in {*scene.submissions()} - before:
             await take_over(scene, group)
     assert scene.started_twice() == []
-    scene.nobody_else()
+    scene.assert_only_supervisor_left()
 
 
 async def take_over(scene: Scene, group: str) -> None:
-    """Go on with the batch and check what it says, what lies in the store and what has run."""
+    """Resume the batch; check its results, the outcomes in the store, and which attempts ran."""
     async with aio.Client(backend="local") as client, asyncio.timeout(2 * DEADLINE_S):
         try:
             batch = await client.attach_batch(group)
         except errors.NotFound:
-            return  # its submitter had not come to the manifest: there is no batch
+            return  # the submitter died before it wrote the manifest
         already = committed(scene, group)
         await batch.resume()
         try:
@@ -64,14 +64,14 @@ async def take_over(scene: Scene, group: str) -> None:
     assert values == VALUES
     after = committed(scene, group)
     assert {*after} == {*range(COUNT)}
-    assert already.items() <= after.items(), "what was committed is what counts"
+    assert already.items() <= after.items(), "committed outcomes don't change"
     for index, attempt in after.items():
         ran = [mark for mark in scene.started() if mark.startswith(f"{group}-{index}.")]
-        assert all(int(mark.rpartition(".")[2]) <= attempt for mark in ran), "it ran once more"
+        assert all(int(mark.rpartition(".")[2]) <= attempt for mark in ran), "it ran again"
 
 
 def committed(scene: Scene, group: str) -> dict[int, int]:
-    """Index → the attempt whose outcome is a value; there is one at most."""
+    """Return index → the attempt whose outcome is a value; at most one per item."""
     found: dict[int, int] = {}
     for path in (scene.home / "store" / "batches" / group).glob("attempts/*/*.outcome"):
         if b'\\"kind\\":\\"value\\"' in path.read_bytes():

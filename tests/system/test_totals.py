@@ -1,4 +1,4 @@
-"""Many items, some that raise and some that die without a word: the totals are exact."""
+"""The totals of a large batch are exact, although some items raise and some die silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRIES = 2
 
 
 def troubled(number: int) -> int:
-    """One in twenty raises, one in fifty dies, at every attempt; some more only at the first."""
+    """Raise for one number in 20 and die for one in 50; for a few more, only at attempt 1."""
     first = os.environ["KINETIC_ATTEMPT"] == "1"
     if number % 20 == 0 or (first and number % 33 == 5):
         raise ValueError(number)
@@ -26,15 +26,15 @@ def troubled(number: int) -> int:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "many",
+    "count",
     [100, pytest.param(1000, marks=pytest.mark.full), pytest.param(10_000, marks=pytest.mark.slow)],
 )
-async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, many: int) -> None:
-    raising = {n for n in range(many) if n % 20 == 0}
-    dying = {n for n in range(many) if n % 50 == 7}
+async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, count: int) -> None:
+    raising = {n for n in range(count) if n % 20 == 0}
+    dying = {n for n in range(count) if n % 50 == 7}
     seen: Counter[int] = Counter()
     async with aio.Client(backend="local") as client:
-        batch = await client.run_async_map(troubled, range(many), retries=RETRIES)
+        batch = await client.run_async_map(troubled, range(count), retries=RETRIES)
         async for index, given, outcome in batch.outcomes():
             seen[index] += 1
             assert given == index
@@ -47,9 +47,9 @@ async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, many: int)
                     assert index in dying
                 case _:
                     raise AssertionError(outcome)
-        assert seen == Counter(range(many))
+        assert seen == Counter(range(count))
         assert await batch.status_counts() == {
-            "SUCCEEDED": many - len(raising | dying),
+            "SUCCEEDED": count - len(raising | dying),
             "FAILED": len(raising | dying),
         }
     claims = Counter(
@@ -57,7 +57,7 @@ async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, many: int)
         for path in (scene.home / "store").glob("batches/*/attempts/*/*.claim")
     )
     assert {claims[n] for n in raising | dying} == {1 + RETRIES}
-    once_more = {n for n in range(many) if n % 33 == 5 or n % 97 == 3} - raising - dying
+    once_more = {n for n in range(count) if n % 33 == 5 or n % 97 == 3} - raising - dying
     assert {claims[n] for n in once_more} == {2}
-    assert sum(claims.values()) == many + RETRIES * len(raising | dying) + len(once_more)
-    scene.nobody_else()
+    assert sum(claims.values()) == count + RETRIES * len(raising | dying) + len(once_more)
+    scene.assert_only_supervisor_left()

@@ -1,6 +1,6 @@
 """Test each row of the security guide's table: forge, move, cut, or replace each kind of object.
 
-No such object ends a wait, takes memory, runs code, or harms another item.
+No damaged object may make a client hang, take much memory, run code, or harm another item.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .conftest import soon
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "security.md"
 DEADLINE_S = 60.0
-"""Only what hangs comes to it."""
+"""Seconds to wait before calling a read hung."""
 
 MEMORY_KIB = 400 * 1024
-"""Above what kinetic reads of any object at once, and far below the size of the planted one."""
+"""More than kinetic reads of any object at once, and far less than the oversized object."""
 
 LARGE = "large" * 100_000
 
@@ -41,7 +41,7 @@ ENDED = ["one", LARGE, "three"]
 
 
 class Trap:
-    """An object that makes a file when it is unpickled, as an attacker's would."""
+    """An object that makes a folder when it is unpickled, like an attacker's object."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -59,8 +59,8 @@ def size_of(data: str) -> int:
 
 
 @dataclass
-class Made:
-    """Two ended batches and a job in one home; each test damages a copy of its store."""
+class Original:
+    """A home with two ended batches and two ended jobs; each test damages a copy of its store."""
 
     home: Path
     work: Path
@@ -71,14 +71,14 @@ class Made:
     copies: int = 0
 
     def copy(self, patch: pytest.MonkeyPatch) -> Path:
-        """A store as it was, for whoever asks next."""
+        """Copy the undamaged store, and make new clients use the copy."""
         self.copies += 1
-        place = self.work / f"store-{self.copies}"
+        store = self.work / f"store-{self.copies}"
         # The supervisor may still remove the empty folders for the outputs of ended jobs.
-        shutil.copytree(self.home / "store", place, ignore=shutil.ignore_patterns("outputs"))
+        shutil.copytree(self.home / "store", store, ignore=shutil.ignore_patterns("outputs"))
         patch.setenv("KINETIC_HOME", str(self.home))
-        patch.setenv("KINETIC_STORE", str(place))
-        return place
+        patch.setenv("KINETIC_STORE", str(store))
+        return store
 
     @property
     def trap(self) -> bytes:
@@ -89,31 +89,31 @@ class Made:
         return self.work / "mark"
 
 
-async def _make(home: Path, work: Path) -> Made:
+async def _make(home: Path, work: Path) -> Original:
     async with aio.Client(backend="local") as client:
         batches = [await client.run_async_map(same, ENDED) for _ in range(2)]
         jobs = [await client.submit(same, text) for text in ("job", "other job")]
         for batch in batches:
             assert await batch.results(cleanup=False) == ENDED
         assert [await job.result(cleanup=False) for job in jobs] == ["job", "other job"]
-    ids = [*(one.group_id for one in batches), *(one.job_id for one in jobs)]
-    return Made(home, work, *ids)
+    ids = [*(batch.group_id for batch in batches), *(job.job_id for job in jobs)]
+    return Original(home, work, *ids)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Original]:
     with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
         yield asyncio.run(_make(home, tmp_path_factory.mktemp("trust")))
 
 
-# --- what is done to an object ---
+# --- ways to damage an object ---
 
 
 @dataclass
 class Case:
-    """The object *name* in a copy of the store, and those whose content may be put in its place."""
+    """The object *name* in a copy of the store, and the names of two others to replace it with."""
 
-    made: Made
+    original: Original
     store: Path
     name: str
     sibling: str
@@ -124,7 +124,7 @@ class Case:
         return self.store / self.name
 
     def content(self, name: str = "") -> bytes:
-        """Of the object itself, or of another one."""
+        """Read object *name*, by default the object itself."""
         return (self.store / (name or self.name)).read_bytes()
 
     def put(self, content: bytes) -> None:
@@ -137,8 +137,8 @@ class Case:
         self.path.symlink_to(target)
 
     def forge(self, metadata: Any) -> None:
-        """A trap beside *metadata*, which need not be any."""
-        self.put(_with_header(json.dumps({"m": metadata, "g": 1}).encode(), self.made.trap))
+        """Write a trap with *metadata*, which may have any type."""
+        self.put(_with_header(json.dumps({"m": metadata, "g": 1}).encode(), self.original.trap))
 
 
 MAGIC = b"\x89KNO\r\n\x1a\n"
@@ -149,9 +149,9 @@ def _with_header(header: bytes, body: bytes) -> bytes:
 
 
 def forged_with_another_key(case: Case) -> None:
-    body = case.made.trap
+    body = case.original.trap
     outcome = wire.Outcome(wire.Kind.VALUE, body=hashlib.sha256(body).hexdigest())
-    header = outcome.signed(b"x" * 32, f"batches/{case.made.batch}/", 0, 1)
+    header = outcome.signed(b"x" * 32, f"batches/{case.original.batch}/", 0, 1)
     case.forge({"nonce": "x", "executor": "x", "first": "0", "count": "3", **header})
 
 
@@ -172,7 +172,7 @@ def a_pipe(case: Case) -> None:
 
 
 def a_link_to_a_genuine_one(case: Case) -> None:
-    genuine = case.made.work / f"genuine-{case.made.copies}"
+    genuine = case.original.work / f"genuine-{case.original.copies}"
     shutil.copy(case.path, genuine)
     case.link(genuine)
 
@@ -182,7 +182,7 @@ DAMAGES: dict[str, Callable[[Case], None]] = {
     "forged with a signature in no alphabet": lambda case: case.forge(
         {"header": "\udc80", "mac": "ä" * 64, "executor": "\udc80", "tags": "[]"}
     ),
-    "forged without a signature": lambda case: case.put(case.made.trap),
+    "forged without a signature": lambda case: case.put(case.original.trap),
     "forged with metadata of other types": lambda case: case.forge([{"mac": 1}]),
     "nested too deep": lambda case: case.put(_with_header(b"[" * 100_000, b"[" * 100_000)),
     "with a header longer than the file": lambda case: case.put(MAGIC + b"\xff\xff\xff\xff{}"),
@@ -200,31 +200,32 @@ DAMAGES: dict[str, Callable[[Case], None]] = {
 }
 
 
-# --- what each kind may come to ---
+# --- what a client may read after the damage ---
 
 Attached = list[Any] | errors.WireError
 
 
 async def _read(case: Case) -> Attached:
-    """All that there is to ask of an ended batch, by a process that knows nothing of it."""
-    made = case.made
+    """Read the damaged batch and the other one with a new client; return what it got."""
+    original = case.original
     async with aio.Client(backend="local") as client:
         listed = await client.list_batches()
-        assert {one.group_id for one in listed} <= {made.batch, made.other}
-        assert made.other in {one.group_id for one in listed}, "the other batch is listed"
+        listed_ids = {summary.group_id for summary in listed}
+        assert listed_ids <= {original.batch, original.other}
+        assert original.other in listed_ids, "the other batch is listed"
         await client.list_jobs()
-        other = await client.attach_batch(made.other)
+        other = await client.attach_batch(original.other)
         assert await other.results(cleanup=False) == ENDED
         try:
-            batch = await client.attach_batch(made.batch)
+            batch = await client.attach_batch(original.batch)
         except errors.WireError as exc:
             return exc
-        found = {one.index: one.outcome async for one in batch.outcomes()}
-        assert sorted(found) == [0, 1, 2]
-        return [_told(found[index]) for index in range(3)]
+        outcomes = {ended.index: ended.outcome async for ended in batch.outcomes()}
+        assert sorted(outcomes) == [0, 1, 2]
+        return [_value_or_error(outcomes[index]) for index in range(3)]
 
 
-def _told(outcome: Any) -> Any:
+def _value_or_error(outcome: Any) -> Any:
     try:
         return outcome.unwrap()
     except errors.WireError as exc:
@@ -240,17 +241,17 @@ def untouched(found: Attached) -> bool:
 
 
 def one_fails(index: int) -> Callable[[Attached], bool]:
-    expected = [errors.WireError if at == index else value for at, value in enumerate(ENDED)]
+    expected = [errors.WireError if i == index else value for i, value in enumerate(ENDED)]
     return lambda found: found == expected
 
 
 def either(*allowed: Callable[[Attached], bool]) -> Callable[[Attached], bool]:
-    return lambda found: any(one(found) for one in allowed)
+    return lambda found: any(check(found) for check in allowed)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Where it lies in a batch, what may be moved there, and what reading the batch comes to."""
+    """A kind of object: its name, what a client may read once it's damaged, and a replacement."""
 
     name: str
     allowed: Callable[[Attached], bool]
@@ -274,21 +275,24 @@ READ = {
 }
 
 
-def _case(made: Made, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
-    store = made.copy(patch)
+def _case(original: Original, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
+    store = original.copy(patch)
 
-    def found(name: str, batch: str) -> str:
-        here = name.format(batch)
-        return str(next(store.glob(here)).relative_to(store)) if "*" in here else here
+    def resolve(name: str, batch: str) -> str:
+        pattern = name.format(batch)
+        return str(next(store.glob(pattern)).relative_to(store)) if "*" in pattern else pattern
 
     case = Case(
-        made,
+        original,
         store,
-        found(kind.name, made.batch),
-        found(kind.sibling, made.batch),
-        found(kind.name, made.other),
+        resolve(kind.name, original.batch),
+        resolve(kind.sibling, original.batch),
+        resolve(kind.name, original.other),
     )
-    for name in (case.name, case.elsewhere):  # there is no request yet: one that says nothing
+    for name in (
+        case.name,
+        case.elsewhere,
+    ):  # the batches have no request to damage: add an invalid one
         if not (store / name).exists():
             (store / name).parent.mkdir()
             shutil.copy(store / case.sibling, store / name)
@@ -303,48 +307,48 @@ FEW = [
     *("forged with a signature in no alphabet", "nested too deep", "moved from another item"),
     *("cut", "emptied", "oversized", "a pipe", "a device"),
 ]
-"""Of each way one, for what is looked at in the same way as an outcome or is not signed."""
+"""Representative damages, for kinds that are read like an outcome or aren't signed."""
 
-WALK = [
-    (what, damage)
-    for what in READ
-    for damage in (DAMAGES if what in ("outcome", "manifest", "inputs") else FEW)
+DAMAGED_KINDS = [
+    (kind, damage)
+    for kind in READ
+    for damage in (DAMAGES if kind in ("outcome", "manifest", "inputs") else FEW)
 ]
 
 
-@pytest.mark.parametrize(("what", "damage"), WALK)
-async def test_what_is_read_of_a_store_harms_nothing_else(
-    made: Made, what: str, damage: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "damage"), DAMAGED_KINDS)
+async def test_a_damaged_object_harms_nothing_else(
+    original: Original, kind: str, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = _case(made, READ[what], monkeypatch)
+    case = _case(original, READ[kind], monkeypatch)
     DAMAGES[damage](case)
     before = _peak()
     async with asyncio.timeout(DEADLINE_S):
         found = await _read(case)
-    assert READ[what].allowed(found), found
+    assert READ[kind].allowed(found), found
     assert _peak() - before < MEMORY_KIB
-    assert not made.mark.exists(), "somebody else's code ran"
+    assert not original.mark.exists(), "somebody else's code ran"
     shutil.rmtree(case.store)
 
 
 @pytest.mark.parametrize("damage", FEW)
 async def test_a_handle_that_is_not_its_submitters_is_refused(
-    made: Made, damage: str, monkeypatch: pytest.MonkeyPatch
+    original: Original, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = Kind("jobs/{}/handle.json", refused, "jobs/{}/inputs/00000000")
-    store = made.copy(monkeypatch)
-    names = [kind.name.format(made.job), kind.sibling.format(made.job)]
-    case = Case(made, store, *names, kind.name.format(made.other_job))
+    store = original.copy(monkeypatch)
+    names = [kind.name.format(original.job), kind.sibling.format(original.job)]
+    case = Case(original, store, *names, kind.name.format(original.other_job))
     DAMAGES[damage](case)
     before = _peak()
     async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
         with pytest.raises(errors.WireError, match="signed"):
-            await client.attach(made.job)
-        listed = {one.job_id for one in await client.list_jobs()}
-        assert made.job not in listed
-        assert await (await client.attach(made.other_job)).result(cleanup=False) == "other job"
+            await client.attach(original.job)
+        listed = {job.job_id for job in await client.list_jobs()}
+        assert original.job not in listed
+        assert await (await client.attach(original.other_job)).result(cleanup=False) == "other job"
     assert _peak() - before < MEMORY_KIB
-    assert not made.mark.exists()
+    assert not original.mark.exists()
     shutil.rmtree(store)
 
 
@@ -357,7 +361,7 @@ def _stored(home: Path, pattern: str) -> Path:
 
 
 async def left_behind(home: Path) -> list[Path]:
-    """The workspace of the job that has just ended, which the next one would get."""
+    """Return the workspaces that ended jobs left for reuse by the next job."""
     folder = next((home / "local").glob("*/spares"))
     if spares.can_keep(str(home)):
         await soon(lambda: any(folder.iterdir()))
@@ -365,25 +369,25 @@ async def left_behind(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("damage", ["with a bit flipped", "forged without a signature"])
-@pytest.mark.parametrize("what", ["code", "function", "data"])
+@pytest.mark.parametrize("kind", ["code", "function", "data"])
 async def test_what_a_job_reads_is_verified_before_it_runs(
-    home: Path, tmp_path: Path, what: str, damage: str
+    home: Path, tmp_path: Path, kind: str, damage: str
 ) -> None:
-    """Of the same size it fails the job; of another it is sent again, and the job runs."""
+    """Damaged content of the same size fails the job; of another size, it's uploaded again."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "file").write_bytes(b"content" * 1000)
-    pattern = {"code": "code/*", "function": "functions/*", "data": "data/*/files/file"}[what]
+    pattern = {"code": "code/*", "function": "functions/*", "data": "data/*/files/file"}[kind]
     async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
         assert await (await client.submit(size_of, Data(str(tree)))) == 7000
         path = _stored(home, pattern)
-        case = Case(Made(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
+        case = Case(Original(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
         case.name = str(path.relative_to(case.store))
         DAMAGES[damage](case)
         for kept in [*(home / "cache").glob("*"), *await left_behind(home)]:
             shutil.rmtree(kept)
         for manifest in case.store.glob("data/*/manifest*"):
-            os.utime(manifest, (0, 0))  # old: its files are looked at again
+            os.utime(manifest, (0, 0))  # too old to trust: the client checks the files again
         job = await client.submit(size_of, Data(str(tree)))
         if damage == "with a bit flipped":
             with pytest.raises(errors.JobFailed, match="is not what was submitted"):
@@ -397,23 +401,25 @@ async def test_what_a_job_reads_is_verified_before_it_runs(
 async def test_a_shared_object_of_another_size_is_written_again(
     tmp_path: Path, damage: str
 ) -> None:
-    """As a power cut or another process may leave it."""
+    """A power cut or another process may leave it like this."""
     store = DirectoryStore(tmp_path / "store")
     await _shared_objects.ensure(store, "functions/f", b"a function" * 100)
-    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", "")
+    case = Case(
+        Original(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", ""
+    )
     DAMAGES[damage](case)
     await _shared_objects.ensure(store, "functions/f", b"a function" * 100)
     assert (await store.get("functions/f")).body == b"a function" * 100
 
 
-# --- what is no object of a batch ---
+# --- kept logs ---
 
 
 @pytest.mark.parametrize("damage", FEW)
 async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
     home: Path, tmp_path: Path, damage: str
 ) -> None:
-    """It is the only one there is: that of the platform went with the job."""
+    """There is no other log to show, because the platform's log went with the job."""
     async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
         jobs = [await client.submit(same, text) for text in ("job", "other job")]
         names: list[str] = []
@@ -426,7 +432,7 @@ async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
                 mac = signing.sign(identity.key, identity.scope, names[-1], b"genuine")
                 await DirectoryStore(home / "store").create(names[-1], b"genuine", {"mac": mac})
         assert [line async for line in jobs[0].logs()] == ["genuine"]
-        case = Case(Made(home, tmp_path, "", "", "", ""), home / "store", *names[:3])
+        case = Case(Original(home, tmp_path, "", "", "", ""), home / "store", *names[:3])
         DAMAGES[damage](case)
         before = _peak()
         with pytest.raises(errors.NoLog):
@@ -437,10 +443,10 @@ async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
 
 
 ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "caches"}
-"""Kinds that other tests cover: receipts tests/unit/test_wire.py, caches test_rights.py."""
+"""Kinds with their own tests: receipts in tests/unit/test_wire.py, caches in test_rights.py."""
 
 
-def test_the_guide_names_every_kind_and_each_is_walked() -> None:
+def test_the_guide_names_every_kind_and_each_is_tested() -> None:
     table = GUIDE.read_text().partition("\n| object |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| ([a-z]+)\b", table, re.MULTILINE)  # the first word is the kind
     assert len(rows) == len({*rows})

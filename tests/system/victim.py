@@ -1,7 +1,7 @@
 """A client that tests kill at any moment; they copy this file into a project and run it.
 
-Usage: ``victim.py jobs|batch|gated FOLDER COUNT SECONDS``. It says ``ready`` before it does
-anything, then what it has submitted, then how that ended, and waits to be killed.
+Usage: ``victim.py jobs|batch|gated FOLDER COUNT SECONDS``. It prints ``ready`` before it does
+anything, then the IDs it submitted, then their results, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kinetic import aio
 
 
 def work(folder: str, number: int, seconds: float) -> int:
-    """Leave a mark, which must be new, and take some time; longer while held."""
+    """Leave a mark for this attempt, sleep, and wait while a ``held`` file exists."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
     try:
         Path(folder, name).touch(exist_ok=False)
@@ -31,7 +31,7 @@ def work(folder: str, number: int, seconds: float) -> int:
 
 
 def gated(folder: str, number: int, seconds: float) -> int:
-    """Leave a mark, and wait for a file."""
+    """Leave a mark, and wait for a ``go`` file."""
     work(folder, number, 0)
     gates = [Path(folder, "go"), Path(folder, f"go.{number}")]
     while not any(gate.exists() for gate in gates):
@@ -42,7 +42,7 @@ def gated(folder: str, number: int, seconds: float) -> int:
 async def jobs(folder: str, count: int, seconds: float) -> None:
     async with aio.Client(backend="local") as client:
 
-        async def one(number: int) -> None:
+        async def submit(number: int) -> None:
             job = await client.submit(work, folder, number, seconds)
             print("submitted", job.job_id, flush=True)
             try:
@@ -52,7 +52,7 @@ async def jobs(folder: str, count: int, seconds: float) -> None:
             else:
                 print("ended", job.job_id, value, flush=True)
 
-        await asyncio.gather(*map(one, range(count)))
+        await asyncio.gather(*map(submit, range(count)))
 
 
 async def batch(folder: str, count: int, seconds: float, function: Any = work) -> None:
