@@ -48,7 +48,7 @@ def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def run_in_pod() -> int:
-    """Carry out a pod's order, or report what its image lacks."""
+    """Carry out the pod's order, or print what its image lacks; return the exit code."""
     version = ".".join(map(str, sys.version_info[:3]))
     problem = ""
     if sys.version_info < MINIMUM_PYTHON:
@@ -69,7 +69,11 @@ def run_in_pod() -> int:
 
 
 def main() -> int:
-    """Carry out the order from the descriptor in ``KINETIC_ORDER_FD``, or the pod's order."""
+    """Carry out the job's order, and return the exit code.
+
+    The variable ``KINETIC_ORDER_FD`` has a descriptor of a local job's order. Without it, the
+    order is a pod's.
+    """
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     load_runner(folder)
@@ -96,8 +100,8 @@ def main() -> int:
 def enable_crash_tracebacks() -> None:
     """Print the Python traceback if this process crashes in C.
 
-    Python 3.14 would also print the C stack, which would push other lines out of the end of the
-    log.
+    Python 3.14 would also print the C stack. It is long, and the client shows only the last lines
+    of a log.
     """
     if sys.version_info >= (3, 14):
         faulthandler.enable(c_stack=False)
@@ -117,6 +121,7 @@ def exit_process(code: int) -> None:
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
     of `atexit` run.
+
     After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that its client
     doesn't wait for the callbacks. After `EXIT_LIMIT_S` seconds the process exits without the
     remaining callbacks, and the supervisor kills the other processes of the job.
@@ -157,11 +162,12 @@ def _has_exitfuncs() -> bool:
 
 
 def _limit_exit(code: int, job_pid: int) -> None:
+    """Report an exit that takes long, and end the process after `EXIT_LIMIT_S` seconds."""
     time.sleep(REPORT_EXIT_S)
     if os.getpid() == job_pid:
         try:  # noqa: SIM105 - `suppress` would touch more of the memory
             importlib.import_module("kinetic_runner.job.processes").report_exit()
-        except Exception:  # the supervisor finds out later
+        except Exception:  # the supervisor notices later that the process has ended
             pass
     time.sleep(EXIT_LIMIT_S - REPORT_EXIT_S)
     if os.getpid() == job_pid:

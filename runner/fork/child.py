@@ -36,19 +36,20 @@ _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
 _adopted_secrets: dict[str, Any] = {}
-"""The last adopted line of secrets, and its decoded content; `os.environ` has its environment."""
+"""The last line that `adopt_secrets` decoded, and its content, whose environment is set."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_site: Callable[..., Any] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
-    """Prepare the warm parent for its forks, once; each fork closes the descriptors *inherited*."""
+    """Set up the warm parent, once; each fork closes the descriptors *inherited*."""
     global _inherited
     _inherited = inherited
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Line buffering lets others follow the log; no printed character may raise an error.
+            # With line buffering, a client can follow the log; with an error handler, `print` can't
+            # fail on a character.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     sys.modules["__main__"] = types.ModuleType("__main__")  # hide the parent's script from the job
     sys.argv[:] = [""]
@@ -102,12 +103,12 @@ def run_job_and_exit(local: bytes, secrets: bytes, order: bytes, parent: int) ->
         _print_error()
     finally:
         if _getpid() != job_pid:
-            os._exit(code)  # a fork of the user's code must not run what follows
+            os._exit(code)  # this is a fork of the job, which must not run its exit callbacks
         _exit_process(code)
 
 
 def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
-    """Run the job that the three lines of its message describe, in this process."""
+    """Run the job that the three lines of its message describe; return its exit code."""
     local: dict[str, Any] = json.loads(local_line)
     is_adopted = secrets_line == _adopted_line
     secrets: dict[str, Any] = _adopted_secrets if is_adopted else json.loads(secrets_line)
@@ -133,6 +134,7 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
 
 
 def _open_log(path: str) -> None:
+    """Send standard output and standard error to the end of the file *path*."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -140,7 +142,7 @@ def _open_log(path: str) -> None:
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
-    """Replace the environment of this process by *environment*."""
+    """Replace the environment of this process with *environment*."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     _add_to_environment(environment)
@@ -148,7 +150,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 
 
 def _add_to_environment(variables: Mapping[str, str]) -> None:
-    """Set variables; `os.environ` itself would touch three times as many pages."""
+    """Set environment variables; `os.environ.update` would write to three times as many pages."""
     data: dict[bytes, bytes] = vars(os.environ)["_data"]
     for variable, text in variables.items():
         name = variable.encode(_ENCODING, "surrogateescape")

@@ -61,13 +61,17 @@ def serve(socket_fd: int) -> None:
 
 
 def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
+    """Execute commands and report ended processes, until the socket is closed.
+
+    *serials* maps the process ID of each running job to its serial.
+    """
     poll = select.poll()
     poll.register(socket_fd, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
     buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
-        if replies and replies[0] != FORKED[0]:  # FORKED alone can wait for the next report
+        if replies and replies[0] != FORKED[0]:  # a FORKED reply waits for the next report
             _send(socket_fd, replies)
         for fd, _ in poll.poll():
             if fd == socket_fd:
@@ -98,7 +102,7 @@ def _execute_commands(
     pids: dict[int, int],
     replies: bytearray,
 ) -> None:
-    """Execute the complete commands in *buffer*."""
+    """Execute the complete commands in *buffer*, remove them from it, and add to *replies*."""
     while len(buffer) >= COMMAND.size:
         command, target, argument = COMMAND.unpack_from(buffer)
         end = COMMAND.size + (argument if command == FORK else 0)
@@ -126,7 +130,7 @@ def _execute_commands(
 
 
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
-    """Reap ended children; return the reports about them."""
+    """Reap ended children, kill what is left of each job's process group, and return reports."""
     reports = b""
     while True:
         try:
@@ -157,6 +161,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_all(serials: dict[int, int]) -> None:
+    """Kill all jobs, then their orphans, until this process has no children."""
     for pid in serials:
         _kill_group(pid)
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
 """One attempt, step by step: claim, check, run, commit.
 
 An attempt first creates its claim, an object that reserves the attempt for one process. Then it
-checks for a request to stop. So if a start and a stop race, at least one sees the other. One
-request creates the outcome. This is the commit: nothing can change the outcome afterwards.
+looks for a stop in the control log. A client first writes a stop, and then looks for claims. So at
+least one of them sees the other. The commit is the one write that creates the outcome; nothing can
+change the outcome afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 RESERVE = 4 << 20
-"""Bytes to reserve for reporting that the job ran out of memory."""
+"""Bytes that an attempt frees when its call fails, to have memory for reporting the failure."""
 
 
 class Invocation:
@@ -58,10 +59,10 @@ class Invocation:
         self._outputs: outputs.Mirror | None = None
         self._reserve = b""
         self.read_ahead: Callable[[], bytes] = bytes
-        """Return the arguments if they were read and checked before, else nothing."""
+        """Returns the bytes of the arguments if `Opening.inputs_exist` has read them, else none."""
 
     def run(self) -> tuple[Outcome, Stored]:
-        """Make the call; return the outcome and its body. Any error of the call is an outcome.
+        """Call the function; return the outcome, which may be an error, and its body.
 
         The job's output files are uploaded before this returns.
         """
@@ -71,6 +72,7 @@ class Invocation:
         return result
 
     def _call_and_encode(self) -> tuple[Outcome, Stored]:
+        """Prepare and make the call; return how it ended as an outcome and its body."""
         self._reserve = _allocate_reserve()
         try:
             with self._stopping.interruptible():
@@ -87,6 +89,7 @@ class Invocation:
             return self._encode_failure(error)
 
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Prepare the process for the call; return the function and its arguments."""
         order = self._order
         self._phase = "environment setup"
         _check_python(order.client.get("python", ""))
@@ -140,6 +143,7 @@ class Invocation:
             raise
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and await its result if needed; return None after ``sys.exit(0)``."""
         self._phase = "execute"
         if self._order.timeout is not None:
             self._called = time.monotonic()
@@ -157,12 +161,16 @@ class Invocation:
         return value
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
+        """Return the outcome of a call that returned *value*, and its body.
+
+        If *value* can't be pickled, the outcome is an error.
+        """
         self._phase = "result serialization"
         try:
             stored = outcomes.encode_value(value, f"{self._site.work}/result")
         except BaseException as error:
             self._reserve = b""
-            text = outcomes.error_text(error, phase=self._phase, own_frames=1)
+            text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             message = f"the result cannot be pickled: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
             text = replace(text, message=message, result_repr=outcomes.result_repr(value))
@@ -178,12 +186,13 @@ class Invocation:
         return outcome, stored
 
     def _encode_failure(self, error: BaseException) -> tuple[Outcome, Stored]:
+        """Return the outcome of a call or a preparation that raised *error*, and its body."""
         if self._phase == "execute":
             text = self._localize_paths(
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             )
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
-            # The caller of an owned job prints the log and raises the error.
+            # The caller of an owned job sees the traceback when its call raises the error.
             if not self._order.owned:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
@@ -195,12 +204,13 @@ class Invocation:
             )
             message = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
             text = replace(text, message=message + self._hint(error, ". "))
-        text = self._annotate(text)
+        text = self._add_log(text)
         rebuilt = error if self._phase == "execute" and not _is_exit(error) else None
         outcome = self._outcome(Kind.ERROR, text.note, reason=_failure_reason(error, self._phase))
         return outcome, outcomes.encode_error(text, rebuilt)
 
     def _encode_stop(self, stopped: Stopped) -> tuple[Outcome, Stored]:
+        """Return the outcome of a call that a signal ended (timeout, preemption), and its body."""
         limit = self._order.timeout
         called, is_late = self._called, limit is not None and self._stopping.out_of_time
         if limit is not None and called is not None:
@@ -220,6 +230,7 @@ class Invocation:
         return outcome, outcomes.encode_error(text, None)
 
     def _hint(self, error: BaseException, prefix: str, suffix: str = "") -> str:
+        """Return advice about *error* between *prefix* and *suffix*; empty without advice."""
         hint = _advice(error, self._phase, self._site)
         return hint and f"{prefix}{hint}{suffix}"
 
@@ -231,7 +242,7 @@ class Invocation:
         job_prefix, caller_prefix = f'File "{self._site.work}/workspace/', f'File "{root}/'
         return replace(text, traceback=text.traceback.replace(job_prefix, caller_prefix))
 
-    def _annotate(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+    def _add_log(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Add the last lines of the log if the platform doesn't keep the log."""
         log = self._site.log
         return text if log is None else replace(text, log=log())
@@ -274,7 +285,7 @@ def _own_frames(error: BaseException) -> int:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Return whether *error* must not be raised as itself in the caller's process."""
+    """Return whether *error* is of a kind that would end the caller's process or generator."""
     return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
 
 
@@ -285,7 +296,7 @@ def _failure_reason(error: BaseException, phase: str) -> str:
 
 
 def _check_python(submitted: str) -> None:
-    """Refuse another minor version of Python, which can't read the function's bytecode."""
+    """Raise an error if the caller's Python, *submitted*, has other bytecode than this one."""
     running = ".".join(map(str, sys.version_info[:3]))
     if submitted and submitted.split(".")[:2] != running.split(".")[:2]:
         raise RuntimeError(
@@ -336,8 +347,10 @@ def _memory_limit() -> int:
 
 
 PATIENCE_S = 600.0
+"""How long, in seconds, a process waits for the outcome of the one that claimed its attempt."""
+
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
-"""How long, and at which interval, to retry writing an outcome to a full disk."""
+"""How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -354,9 +367,13 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
 
 
 class Attempt:
-    """Run the steps of one attempt; *invoke* calls the user's function and returns the outcome."""
+    """Run the steps of one attempt.
+
+    *invoke* calls the user's function, and returns the outcome and its body.
+    """
 
     trusts_claim = False
+    """Whether a new claim proves that the attempt isn't closed; see `Opening`."""
 
     def __init__(
         self,
@@ -376,7 +393,7 @@ class Attempt:
         self._opening = Opening(order, key, executor, objects, trusts_claim=self.trusts_claim)
 
     def read_ahead(self) -> bytes:
-        """Return the arguments if the check for inputs has read them; else empty bytes."""
+        """Return the arguments if `Opening.inputs_exist` has read them; else empty bytes."""
         return self._opening.arguments
 
     def run(self) -> int:
@@ -390,9 +407,9 @@ class Attempt:
                 return code
 
     def steps(self) -> Generator[str, None, int]:
-        """Take one step with each ``next``, which returns the name of the next step.
+        """Yield the name of each step, and take the step when the caller asks for the next name.
 
-        Other processes may act between two steps. Returns the exit code.
+        So a caller can act between two steps. Returns the exit code.
         """
         yield "claim"
         if not self._opening.claim():
@@ -422,6 +439,7 @@ class Attempt:
         return self._commit(outcome, body)
 
     def _is_cancelling(self) -> bool:
+        """Return whether a stop of the item came while this attempt was open."""
         return self._opening.item_from_listing().state is wire.ItemState.CANCELLING
 
     def _cancelled_outcome(self, phase: str) -> wire.Outcome:
@@ -435,6 +453,7 @@ class Attempt:
         )
 
     def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+        """Create the outcome, and before it the object of a large value; return the exit code."""
         was_called = outcome.reason != "setup" or outcome.phase == "commit"
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
@@ -464,8 +483,8 @@ class Attempt:
     ) -> bool:
         """Create an object; if the disk is full, retry for a minute, so the user can free space.
 
-        Don't retry if the object is larger than the disk, or if *was_called* is false: then no work
-        of the function would be lost.
+        Don't retry if the object is larger than the disk. Don't retry either if the function wasn't
+        called, because no work would be lost then.
         """
         deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
         while True:
@@ -491,6 +510,10 @@ class Attempt:
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
     def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
+        """Log *exc*, the failure to write *outcome*; return the exit code.
+
+        If *outcome* has a value, commit an error instead, which says that the value is lost.
+        """
         with suppress(OSError):  # the log may be on the same disk
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
@@ -505,10 +528,10 @@ class Attempt:
         return self._commit(failed, outcomes.encode_error(text, None))
 
     def _wait_for_claimant(self) -> int:
-        """Wait for the end of the process that has claimed this attempt.
+        """Wait until the process that has claimed this attempt has committed; return the exit code.
 
         If this process ended earlier, the Kubernetes Job would be complete, and its controller
-        would delete the other process. A voided attempt has no process to wait for: a client
+        would delete the claimant. A voided attempt has no process to wait for: a client
         closed it before its start.
         """
         if self._opening.is_void():

@@ -35,7 +35,7 @@ def _make_reducer() -> Callable[[Any, Any], Any]:
             found = getattr(found, part, None)
         return found is obj
 
-    def install(value: Any) -> Any:
+    def install(value: Any) -> Any:  # a worker calls this when it loads an `InstallOnLoad`
         from multiprocessing.reduction import ForkingPickler
 
         pickler_class: Any = ForkingPickler

@@ -61,7 +61,7 @@ class DebuggerWait:
         name = self._name(wire.debugger_mark(self._host))
         metadata = {"port": str(port), "root": self._root, "project": self._order.root}
         if not self._objects.create(name, b"", metadata):
-            self._objects.delete([name])  # an earlier process has left it
+            self._objects.delete([name])  # an earlier process of the attempt has left the object
             self._objects.create(name, b"", metadata)
 
     def wait(self) -> None:
@@ -117,9 +117,9 @@ class DebuggerWait:
 
 
 def load(content: bytes, order: wire.Order, site: Site) -> Any:
-    """Return the value of a container; set its code's file names to paths in the workspace.
+    """Unpickle a container, and give its code objects the file names that they have in the job.
 
-    Otherwise the debugger doesn't find the code's files, and ignores breakpoints in them.
+    With the caller's file names, the debugger would find no files and ignore breakpoints in them.
     """
     caller_root, workspace = order.root.rstrip("/"), _workspace(site)
 
@@ -138,6 +138,7 @@ def load(content: bytes, order: wire.Order, site: Site) -> Any:
             if (module, name) != (CLOUDPICKLE_MODULE, "_builtin_type"):
                 return found
 
+            # cloudpickle creates each code object by ``_builtin_type("CodeType")(...)``.
             def resolve_builtin(kind: str) -> Any:
                 return build_code if kind == "CodeType" else found(kind)
 
@@ -151,6 +152,7 @@ def _workspace(site: Site) -> str:
 
 
 def _load_debugpy(site: Site) -> Any:
+    """Import debugpy. If the container is the job's own, install debugpy first if it is missing."""
     # Without this, debugpy prints a warning about frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     try:

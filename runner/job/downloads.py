@@ -30,21 +30,22 @@ def download(ref: DataRef, folder: str, site: Site) -> str:
             is missing.
         OSError: The source can't be downloaded, or a file can't be written.
     """
-    scheme, _, rest = ref.uri.partition("://")
+    scheme, _, location = ref.uri.partition("://")
     if scheme == "gs":
-        return _from_bucket(ref, rest, folder)
+        return _from_bucket(ref, location, folder)
     if scheme == "hf":
-        return _from_hub(ref, rest, folder, site)
+        return _from_hub(ref, location, folder, site)
     raise RuntimeError(f"{ref.uri} cannot be downloaded: it is neither gs:// nor hf://")
 
 
 # --- buckets ------------------------------------------------------------------------------
 
 
-def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
+def _from_bucket(ref: DataRef, location: str, folder: str) -> str:
+    """Download the object or the prefix *location* (``bucket/name``); return the path."""
     gcs: Any = importlib.import_module("..stores.gcs", __package__)
     gcs_names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-    bucket_name, _, name = rest.partition("/")
+    bucket_name, _, name = location.partition("/")
     bucket: Bucket = gcs.Bucket(gcs_names.Place(bucket_name))
     os.mkdir(folder, 0o700)
     if not ref.is_dir:
@@ -76,7 +77,7 @@ def fetch_under(bucket: Bucket, uri: str, blobs: Iterable[Any], prefix: str, fol
     folders: set[str] = set()
     for blob in blobs:
         path = str(blob.name)[len(prefix) :]
-        if path.rstrip("/") != path or not path:  # consoles create such objects to show a folder
+        if path.rstrip("/") != path or not path:  # by such an object, a console shows a folder
             if path.strip("/"):
                 os.makedirs(f"{folder}/{_checked_path(uri, path.rstrip('/'))}", exist_ok=True)
             continue
@@ -91,6 +92,7 @@ def fetch_under(bucket: Bucket, uri: str, blobs: Iterable[Any], prefix: str, fol
 
 
 def _fetch_all(bucket: Bucket, uri: str, objects: list[tuple[Any, str]]) -> None:
+    """Download (object, path) pairs: the small objects concurrently, then the large ones."""
     small = [pair for pair in objects if pair[0].size <= LARGE_BYTES]
     pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-data")
     try:
@@ -98,7 +100,7 @@ def _fetch_all(bucket: Bucket, uri: str, objects: list[tuple[Any, str]]) -> None
         for future in running:
             future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # the job may have to end now
+        pool.shutdown(wait=False, cancel_futures=True)  # after an error, don't wait
     for blob, target in objects:
         if blob.size > LARGE_BYTES:
             _fetch(bucket, uri, blob, target)
@@ -123,6 +125,7 @@ def _name_conflict(uri: str, path: str) -> RuntimeError:
 
 
 def _check_space(uri: str, blobs: list[Any], folder: str) -> None:
+    """Raise an error if the objects *blobs* need more than the free space of the disk."""
     size = sum(blob.size for blob in blobs)
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -141,9 +144,9 @@ def _checked_path(uri: str, path: str) -> str:
 # --- Hugging Face -------------------------------------------------------------------------
 
 
-def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
-    """Save the dataset with the library `datasets`; without it, download the repository's files."""
-    name, _, query = rest.partition("?")
+def _from_hub(ref: DataRef, location: str, folder: str, site: Site) -> str:
+    """Save a dataset with the library `datasets`; without it, download the repository's files."""
+    name, _, query = location.partition("?")
     options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
     name = name.rstrip("/")
     if importlib.util.find_spec("datasets") is not None:

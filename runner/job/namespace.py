@@ -72,6 +72,7 @@ def available() -> str:
 
 
 def _probe() -> str:
+    """Move this process to a new namespace; return how: ``root``, ``user``, or empty."""
     for mode in ("root", "user"):
         try:
             if mode == "root" and os.geteuid() != 0:
@@ -114,6 +115,7 @@ def enter() -> str:
 
 
 def _unshare(*, user: bool) -> None:
+    """Move this process to a new mount namespace; with *user*, inside a new user namespace."""
     uid, gid = os.geteuid(), os.getegid()
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
     _call_libc("unshare", flags, operation="unshare")
@@ -139,10 +141,10 @@ def bind(source: str, target: str, *, read_only: bool = False) -> None:
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
     """Show *lower* at *target*; what a process writes there goes to *upper*.
 
-    *work* is an empty directory beside *upper*.
+    *work* is an empty directory for the kernel, on the file system of *upper*.
 
     Raises:
-        OSError: The kernel can't mount overlays, or not on these file systems.
+        OSError: The kernel can't mount overlays, or can't use these folders as layers.
     """
     # Name the folders by descriptor: mount options allow no long path, no comma, and no colon.
     fds = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (lower, upper, work)]
@@ -173,7 +175,7 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
 def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
     """Mount each view at its mount point: ``{point: view}``, both absolute paths.
 
-    If a point doesn't exist, this replaces its nearest ancestor by a mirror: a
+    If a point doesn't exist, the function replaces its nearest ancestor by a mirror: a
     memory file system that shows everything in the ancestor, and the point. A
     process can't create files directly in a mirror, because they would be lost
     with it. A directory for temporary files (with the sticky bit) stays
@@ -194,13 +196,13 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
         _check_kind(point, points[point])
         bind(points[point], point)
     try:
-        os.chdir(working_folder)  # into what is mounted there now
+        os.chdir(working_folder)  # a volume may be mounted at this path now
     except OSError:
         os.chdir("/")
 
 
 def _create_in_volume(point: str, view: str, scratch: str) -> None:
-    """Make a point inside another volume of the job."""
+    """Create the mount point *point* inside a mounted volume; in a read-only one, by a mirror."""
     try:
         _make_like(view, point)
     except OSError as exc:
@@ -210,6 +212,7 @@ def _create_in_volume(point: str, view: str, scratch: str) -> None:
 
 
 def _mirror_missing(points: Mapping[str, str], scratch: str) -> None:
+    """Create each point that doesn't exist, by a mirror of its nearest ancestor that exists."""
     mirrors: dict[str, list[str]] = {}
     for point in points:
         if not os.path.exists(point):
@@ -228,6 +231,7 @@ def _nearest_existing(point: str) -> str:
 
 
 def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
+    """Replace *ancestor* by a mirror that also has *points*; see `mount_volumes`."""
     mode = stat.S_IMODE(os.stat(ancestor).st_mode)
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
@@ -248,6 +252,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
 
 
 def _mirror_entry(entry: os.DirEntry[str], target: str) -> None:
+    """Show *entry* at the new path *target*: copy a link, and bind anything else."""
     if entry.is_symlink():
         os.symlink(os.readlink(entry.path), target)
         return
@@ -262,7 +267,7 @@ def _mirror_entry(entry: os.DirEntry[str], target: str) -> None:
 
 
 def _make_like(view: str, target: str) -> None:
-    """Create an empty *target* of the kind of *view*, with its parents."""
+    """Create *target* and its parents: an empty directory if *view* is a directory, else a file."""
     if os.path.isdir(view):
         os.makedirs(target, exist_ok=True)
     else:
@@ -277,6 +282,7 @@ def _check_kind(point: str, view: str) -> None:
 
 
 def _change_root(root: str) -> None:
+    """Make the mount at *root* the root of this process's file system."""
     os.chdir(root)
     _mount(".", "/", flags=MS_MOVE)
     os.chroot(".")

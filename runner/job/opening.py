@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 REQUEST_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of a request; a longer one is cut here, so that its signature fails."""
+"""Maximum bytes to read of a request; the signature of a longer one doesn't match its start."""
 
 
 READ_AHEAD = 1024 * 1024
-"""Maximum bytes of arguments that are read to check that the submission still exists."""
+"""`Opening.inputs_exist` reads arguments up to this size in bytes, which saves a later request."""
 
 
 class Opening:
-    """Read and write the objects of one attempt that exist before it starts.
+    """Take the steps of one attempt before its function is called.
 
-    This class sends few requests, because each takes a round trip to a bucket. ``arguments`` has
-    the arguments after `inputs_exist` has read them, and is empty before.
+    This class sends few requests to the store, because each takes a round trip to a bucket.
+    ``arguments`` has the arguments after `inputs_exist` has read them, and is empty before.
 
     Args:
         trusts_claim: Take a new claim as proof that the attempt isn't closed, which saves a
@@ -72,11 +72,11 @@ class Opening:
         self._objects.delete([self._name("claim")])
 
     def current_item(self) -> wire.Item:
-        """Read the state of the attempt's item from its objects."""
+        """Return the state of the attempt's item, by as few requests to the store as possible."""
         return self._open_first_item() or self.item_from_listing()
 
     def item_from_listing(self) -> wire.Item:
-        """Read the state of the item from a listing of its objects."""
+        """Return the state of the item from a listing of all its attempts."""
         order = self._order
         names = wire.attempt_keys(order.scope, order.index, order.attempt)
         entries = self._objects.look_up(names)
@@ -105,7 +105,10 @@ class Opening:
         return True
 
     def _open_first_item(self) -> wire.Item | None:
-        """Return the item's state by few requests if its first attempt is open; else None."""
+        """Return the item if this is its first attempt and a few requests show it open; else None.
+
+        They show it open if there is no outcome, and no stop or retry in the control log.
+        """
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim
@@ -147,7 +150,7 @@ def read_input(objects: Objects, part: wire.Input) -> bytes:
 
 
 def timeout_message(order: wire.Order, called: bool) -> str:
-    """Return the message about a job that ran out of time; *called* tells if its function began."""
+    """Return the message about a job that ran out of time; *called*: was its function called?"""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"
     limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)

@@ -1,9 +1,9 @@
 """``KINETIC_OUTPUT_PATH``: a local directory for the job's output files.
 
 If the job's output directory is a local path, the job writes there directly. If it is a prefix in
-a bucket, the job gets a local folder with the files of the prefix. kinetic uploads a new file when
-two scans find it unchanged, and all other files at the end of the job. A file that the job deletes
-stays in the bucket.
+a bucket, the job gets a local folder with the files of the prefix. kinetic uploads a new or changed
+file when two scans find it in the same state, and the other ones at the end of the job. A file that
+the job deletes stays in the bucket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGE_BYTES = 1024 * 1024
 """Upload larger files one by one, because each upload takes memory of the job."""
 
 NAMED_FILES = 5
-"""How many of the files that were not uploaded a message names."""
+"""The most files that the message about files without an upload names."""
 
 GRACE_SHARE = 0.5
 """The share of a job's grace that uploads may take; the rest is for storing the outcome."""
@@ -56,7 +56,7 @@ def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -
         mirror = Mirror(url, folder)
         own_prefix = f"{order.store}/outputs/{order.group_id or order.job_id}"
         if order.attempt > 1 or not order.output_dir.startswith(own_prefix):
-            mirror.fetch()  # otherwise no process has written there yet
+            mirror.fetch()  # a first attempt's own prefix is still empty
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
@@ -110,14 +110,14 @@ class Mirror:
         self._uploaded, _ = self._list_files()
 
     def start(self) -> None:
-        """Start to scan every 30 s."""
+        """Start a thread that calls `scan` every `SCAN_S` seconds."""
         self._scanner = threading.Thread(
             target=self._scan_regularly, name="kinetic-outputs", daemon=True
         )
         self._scanner.start()
 
     def scan(self) -> None:
-        """Upload the changed files that have not changed since the last scan."""
+        """Upload the new and changed files that the previous scan found in the same state."""
         current, _ = self._list_files()
         self._upload(
             {name: state for name, state in current.items() if self._previous.get(name) == state}
@@ -130,7 +130,7 @@ class Mirror:
         A job that was asked to end spends at most half of its *grace* on this.
         """
         if os.getpid() != self._owner_pid:
-            return  # a fork of the user's code has no thread that uploads
+            return  # this is a fork of the job, and the job itself uploads
         self._finishing.set()
         uploader = threading.Thread(
             target=self._upload_all, name="kinetic-outputs-end", daemon=True
@@ -165,7 +165,10 @@ class Mirror:
         self._upload(self._list_files()[0])
 
     def _list_files(self) -> tuple[dict[str, _FileState], list[str]]:
-        """Return the files, and the entries that can't be uploaded, such as links to folders."""
+        """Return the state of each file by relative path, and entries that can't be uploaded.
+
+        Such entries are links to folders, for example, each with the reason in parentheses.
+        """
         files: dict[str, _FileState] = {}
         others: list[str] = []
         for parent, folders, names in os.walk(self._folder):
@@ -189,6 +192,7 @@ class Mirror:
         return files, others
 
     def _upload(self, files: dict[str, _FileState]) -> None:
+        """Upload those *files* that differ from their last upload; keep failures in ``_errors``."""
         changed_files = [
             (name, state) for name, state in files.items() if self._uploaded.get(name) != state
         ]
@@ -204,9 +208,9 @@ class Mirror:
         pool = ThreadPoolExecutor(MAX_CONCURRENT, "kinetic-outputs")
         try:
             uploads = [
-                pool.submit(self._upload_file, *item)
-                for item in changed_files
-                if item[1].size <= LARGE_BYTES
+                pool.submit(self._upload_file, *pair)
+                for pair in changed_files
+                if pair[1].size <= LARGE_BYTES
             ]
             for upload in uploads:
                 upload.result()

@@ -1,4 +1,4 @@
-"""Keep a job's processes together with the kernel's help: death signals, orphans, marks.
+"""Stop and find a job's processes with the kernel's help: signals, orphans, marks.
 
 For a process, ``/proc`` shows the environment with which its program was executed; for a fork, it
 shows that of its parent. `Mark` writes a job's executor (the ID of its process) into this memory.
@@ -33,7 +33,8 @@ class Stopped(BaseException):
 class Stopping:
     """Record the signals of `STOP_SIGNALS`, and raise `Stopped` in the block of `interruptible`.
 
-    ``since`` is when the first signal came, by the monotonic clock.
+    ``since`` is when the first signal came, by the monotonic clock. ``out_of_time`` says whether
+    SIGXCPU came, by which the platform reports that the timeout is over.
     """
 
     def __init__(self) -> None:
@@ -56,8 +57,9 @@ class Stopping:
     def _uninstall(self) -> None:
         """Restore the default action in a fork of the user's code, such as a pool's worker.
 
-        A Python handler misses a signal that comes just before a blocking call. A new fork has the
-        signals blocked until here, because Python would drop them there without a call.
+        With a Python handler, the fork would miss a signal that comes just before a blocking call.
+        The signals are blocked from before the fork until the end of the hooks, because Python
+        drops a signal that arrives in a child before them.
         """
         for number in STOP_SIGNALS:
             if _signal.getsignal(number) == self._on_signal:
@@ -97,7 +99,7 @@ def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
     return signals
 
 
-# No Python handler runs during these C calls: `Stopped` would get lost in a fork's hook.
+# These hooks are plain C calls, so no handler runs in them: a hook's `Stopped` would get lost.
 _previous_mask = _signal_set()
 _block_stop_signals = functools.partial(
     _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOP_SIGNALS), _previous_mask
@@ -126,7 +128,10 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when *parent*, a single-threaded process, dies."""
+    """Have the kernel kill this process when *parent*, a single-threaded process, dies.
+
+    If *parent* is already dead, exit.
+    """
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:
@@ -164,7 +169,7 @@ def children(parent: int | None = None) -> list[int]:
 
 
 def _children_by_search(parent: int) -> list[int]:
-    """Find the children on a kernel without the list."""
+    """Return the children of *parent* on a kernel that doesn't list them in ``/proc``."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -201,6 +206,7 @@ class Mark:
         getenv = _libc.getenv
         getenv.restype = ctypes.c_void_p
         address = getenv(MARK.encode()) if executor == NOBODY else None
+        # The address of the executor in the memory that ``/proc`` shows as the environment.
         self._address: int | None = address and address + len(os.fsencode(f"{self.directory}:"))
 
     def value(self, executor: str) -> str:
@@ -220,7 +226,8 @@ CONNECT_TIMEOUT_S = 1.0
 def report_exit() -> None:
     """Tell the supervisor that this job has stored its outcome, and that its process will exit.
 
-    The message is framed as `kinetic._supervisor.protocol` says. In a pod, no message is sent.
+    The message is framed as `kinetic._supervisor.protocol` says. In a pod, which has no supervisor,
+    the function does nothing.
 
     Raises:
         OSError: The supervisor doesn't accept connections.
@@ -262,7 +269,7 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
 
 
 def remove_in_background(folders: Sequence[str]) -> int:
-    """Fork a process that removes *folders*; see `run_in_background`."""
+    """Fork a process that removes *folders*; return its ID (see `run_in_background`)."""
 
     def remove() -> None:
         for folder in folders:
@@ -291,12 +298,12 @@ def _remove(folder: str) -> None:
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):  # folders that were made read-only
+    if os.path.lexists(folder):  # the job has made folders read-only
         for subfolder, _, _ in os.walk(folder):
             try:
                 os.chmod(subfolder, 0o700)
             except OSError:
                 continue
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a file
+        with contextlib.suppress(OSError):  # *folder* may be a file
             os.unlink(folder)

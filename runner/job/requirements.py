@@ -22,12 +22,12 @@ LINES_IN_ERROR = 30
 def install(part: wire.Input, objects: Objects, folder: str) -> None:
     """Install the requirements file *part* for this interpreter; *folder* is for scratch files.
 
-    The job's log has the output of uv.
+    The job's log gets the output of uv or pip.
 
     Raises:
         KeyError: The object does not exist.
         ValueError: The file's content differs from what was submitted.
-        RuntimeError: The installation failed; the message has the last lines of uv.
+        RuntimeError: The installation failed; the message has the last lines of its output.
     """
     path = os.path.join(folder, "requirements.txt")
     with open(path, "wb") as file:
@@ -39,13 +39,14 @@ def add_package(package: str, folder: str) -> None:
     """Install *package* into the new *folder*, for this process only.
 
     Raises:
-        RuntimeError: The installation failed; the message has the last lines of uv.
+        RuntimeError: The installation failed; the message has the last lines of its output.
     """
     _install(package, "--target", folder, package)
     sys.path.append(folder)
 
 
 def _install(subject: str, *arguments: str) -> None:
+    """Run uv or pip with *arguments*; *subject* names what they install, in messages."""
     command = [*_install_command(subject), *arguments]
     sys.stderr.write(f"kinetic: installing {subject}\n")
     with subprocess.Popen(
@@ -62,7 +63,7 @@ def _install(subject: str, *arguments: str) -> None:
             for line in process.stdout:
                 sys.stderr.write(line)
                 lines.append(line)
-        except BaseException:  # the job must end: don't wait for the installation
+        except BaseException:  # the job was asked to stop: don't wait for the installation
             process.kill()
             raise
     if process.returncode:
@@ -74,6 +75,7 @@ def _install(subject: str, *arguments: str) -> None:
 
 
 def _install_command(subject: str) -> list[str]:
+    """Return the command of uv, or of pip without uv, that installs into this interpreter."""
     if uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable)):
         return [uv, "pip", "install", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:

@@ -19,7 +19,7 @@ from typing import Any
 
 WORKSPACE, RECORD = "workspace", ".record"
 TICK_S, TICKS = 0.001, 50
-"""How often, and how many times, to check whether the clock of a file system has advanced."""
+"""The pause (seconds) between checks whether a file system's clock has advanced; their number."""
 
 
 def can_keep(folder: str) -> bool:
@@ -69,8 +69,8 @@ def foreign_entries(names: Iterable[str], digest: str) -> list[str]:
 def write_record(work: str, digest: str) -> None:
     """Record the state of each file in the workspace in *work*, for a later `restore`.
 
-    At this time the workspace has only files and folders of the project *digest*. Write no record
-    if the file system's clock doesn't advance.
+    Call this while the workspace has only files and folders of the project *digest*. If the file
+    system's clock doesn't advance, there is no record, because it could miss a change.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     folders: dict[str, int] = {"": os.lstat(root).st_mode}
@@ -85,6 +85,7 @@ def write_record(work: str, digest: str) -> None:
 
 
 def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list[int]]) -> None:
+    """Add the mode of each folder and the state of each file below *folder*, by their paths."""
     with os.scandir(root + folder) as entries:
         for entry in entries:
             path = f"{folder}/{entry.name}"
@@ -99,8 +100,8 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
     """Restore the workspace of a spare to its original content.
 
-    *fill* copies the missing files, given by their paths in the workspace. Returns whether the
-    workspace is restored; a workspace that can't be restored is moved aside.
+    *fill* copies the missing files; it gets their paths in the workspace. Returns whether the
+    workspace is restored; one that can't be restored is renamed to ``broken``.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     try:
@@ -108,7 +109,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
             content = file.read()
     except FileNotFoundError:
         return False
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         known: dict[str, Any] = json.loads(content)
         if os.path.islink(root):
@@ -126,7 +127,7 @@ def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> 
             os.rename(root, f"{work}/broken")
         return False
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def _restore(

@@ -34,6 +34,8 @@ FUSE_FOLDER = "/_kinetic/fuse-data"
 """The folder with the numbered mounts for arguments, in a pod's container."""
 
 SMALL_BYTES = 1 << 18
+"""A file up to this size is read by one request."""
+
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
@@ -50,19 +52,19 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
     """
     fuse_paths = _fuse_paths(refs, objects) if site.exclusive else {}
     in_namespace = False
-    if any(ref.mount is not None for k, ref in enumerate(refs) if k not in fuse_paths):
+    if any(ref.mount is not None for index, ref in enumerate(refs) if index not in fuse_paths):
         in_namespace = _enter_namespace(site)
     views = [
-        fuse_paths[k]
-        if k in fuse_paths
-        else _make_view(ref, objects, site, os.path.join(folder, "data", str(k)))
-        for k, ref in enumerate(refs)
+        fuse_paths[index]
+        if index in fuse_paths
+        else _make_view(ref, objects, site, os.path.join(folder, "data", str(index)))
+        for index, ref in enumerate(refs)
         for folder in [os.fspath(site.work) if in_namespace else _build_folder(ref, site)]
     ]
     volumes: dict[str, str] = {}
     paths: list[str] = []
-    for k, (ref, view) in enumerate(zip(refs, views, strict=True)):
-        if ref.mount is None or k in fuse_paths:
+    for index, (ref, view) in enumerate(zip(refs, views, strict=True)):
+        if ref.mount is None or index in fuse_paths:
             paths.append(view)
             continue
         point, source, path = _volume_paths(ref.mount, view, ref.is_dir)
@@ -80,11 +82,12 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
-    The n-th ``fuse`` Data, counted from 0, is at its mount path, or at ``{FUSE}/{n}`` without one.
+    The n-th ``fuse`` Data, counted from 0, is at its mount path, or at folder n of
+    `FUSE_FOLDER`.
     """
     numbers = itertools.count()
     paths: dict[int, str] = {}
-    for k, ref in enumerate(refs):
+    for index, ref in enumerate(refs):
         if not ref.fuse:
             continue
         number = next(numbers)
@@ -95,11 +98,11 @@ def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
                 "the Cloud Storage FUSE driver, or leave out fuse=True"
             )
         if ref.is_dir:
-            paths[k] = folder
+            paths[index] = folder
         elif "://" in ref.uri:
-            paths[k] = f"{folder}/{ref.uri.rpartition('/')[2]}"
+            paths[index] = f"{folder}/{ref.uri.rpartition('/')[2]}"
         else:
-            paths[k] = f"{folder}/{_manifest(ref, objects).entries[0].path}"
+            paths[index] = f"{folder}/{_manifest(ref, objects).entries[0].path}"
     return paths
 
 
@@ -133,7 +136,11 @@ def _move_volumes(volumes: Mapping[str, str]) -> None:
 
 
 def _enter_namespace(site: Site) -> bool:
-    """Enter a private mount namespace; return False in a container that gives none."""
+    """Enter a private mount namespace; return False if the job's own container allows none.
+
+    Raises:
+        RuntimeError: This machine, which other jobs share, allows none.
+    """
     try:
         if not (site.mounts or site.exclusive):
             raise OSError("mounts are switched off here")
@@ -164,6 +171,7 @@ def _volume_paths(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
 
 
 def _check_point(point: str, objects: Objects, site: Site) -> None:
+    """Raise RuntimeError if a volume at *point* would hide files of the kernel or the job."""
     real_path = os.path.realpath(point)
     if not os.path.isabs(point) or real_path == "/":
         raise RuntimeError(f"a volume cannot be at {point!r}; use a path like /data")
@@ -230,6 +238,7 @@ def _remove_build_folder(view: str) -> None:
 
 
 def _can_mount(site: Site) -> bool:
+    """Return whether mounts are allowed and this process is in its own mount namespace now."""
     if not site.mounts:
         return False
     try:
@@ -239,6 +248,7 @@ def _can_mount(site: Site) -> bool:
 
 
 def _manifest(ref: DataRef, objects: Objects) -> Manifest:
+    """Read the manifest of *ref*, and verify that it is the one that was submitted."""
     try:
         content = Manifest.from_bytes(objects.get(ref.uri)[0])
     except KeyError:
@@ -267,6 +277,7 @@ def _build(folder: str, ref: DataRef, content: Manifest, objects: Objects) -> wo
 
 
 def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects) -> None:
+    """Write the object *name* to the new file *target*, and verify its digest."""
     source = objects.path(name) if entry.size > SMALL_BYTES else None
     digest = manifest.file_hash(entry.path)
     if entry.size <= SMALL_BYTES:

@@ -84,7 +84,7 @@ def _build_tree(folder: str, build: Callable[[str], Weight]) -> Tree | None:
         if (found := find_tree(folder)) is not None:
             return found
         part = os.path.join(folder, "part")
-        if os.path.isdir(part):  # the builder died: this process holds the lock now
+        if os.path.isdir(part):  # its builder has died, because this process got the lock
             _discard(part)
         os.mkdir(part, 0o700)
         try:
@@ -183,6 +183,7 @@ def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
 
 
 def _mount_overlay(tree: str, target: str, layers: str) -> bool:
+    """Show *tree* at *target* by an overlay; return False if that isn't possible."""
     upper, work = os.path.join(layers, "upper"), os.path.join(layers, "work")
     try:
         namespace.enter()
@@ -201,7 +202,7 @@ def _mount_overlay(tree: str, target: str, layers: str) -> bool:
 def copy(source: str, target: str) -> Weight:
     """Copy a tree of files and directories to the new *target*.
 
-    Permissions are kept, but the copy's owner may enter and write all directories.
+    The copy has the same permissions, but its owner may also enter and write all directories.
     """
     old_umask = os.umask(0)
     try:
@@ -211,6 +212,7 @@ def copy(source: str, target: str) -> Weight:
 
 
 def _copy(source: str, target: str, mode: int) -> tuple[int, int]:
+    """Copy *source* to the new folder *target*; return the number of its files and bytes."""
     os.mkdir(target, mode & 0o777 | 0o700)
     files = size = 0
     folders: list[os.DirEntry[str]] = []
@@ -252,6 +254,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> int:
 
 
 def _copy_content(source_fd: int, target_fd: int) -> int:
+    """Copy one file, in the kernel if it can do that; return the number of bytes."""
     size = 0
     if hasattr(os, "copy_file_range"):
         try:
@@ -284,10 +287,10 @@ class Site:
 
     ``work`` is the job's own directory, which kinetic removes after the job. The jobs of this
     machine share ``cache``. ``mounts`` allows a private mount namespace. ``exclusive`` says that
-    only this job uses the file system. ``log`` returns the last lines of the log; it is set if the
-    platform doesn't keep the log. ``on_call`` reports the function's call in a pod; the local
-    supervisor reads a file instead. ``reusable`` says that a later job may reuse ``work``; see
-    `spares`.
+    only this job uses the file system, as in a pod. ``log`` returns the last lines of the log; it
+    is None if the platform keeps the log. ``on_call`` reports that the function is called; without
+    it, a file does so (see `time_limit`). ``reusable`` says that a later job may reuse ``work``;
+    see `spares`.
     """
 
     work: str | Path
@@ -315,8 +318,8 @@ class Site:
 def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
     """Make the workspace, or restore one that an ended job has left (see `spares`).
 
-    Sets the working directory and ``sys.path`` of this process like those of the caller's. Returns
-    the workspace, which is empty when there is no *code*.
+    Sets the working directory and ``sys.path`` of this process like those of the caller's process.
+    Returns the path of the workspace, which is empty if there is no *code*.
 
     Raises:
         RuntimeError: The archive is no longer in the store.
@@ -339,7 +342,7 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
 
 def _project_tree(code: Code, objects: Objects, site: Site) -> Tree:
     folder = _cache_folder(code, site)
-    return shared_tree(folder, lambda part: _unpack(code, objects, folder, part))
+    return shared_tree(folder, lambda target: _unpack(code, objects, folder, target))
 
 
 def _copy_missing(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
@@ -349,6 +352,7 @@ def _copy_missing(code: Code, objects: Objects, site: Site, missing: Iterable[st
 
 
 def _enter_workspace(code: Code | None, root: str) -> None:
+    """Set the working directory and ``sys.path`` to folders of the workspace *root*."""
     working_folder, imports = root, [root]
     if code is not None:
         working_folder = _path_within(root, code.cwd or "")
@@ -385,7 +389,8 @@ def _cache_folder(code: Code, site: Site) -> str:
     return os.path.join(site.cache, "code", _checked_digest(code.digest))
 
 
-def _unpack(code: Code, objects: Objects, folder: str, part: str) -> Weight:
+def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
+    """Unpack the project's archive into *target*; *folder* keeps a downloaded archive meanwhile."""
     try:
         archive = objects.path(code.name)
         if archive is None:
@@ -404,13 +409,14 @@ def _unpack(code: Code, objects: Objects, folder: str, part: str) -> Weight:
         import zipfile  # slow to import, and most jobs find the tree unpacked
 
         with zipfile.ZipFile(file) as members:
-            weight = _extract(members, part)
+            weight = _extract(members, target)
     if archive.parent == Path(folder):
         archive.unlink()
     return weight
 
 
 def _extract(members: zipfile.ZipFile, root: str) -> Weight:
+    """Extract files and folders into *root*, with their permissions; return their weight."""
     files = size = 0
     modes: dict[str, int] = {}
     for member in members.infolist():

@@ -146,8 +146,8 @@ class HostCall(Invocation):
     def _host_position(self) -> tuple[int, int]:
         return self.hosts.index, self.hosts.count
 
-    def _annotate(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        text = super()._annotate(text)
+    def _add_log(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        text = super()._add_log(text)
         return replace(text, traceback=f"On {self.hosts.name}:\n{text.traceback}")
 
 
