@@ -1,7 +1,8 @@
 """Run one attempt in a pod.
 
-If an earlier pod of the attempt vanished, or the job's process died, this module stores a failure
-as the outcome. At the end it writes the receipt: the outcome, in the pod's termination message.
+If the job's process dies, or an earlier pod of the job has left no outcome, this module stores a
+failure as the outcome. At the end it writes the receipt: a copy of the outcome, in the pod's
+termination message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OOM_EVENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    """How often Kubernetes has restarted the job, and the file for the receipt."""
+    """How often Kubernetes has restarted the job, by cause, and the file for the receipt if any."""
 
     failures: int = 0
     disruptions: int = 0
@@ -46,7 +47,8 @@ class Restarts:
 class PodAttempt(Attempt):
     """An attempt whose exit code controls whether Kubernetes starts another pod.
 
-    It stores its *output* before its outcome, so a cleanup after the outcome finds all objects.
+    ``output`` returns the end of the job's output. It is stored before the outcome, so that a
+    cleanup after the outcome finds all objects.
     """
 
     trusts_claim = True
@@ -55,7 +57,10 @@ class PodAttempt(Attempt):
     output: Callable[[], bytes]
 
     def run_on_other_host(self, done_name: str) -> int:
-        """Run the call on a host but the first; create *done_name*, or commit the failure."""
+        """Make the call on a host other than the first; return the exit code.
+
+        After a success, create the object *done_name*. Otherwise commit the failure.
+        """
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
             store_log(self._order, self._key, self.host, self.output(), self._objects)
@@ -94,7 +99,10 @@ def _conclude(
     content: bytes,
     receipt: str,
 ) -> int:
-    """Write the receipt of the committed outcome, and return the exit code."""
+    """Write the receipt of an outcome, and return the exit code.
+
+    *metadata* is None if another process committed the outcome; then there is no receipt.
+    """
     if metadata is not None:
         _write_receipt(order, metadata, content, receipt)
         if outcome.kind is wire.Kind.VALUE:
@@ -174,7 +182,10 @@ def _close(
     objects: Objects,
     log: str = "",
 ) -> tuple[wire.Outcome, Mapping[str, str] | None, bytes]:
-    """Close attempt *number*; return no metadata if it already had an outcome."""
+    """Close attempt *number*; return its outcome, metadata (None if it already had one), and body.
+
+    If *executor* is None, claim the attempt as void first.
+    """
     attempt_id = (order.scope, order.index, number)
     if executor is None:
         claim = wire.claim_metadata(wire.VOID, order.fence)
@@ -183,7 +194,7 @@ def _close(
             executor = wire.VOID
         else:
             executor = objects.stat(name).metadata.get("executor", "")
-    # Read after the claim, so that an earlier request to stop counts.
+    # Read the item after the claim, so that a stop before the claim counts.
     item = Opening(order, key, executor, objects).item_from_listing()
     outcome, content = outcome_of_death(death, item, executor, order.fence, log)
     metadata = outcome.signed(key, *attempt_id)
@@ -194,7 +205,7 @@ def _close(
 def close_restarted(
     order: wire.Order, key: bytes, executor: str, host: str, objects: Objects
 ) -> int:
-    """Close this attempt, which *executor* began before *host* restarted."""
+    """Close this attempt, which *executor* began before *host* restarted; return the exit code."""
     message = f"{host} ended without an outcome and restarted; kinetic does not run it twice"
     death = Death(message=message, reason="lost")
     _close(order, key, order.attempt, executor, death, objects)

@@ -28,13 +28,13 @@ WRITE_BYTES = 4096
 """Bytes that a ready pipe takes without blocking."""
 
 MAX_UNWRITTEN_BYTES = 1 << 20
-"""Maximum bytes of unread output; beyond it the job waits."""
+"""With this many unwritten bytes of output, the guard reads no more, and the job has to wait."""
 
 ANSWER_TIMEOUT_S = 10.0
 """How long, in seconds, the job waits for an answer of the guard."""
 
 EXIT_TIMEOUT_S = 30.0
-"""How long, in seconds, the process may take to end after its outcome is committed."""
+"""How long, in seconds, the job's process may take to end after it has committed its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,8 @@ class ProcessEnd:
     """How the job's process ended.
 
     ``reported`` is the exit code that the job reported after its commit, if it did; ``status`` is
-    the process's exit code, or a negative signal.
+    the process's exit code, or a negative signal. The function was ``called``; its time limit was
+    over (``out_of_time``); SIGTERM came (``stopped``); the guard ``killed`` the process.
     """
 
     reported: int | None
@@ -81,12 +82,12 @@ class Channel:
 
     def report_exit_code(self, code: int) -> None:
         """In the job: report that the outcome is committed, with the exit code for the pod."""
-        with contextlib.suppress(OSError):  # then the guard reads the store
+        with contextlib.suppress(OSError):  # without the message, the guard looks into the store
             self.job_end.send(b"code %d" % code)
 
     def report_call(self) -> None:
         """In the job: report that the function is called now, which starts its timeout."""
-        with contextlib.suppress(OSError):  # without the message, the timeout is longer
+        with contextlib.suppress(OSError):  # without the message, the start counts as well
             self.job_end.send(b"called")
 
     def last_lines(self) -> str:
@@ -99,6 +100,7 @@ class Channel:
         return os.pread(self.answer_file.fileno(), int(answer), 0) if answer else b""
 
     def _request(self, request: bytes) -> bytes:
+        """Send *request* to the guard; return the answer, empty without one."""
         try:
             self.job_end.settimeout(ANSWER_TIMEOUT_S)
             self.job_end.send(request)
@@ -179,6 +181,7 @@ class Guard:
         return kept if len(kept) == len(self._output_tail) else kept.partition(b"\n")[2] or kept
 
     def _wait(self) -> None:
+        """Wait for signals, messages, output, or the next limit; handle all but the limit."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         poll.register(self._channel, select.POLLIN)
@@ -211,6 +214,7 @@ class Guard:
             self._ask_to_stop(signal.SIGTERM)
 
     def _enforce_limits(self) -> None:
+        """Ask the job to end after its time limit, and kill it when its patience is over."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -232,6 +236,7 @@ class Guard:
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
     def _on_message(self) -> None:
+        """Handle one message from the job; `Channel` sends them."""
         message = self._channel.recv(64)
         if message == b"log":
             self._read_outputs()
@@ -254,7 +259,7 @@ class Guard:
             self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
     def _reap(self) -> int | None:
-        """Return the job's status if it has ended; reap orphans."""
+        """Reap ended processes; return the exit status of the job, None while it runs."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -276,7 +281,7 @@ class Guard:
                 pass
 
     def _read(self, source: int) -> bool:
-        """Return whether there was something to read."""
+        """Read output from *source* for later writing; return whether there was any."""
         try:
             data = os.read(source, READ_BYTES)
         except BlockingIOError:
@@ -303,6 +308,7 @@ class Guard:
             unwritten.clear()  # the reader has closed the pipe; the job keeps running
 
     def _flush(self) -> None:
+        """Write the rest of the output, unless a reader takes nothing for `EXIT_TIMEOUT_S`."""
         for target, unwritten in self._unwritten.items():
             while unwritten:
                 if not select.select([], [target], [], EXIT_TIMEOUT_S)[1]:

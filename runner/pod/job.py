@@ -60,7 +60,7 @@ class Hosts:
             ValueError: The environment is incomplete.
         """
         count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
-        if count < 2 and not environ.get("KINETIC_LWS"):  # a LeaderWorkerSet restarts its pods
+        if count < 2 and not environ.get("KINETIC_LWS"):  # `_Job` handles restarts of such a set
             return None
         names = ("KINETIC_HOST", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX")
         index = next((environ[name] for name in names if environ.get(name)), "")
@@ -84,7 +84,7 @@ class Hosts:
         return f"host {self.index} of {self.count}"
 
     def join(self) -> None:
-        """Join the hosts for JAX, if it is installed and ``KINETIC_JAX`` isn't ``0``.
+        """Let JAX connect the hosts, if it is installed and ``KINETIC_JAX`` isn't ``0``.
 
         Raises:
             Exception: JAX doesn't find all hosts within ten minutes.
@@ -139,6 +139,7 @@ class HostCall(Invocation):
         self.hosts.join()
 
     def _encode_value(self, value: Any) -> tuple[wire.Outcome, Stored]:
+        """Return an outcome with *value* on the first host, and without a value on the others."""
         if self.hosts.is_first:
             return super()._encode_value(value)
         return self._outcome(wire.Kind.VALUE, None), Stored(b"", "", 0)
@@ -147,12 +148,16 @@ class HostCall(Invocation):
         return self.hosts.index, self.hosts.count
 
     def _add_log(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        """Add the log, and name this host in the traceback."""
         text = super()._add_log(text)
         return replace(text, traceback=f"On {self.hosts.name}:\n{text.traceback}")
 
 
 class Watch:
-    """Check regularly whether another host has ended the attempt."""
+    """Check regularly whether another host has ended the attempt.
+
+    In that case call *on_end*, and send SIGTERM to this process.
+    """
 
     def __init__(self, order: wire.Order, objects: Objects, on_end: Callable[[], None]) -> None:
         self._attempt_id = (order.scope, order.index, order.attempt)
@@ -261,7 +266,7 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
 
 
 RESTARTED_MARK = "again"
-"""The folder that a restarted host makes if it runs nothing: its earlier pod began the attempt."""
+"""A restarted host creates this folder when it closes the attempt that its earlier pod began."""
 
 
 def run_job_and_exit(pod: Pod, folder: str, channel: Channel, parent: int) -> NoReturn:
@@ -325,7 +330,7 @@ class _Job:
         return next_step()
 
     def _begin(self) -> Callable[[], int]:
-        """Wait until the first host has claimed the attempt, and return the next step."""
+        """Claim the attempt, or wait until the first host has claimed it; return the next step."""
         hosts, executor = self._pod.hosts, self._pod.executor
         if hosts is None:
             return self._claim(Invocation)
@@ -339,13 +344,14 @@ class _Job:
         return self._claim(HostCall)
 
     def _claim(self, kind: type[Invocation]) -> Callable[[], int]:
+        """Close earlier attempts and claim this one; return a function for the remaining steps."""
         pod = self._pod
         close_earlier(self._order, pod.key, pod.first, pod.restarts, self._objects)
         steps = self._make_attempt(kind, pod.executor).steps()
         for _ in ("claim", "check"):
             next(steps)
 
-        def take_other_steps() -> int:
+        def take_remaining_steps() -> int:
             while True:
                 try:
                     next(steps)
@@ -353,10 +359,13 @@ class _Job:
                     code: int = end.value
                     return code
 
-        return take_other_steps
+        return take_remaining_steps
 
     def _run_on_other_host(self, hosts: Hosts, executor: str) -> int:
-        """Run the job on a host other than the first; the first host's claim is for all hosts."""
+        """Run the job on a host other than the first; return the exit code.
+
+        *executor* has claimed the attempt, for all hosts; it is empty if no claim came in time.
+        """
         if not executor:
             print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY
@@ -375,6 +384,7 @@ class _Job:
         return close_restarted(self._order, key, executor, hosts.name, self._objects)
 
     def _make_attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
+        """Return the attempt, whose call is of the class *kind*."""
         pod = self._pod
         call = kind(self._order, self._objects, self._site, self._stopping, executor)
         invoke = call.run

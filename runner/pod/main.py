@@ -88,6 +88,7 @@ def delete_worker_set(name: str, environ: Mapping[str, str] = os.environ) -> boo
 def _request(
     name: str, namespace: str, environ: Mapping[str, str], account: Path
 ) -> tuple[int, str]:
+    """Ask the API server to delete the LeaderWorkerSet; return the HTTP status and answer."""
     ssl_context = ssl.create_default_context(cafile=str(account / "ca.crt"))
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     connection = http.client.HTTPSConnection(
@@ -106,7 +107,7 @@ def _request(
 
 
 def _refused_account(answer: str) -> str:
-    """Return the name of the service account in a refusal."""
+    """Return the service account that the API server's *answer* refuses; ``kinetic`` if unclear."""
     found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", answer)
     return found[1] if found else "kinetic"
 
@@ -152,13 +153,13 @@ def main() -> int:
     if pod.group and not process_end.stopped:
         is_first = pod.hosts is None or pod.hosts.is_first
         if is_first and not delete_worker_set(pod.group) and not was_restarted:
-            return code  # the container's end shows that there is an outcome
+            return code  # the container's end makes the client look for the outcome
         wait_for_stop()
     return code
 
 
 def _provide_user(folder: str) -> None:
-    """Set a name and a home for a user that the image lacks; libraries put caches there."""
+    """Set ``HOME`` and ``USER`` if the image lacks them for this user: libraries need a home."""
     if not os.access(os.path.expanduser("~"), os.W_OK):
         os.environ["HOME"] = os.path.join(folder, "home")
         os.mkdir(os.environ["HOME"], 0o700)
@@ -201,8 +202,9 @@ def _close_dead_job(pod: Pod, process_end: ProcessEnd, *, out_of_memory: bool) -
 
 
 def _run_in_child(pod: Pod, folder: str) -> ProcessEnd:
+    """Run the job in a child process, guard it, and return how it ended."""
     channel, guard_pid = Channel(), os.getpid()
-    # Each process unblocks the signals when it handles them.
+    # Each process unblocks the signals after it has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
     source, sink = os.pipe()  # one pipe for both outputs keeps their order
     pid = os.fork()

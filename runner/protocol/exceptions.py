@@ -21,7 +21,7 @@ HEAP_TYPE = 1 << 9
 _IDENTITY: Any = object.__eq__
 
 PART_BYTES = 16 * 1024
-"""Leave out parts above this size if the whole exception is too large."""
+"""If the whole exception can't be sent, leave out parts above this size."""
 
 
 def dumps(error: BaseException, limit: int) -> bytes:
@@ -60,7 +60,7 @@ class _Pickler(pickles.Pickler):
 
 
 class _CarefulPickler(_Pickler):
-    """Leave out what can't be pickled."""
+    """Pickles exceptions without the parts that can't be sent; see `_is_sendable`."""
 
     def _reduce_exception(self, error: BaseException) -> tuple[Any, ...]:
         reduced = _reduce_by_class(error, can_link=_is_sendable)
@@ -74,12 +74,13 @@ def _accept_all(_: Any) -> bool:
 
 
 def _is_sendable(value: Any) -> bool:
+    """Return whether *value* can be pickled and rebuilt, in at most `PART_BYTES`."""
     sink = io.BytesIO()
     careful = isinstance(value, BaseException)
     try:
         pickles.dump(value, sink, pickler=_CarefulPickler if careful else _Pickler)
         pickles.load(sink.getvalue())
-    except Exception:  # any class may refuse in any way
+    except Exception:  # the class may raise anything
         return False
     return len(sink.getvalue()) <= PART_BYTES
 
@@ -87,7 +88,10 @@ def _is_sendable(value: Any) -> bool:
 def _reduce_by_class(
     error: BaseException, can_link: Callable[[Any], bool] = _accept_all
 ) -> tuple[Any, ...] | None:
-    """Return how to pickle *error* as its class does; None if the copy isn't equal."""
+    """Return how to pickle *error* as its class does; None if the copy isn't equal.
+
+    *can_link* selects the linked exceptions, such as the cause, that are sent along.
+    """
     try:
         reduced: Any = error.__reduce_ex__(5)
         make, args, *more = reduced
@@ -99,7 +103,7 @@ def _reduce_by_class(
         same = same and copied.keys() == original.keys()
         if not same or not all(_are_alike(copied[name], value) for name, value in original.items()):
             return None
-    except Exception:  # the user's code may not support the usual way
+    except Exception:  # the class may not support copies
         return None
     return _made, (make, args), (state, {}, {}, _links(error, can_link)), None, None, _complete
 
@@ -115,7 +119,10 @@ def _are_alike(first: Any, second: Any) -> bool:
 def _reduce_by_attributes(
     error: BaseException, is_kept: Callable[[Any], bool] = _accept_all
 ) -> tuple[Any, ...]:
-    """Return how to pickle *error* as its class, the state that Python keeps, and attributes."""
+    """Return how to pickle *error* by its class, attributes, and the state of its built-in base.
+
+    *is_kept* selects the values to keep; a note of the copy names the others.
+    """
     kind: Any = type(error)
     base: Any = next(parent for parent in kind.__mro__ if not parent.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
@@ -141,7 +148,7 @@ def _reduce_by_attributes(
 
 
 def _slot_values(error: BaseException) -> dict[str, Any]:
-    state = cast("Any", object.__getstate__(error))  # the dict, or both, or None
+    state = cast("Any", object.__getstate__(error))  # a dict, or a tuple of dict and slots, or None
     return cast("dict[str, Any]", {} if state is None or hasattr(state, "keys") else state[1])
 
 
@@ -165,16 +172,19 @@ def _links(error: BaseException, is_kept: Callable[[Any], bool]) -> dict[str, An
 
 
 def _made(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call an exception's own constructor; pickles refer to this function by its name."""
     return make(*args)
 
 
 def _put_together(kind: type[BaseException], base: Any, args: tuple[Any, ...]) -> Any:
+    """Rebuild an exception without its own ``__init__``; pickles refer to this function."""
     error = base.__new__(kind, *args)
     base.__init__(error, *args)
     return error
 
 
 def _complete(error: BaseException, state: tuple[Any, dict[str, Any], Any, Any]) -> None:
+    """Set the state of a rebuilt exception; pickles refer to this function."""
     own_state, attributes, members, links = state
     if own_state is not None:
         error.__setstate__(own_state)

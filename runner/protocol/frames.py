@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A container that was read: its footer's fields and its frames, which aren't copied."""
+    """A container that was read: the fields of its footer, and views of its frames."""
 
     fields: Mapping[str, Any]
     frames: tuple[memoryview, ...]
@@ -66,6 +66,7 @@ def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
 
 
 def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
+    """Return the fields of a footer, and the sizes of the frames."""
     size = footer[11:-2]
     if size.isdigit() and footer == b'{"frames":[%b]}' % size:  # most containers have this footer
         return {}, [int(size)]
@@ -74,7 +75,9 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 def footer_length(end: bytes) -> int:
-    """Return how many bytes a footer and what follows it take; *end* is the container's end.
+    """Return the number of bytes from the footer's start to the container's end.
+
+    *end* is the last part of the container, of at least `TAIL.size` bytes.
 
     Raises:
         FramesError: *end* isn't the end of a container.

@@ -42,12 +42,12 @@ def with_text_annotations(function: types.FunctionType) -> types.FunctionType:
 
 
 def with_annotations(defined: type, reduced: Any) -> Any:
-    """Reduce a class by value as cloudpickle does, with its annotations."""
+    """Add annotations to *reduced*, cloudpickle's form of a class that is pickled by value."""
     match reduced:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
             computed = _computed_annotations(defined)
             state = reduced[2][0]
-            # Replace the annotations under one name, even if they were computed before.
+            # cloudpickle has the annotations if they were computed before, under either name.
             for name in ("__annotations__", "__annotations_cache__"):
                 state.pop(name, None)
             state["__annotations__"] = _text_annotations(defined) if computed is None else computed
@@ -76,6 +76,7 @@ def _reduce_alias(alias: Any) -> Any:
 
 
 def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
+    """Return whether *annotation* refers to *alias*; *seen* collects the aliases on the way."""
     if annotation is alias or isinstance(annotation, type):
         return annotation is alias
     parts = [getattr(annotation, "__origin__", None), *getattr(annotation, "__args__", ())]
@@ -86,6 +87,7 @@ def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
 
 
 def _computed_annotations(annotated: Any) -> dict[str, Any] | None:
+    """Return the annotations; None if they can't be computed."""
     try:
         computed: dict[str, Any] = annotated.__annotations__
     except Exception:  # the hints are the user's code

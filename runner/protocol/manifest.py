@@ -79,7 +79,7 @@ class Manifest:
         """Yield each file with the name of its object.
 
         The name ends in the file's path, so a mounted bucket shows the original tree. A path
-        that some store can't have becomes a number.
+        that isn't a valid name in every store becomes a number.
         """
         for number, entry in enumerate(self.entries):
             if _is_usable_name(entry.path):
@@ -105,10 +105,12 @@ class Manifest:
             if fields["version"] != VERSION:
                 raise ValueError(f"it is of version {fields['version']}")
             entries = tuple(
-                Entry(_relative(path), int(size), bool(mode & 0o100), bytes.fromhex(digest).hex())
+                Entry(
+                    _checked_path(path), int(size), bool(mode & 0o100), bytes.fromhex(digest).hex()
+                )
                 for path, size, mode, digest in fields["entries"]
             )
-            empty = tuple(_relative(path) for path in fields["empty"])
+            empty = tuple(_checked_path(path) for path in fields["empty"])
             return cls(is_dir=fields["kind"] == "dir", entries=entries, empty=empty)
         except MALFORMED as exc:
             raise ValueError(f"a manifest cannot be read: {exc}") from exc
@@ -125,14 +127,16 @@ def file_hash(path: str) -> Any:
 
 
 def _is_usable_name(path: str) -> bool:
+    """Return whether every store can have an object with this path in its name."""
     return (
-        path.isprintable()  # no control characters, and nothing that is not Unicode
+        path.isprintable()  # no control characters, and no lone surrogates
         and len(path.encode()) <= LONGEST_NAME
         and max(map(len, urllib.parse.quote(path).split("/"))) <= LONGEST_SEGMENT
     )
 
 
-def _relative(path: str) -> str:
+def _checked_path(path: str) -> str:
+    """Return *path*; raise ValueError if it would lie outside its tree."""
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise ValueError(f"{path!r} is not inside its tree")
     return path

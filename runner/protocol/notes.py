@@ -1,4 +1,4 @@
-"""Store the scalars of a value beside its pickle, so that a report needn't unpickle anything.
+"""Notes: the scalars in a value, stored beside its pickle, so that a report needn't unpickle it.
 
 A note is one flat mapping of names to numbers, Booleans, None, and short strings, at most
 `NOTE_BYTES` of JSON. Reading a note needs no extra request. The note of a result or an error is in
@@ -33,7 +33,7 @@ _TEXTUAL = {math.inf: "inf", -math.inf: "-inf"}
 
 
 def note_of_result(value: Any) -> Note | None:
-    """Return the note of a function's result, of any type; None for no note.
+    """Return the note of a function's result, of any type; None if it has no scalars.
 
     A scalar is named ``result``. The scalars in a dict, a dataclass, or a named tuple keep their
     names. Those in a short list or tuple are named ``[0]``, ``[1]``, …
@@ -42,7 +42,7 @@ def note_of_result(value: Any) -> Note | None:
 
 
 def note_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Note | None:
-    """Return the notes of arguments; positional ones are named ``[0]``, ``[1]``, …"""
+    """Return the note of a call's arguments; positional ones are named ``[0]``, ``[1]``, …"""
     named = {f"[{position}]": value for position, value in enumerate(args[:MAX_ENTRIES])}
     return _build_note(named | dict(kwargs))
 
@@ -68,6 +68,7 @@ def read(parsed: object) -> Note:
 
 
 def _build_note(value: Any) -> Note | None:
+    """Return the note of *value*, cut to `NOTE_BYTES`; None if it has no scalars."""
     note: dict[str, Scalar] = {}
     with contextlib.suppress(Exception):  # the user's object may raise anything
         _gather(note, "", value, MAX_DEPTH)
@@ -91,37 +92,37 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
     """Add the scalars in *value* to *note*; *path* is the value's name, empty for the whole."""
     if len(note) >= MAX_ENTRIES:
         return
-    kind: type[Any] = type(cast("object", value))
+    cls: type[Any] = type(cast("object", value))
     name = path or RESULT
-    if value is None or kind is bool:
+    if value is None or cls is bool:
         note[name] = value
-    elif issubclass(kind, str):
+    elif issubclass(cls, str):
         note[name] = str.__getitem__(value, slice(MAX_TEXT))
-    elif issubclass(kind, int):
+    elif issubclass(cls, int):
         if int.bit_length(value) < 64:
             note[name] = int.__index__(value)
-    elif issubclass(kind, float):
+    elif issubclass(cls, float):
         number = float.__float__(value)
         note[name] = number if math.isfinite(number) else _TEXTUAL.get(number, "nan")
     elif depth:
-        for part, element in _parts(kind, value):
-            joined = f"{path}{part}" if part[:1] == "[" or not path else f"{path}.{part}"
+        for label, element in _named_elements(cls, value):
+            joined = f"{path}{label}" if label[:1] == "[" or not path else f"{path}.{label}"
             _gather(note, joined, element, depth - 1)
 
 
-def _parts(kind: Any, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the elements of a container by name."""
-    if issubclass(kind, dict):
-        entries = dict[Any, Any].items(value)  # even if a subclass overrides them
+def _named_elements(cls: Any, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return (name, element) pairs: dict keys, field names, or ``[position]``; none for others."""
+    if issubclass(cls, dict):
+        entries = dict[Any, Any].items(value)  # not a subclass's own `items`
         return [(key[:MAX_TEXT], element) for key, element in entries if isinstance(key, str)]
-    names: Any = getattr(kind, "_fields", None)
-    if names is not None and issubclass(kind, tuple):
+    names: Any = getattr(cls, "_fields", None)
+    if names is not None and issubclass(cls, tuple):
         return zip(names, value, strict=True)
-    if issubclass(kind, (list, tuple)):
+    if issubclass(cls, (list, tuple)):
         elements = value if len(value) <= MAX_ELEMENTS else ()
         return [(f"[{position}]", element) for position, element in enumerate(elements)]
-    if hasattr(kind, "__dataclass_fields__"):
-        return [(key, getattr(value, key)) for key in kind.__dataclass_fields__ if key[:1] != "_"]
-    if hasattr(kind, "item") and getattr(value, "shape", None) == ():
-        return [("", value.item())]  # a number of NumPy, JAX or PyTorch
+    if hasattr(cls, "__dataclass_fields__"):
+        return [(key, getattr(value, key)) for key in cls.__dataclass_fields__ if key[:1] != "_"]
+    if hasattr(cls, "item") and getattr(value, "shape", None) == ():
+        return [("", value.item())]  # a scalar of NumPy, JAX, or PyTorch
     return ()

@@ -130,7 +130,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
     if error is not None:
         try:
             parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
-        except Exception as exc:  # any class may refuse in any way; the text stays
+        except Exception as exc:  # the class may raise anything; then send the text alone
             text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_message_of(exc)}", 1000))
     body = frames.pack(parts, {"error": fields_of(text)})
     return Stored(body, digest(body), len(body))

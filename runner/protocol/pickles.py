@@ -129,6 +129,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return super()._dynamic_function_reduce(import_hints.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether *buffer* goes into the pickle; otherwise it becomes a frame of its own."""
         with memoryview(buffer) as view:
             if view.nbytes < OUT_OF_BAND_BYTES or not view.contiguous:
                 return True
@@ -229,7 +230,7 @@ def _unpickle(
     if unpickler is Unpickler and b"kinetic" not in content:
         return pickle.loads(
             content, buffers=buffers
-        )  # writes to fewer memory pages that a fork shares
+        )  # writes to fewer of the memory pages that a fork shares
     return unpickler(io.BytesIO(content), buffers=buffers).load()
 
 

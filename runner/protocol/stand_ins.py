@@ -16,15 +16,15 @@ data_paths: list[str] = []
 """The paths of this job's Data, by number."""
 
 
-def data_path(k: int) -> str:
-    """Return the path of Data number *k* in this job; unpickling arguments calls this.
+def data_path(number: int) -> str:
+    """Return the path of Data *number* in this job; unpickling arguments calls this.
 
     Raises:
         RuntimeError: This process isn't a job with that Data.
     """
-    if not 0 <= k < len(data_paths):
-        raise RuntimeError(f"there is no Data {k} here: this is not the job it was sent to")
-    return data_paths[k]
+    if not 0 <= number < len(data_paths):
+        raise RuntimeError(f"there is no Data {number} here: this is not the job it was sent to")
+    return data_paths[number]
 
 
 def source_at(file: str, path: str) -> str:
@@ -69,16 +69,16 @@ class Decorated(functools.partial[Any]):
         return self
 
     def run_async(self, /, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this is a job."""
+        """Raise RuntimeError, because a job can't start jobs."""
         self._refuse("run_async")
 
     def run_async_map(self, /, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this is a job."""
+        """Raise RuntimeError, because a job can't start jobs."""
         self._refuse("run_async_map")
 
     @property
     def __kinetic__(self) -> NoReturn:
-        """Refuse to provide settings, which only a submission reads."""
+        """Raise RuntimeError: only a submission reads the settings, and a job submits nothing."""
         self._refuse("submitting it")
 
     def _refuse(self, operation: str) -> NoReturn:

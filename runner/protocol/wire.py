@@ -78,6 +78,8 @@ VERSION = 1
 
 BLOCK_SIZE = 500
 INLINE_BYTES = 256 * 1024
+"""Maximum bytes of a value in its outcome's body; a larger value has its own object."""
+
 LOG_BYTES = 1 << 20
 """Maximum bytes to keep of a job's output, where the platform loses the log with the job."""
 
@@ -424,7 +426,7 @@ class Outcome(NamedTuple):
         """Read signed metadata.
 
         Raises:
-            ValueError: The signature is missing, wrong, or for another place.
+            ValueError: The signature is missing, wrong, or for another attempt.
         """
         header, mac = metadata.get("header", ""), metadata.get("mac", "").encode(errors="replace")
         try:
@@ -484,7 +486,7 @@ class Request:
 
     ``items`` are in ascending order; None means all. ``bases`` maps an item to its number of
     earlier attempts. ``keep_running`` lets claimed attempts finish. A reader ignores a request of
-    an unknown kind, unless ``must`` is true.
+    an unknown kind; if ``must`` is true, it raises an error instead.
     """
 
     kind: str

@@ -48,7 +48,7 @@ _quote_json = json.encoder.encode_basestring_ascii
 MAX_FILE_NAME_BYTES = 240  # bytes of one file name; most file systems stop at 255
 READ_FLAGS = (
     os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # no wait for a pipe's writer
+)  # doesn't wait for the writer of a pipe
 NO_FILE_ERRNOS = (
     errno.ELOOP,
     errno.ENXIO,
@@ -56,6 +56,8 @@ NO_FILE_ERRNOS = (
     errno.EOPNOTSUPP,
 )  # a link, a socket, a device
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+"""Errors of a deletion whose object or folder is missing, or whose folder isn't empty."""
+
 NO_LINK_ERRNOS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 """Errors of a hard link that the file system doesn't allow."""
 
@@ -143,7 +145,7 @@ class DirectoryObjects:
             os.unlink(temporary)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
-        """Overwrite *generation* of an object; return None if it has another generation now."""
+        """Overwrite an object of this *generation*; return the new one, None if there is another."""
         target = self._file_path(name)
         make_folder(os.path.join(self._root, TEMPORARY))
         lock_path = os.path.join(self._root, TEMPORARY, "replace.lock")
@@ -243,7 +245,7 @@ class DirectoryObjects:
         return absent
 
     def collect(self, used: Mapping[str, float | None]) -> bool:
-        """Delete objects, in this order, and return True; do nothing if one was renewed.
+        """Delete the objects *used* in its order; if one was renewed, delete none and return False.
 
         *used* maps each name to the time of use that a listing has returned. Another time means
         that the object was renewed. A lock keeps `renew` out between the check and the deletion.
@@ -256,6 +258,7 @@ class DirectoryObjects:
 
     @contextlib.contextmanager
     def _lock_collection(self, operation: int) -> Generator[None]:
+        """Hold the lock of `renew` (shared) and `collect` (exclusive) during the block."""
         make_folder(os.path.join(self._root, TEMPORARY))
         lock_path = os.path.join(self._root, TEMPORARY, "collect.lock")
         # NFS refuses a shared lock on a file that isn't open for reading.
@@ -284,9 +287,10 @@ class DirectoryObjects:
                 if not name.endswith(".lock") and os.stat(path).st_mtime < now - age:
                     os.unlink(path)
             except OSError:
-                continue  # another process was faster
+                continue  # another process has removed it
 
     def _names(self, folder: str, start: str) -> Iterator[str]:
+        """Yield the names of objects in *folder* whose next segment begins with *start*."""
         quoted = urllib.parse.quote(start, safe=SAFE_CHARACTERS, errors="surrogateescape")
         for entry, is_folder in self._entries(folder):
             if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
@@ -301,6 +305,7 @@ class DirectoryObjects:
                 yield name
 
     def _names_within(self, folder: str) -> Iterator[str]:
+        """Yield the names of all objects below *folder*."""
         for entry, is_folder in self._entries(folder):
             name = f"{folder}/{_unquote(entry)}"
             if is_folder:
@@ -331,6 +336,7 @@ class DirectoryObjects:
         return os.path.join(self._root, *map(_file_name, name.split("/")))
 
     def _read_start(self, name: str) -> bytes:
+        """Return the first `SMALL_BYTES` of the object's file."""
         if (fd := self._open_file(name)) is None:
             return b""
         try:
@@ -339,6 +345,7 @@ class DirectoryObjects:
             os.close(fd)
 
     def _open(self, name: str) -> BinaryIO:
+        """Open the object's file; a link or a device counts as an empty file."""
         fd = self._open_file(name)
         return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
 
@@ -361,6 +368,7 @@ class DirectoryObjects:
         return None
 
     def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
+        """Write header and body to a new file in the folder `TEMPORARY`; return its path."""
         self._writes += 1
         unique = f"{os.getpid()}-{id(self):x}-{self._writes}-{os.urandom(4).hex()}"
         temporary = f"{self._root}/{TEMPORARY}/{unique}"
@@ -399,6 +407,7 @@ class DirectoryObjects:
         return temporary
 
     def _link(self, temporary: str, target: str) -> bool:
+        """Make the finished file *temporary* the object's file; return False if *target* exists."""
         created_folder = False
         for _ in range(100):  # another process may delete the empty folder again
             try:
@@ -469,6 +478,7 @@ def _unquote(entry: str) -> str:
 
 
 def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes:
+    """Return the header for content that begins with *start*; empty if it needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
     # Without `json.dumps`, which is slower: each claim and outcome has a header.

@@ -78,7 +78,7 @@ class StorageError(OSError):
 
 
 class Bucket:
-    """A bucket, for any number of threads.
+    """A bucket; any number of threads may use it.
 
     Failures raise `StorageError`, a missing object raises `KeyError`.
 
@@ -99,13 +99,14 @@ class Bucket:
         self._errors = _import_library("google.api_core.exceptions")
         self._auth = _import_library("google.auth.exceptions")
         self._requests = _import_library("requests")
-        # If both libraries are installed, google-cloud-storage 3.0 and later raises a subclass.
+        # If this library is installed, google-cloud-storage 3.0 and later raises a subclass.
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
         self._bucket = self._client.bucket(place.bucket)
 
     def _open_client(self, environ: Mapping[str, str]) -> Any:
+        """Open the library's client; *environ* may name an emulator or another address."""
         emulator = environ.get(EMULATOR, "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
@@ -120,7 +121,7 @@ class Bucket:
         adapter = self._requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
         for scheme in ("http://", "https://"):
             client._http.mount(scheme, adapter)
-        # Else the library reads the bucket in a thread, for traces: one more request per process.
+        # Without this, the library sends one more request per process, for its traces.
         client._bucket_metadata_cache = None
         return client
 
@@ -188,7 +189,7 @@ class Bucket:
                 else:
                     blob.upload_from_string(body, **options)
             except self._errors.PreconditionFailed:
-                # An earlier try may have created it, and its reply was lost.
+                # An earlier try may have created the object, if its reply was lost.
                 existing = self.find(blob.name)
                 stored_metadata: Any = existing.metadata if existing is not None else None
                 return bool(stored_metadata) and stored_metadata.get(NONCE) == nonce
@@ -267,6 +268,7 @@ class Bucket:
             return transfer(self._call_options(operation))
 
     def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
+        """Make one *request* with retries, and translate its errors."""
         with self._translate_errors(operation):
             return request(self._call_options(operation))
 
@@ -292,6 +294,7 @@ class Bucket:
         return {"retry": retry, "timeout": self._timeout}
 
     def _is_temporary(self, exc: Exception) -> bool:
+        """Return whether another try may succeed after *exc*."""
         response: Any = getattr(exc, "response", None)
         with suppress(Exception):
             response.content  # noqa: B018 - reading it gives the connection back
@@ -319,7 +322,7 @@ class Bucket:
 
     @contextmanager
     def _translate_errors(self, operation: str) -> Generator[None]:
-        """Translate the library's errors."""
+        """Raise KeyError for a missing object, and `StorageError` for all errors of the library."""
         try:
             yield
         except self._errors.RetryError as exc:
@@ -336,6 +339,7 @@ class Bucket:
             raise self._as_storage_error(operation, exc) from exc
 
     def _as_storage_error(self, operation: str, exc: BaseException) -> StorageError:
+        """Return *exc* as a `StorageError` whose message says what to do."""
         advice = ""
         if isinstance(exc, self._errors.Forbidden):
             advice = (
@@ -455,6 +459,7 @@ def _entry(name: str, blob: Any) -> Stored:
 
 
 def _import_library(name: str) -> Any:
+    """Import a library that jobs need for Cloud Storage; raise StorageError without it."""
     try:
         return importlib.import_module(name)
     except ImportError as exc:
