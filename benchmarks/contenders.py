@@ -1,4 +1,4 @@
-"""The contenders that run many calls: kinetic and other tools. Each opens warm, for some slots."""
+"""The contenders that run many calls: kinetic and other tools, each warm, with some slots."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["BARE", "CONTENDERS", "FRESH", "KINETIC", "Contender", "Session"]
 
 HERE = Path(__file__).parent
 IN_FLIGHT = 64
-"""Calls that wait beside those that run: as many as kinetic hands out by itself."""
+"""How many calls a contender gets ahead of their results: kinetic's own default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open contender: ``run`` squares numbers, with the help of ``processes``."""
+    """An open contender: ``run`` squares numbers; ``processes`` are its helpers, by role."""
 
     run: Callable[[Sequence[int]], list[int]]
     processes: dict[str, psutil.Process] = field(default_factory=dict)
@@ -43,7 +43,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One tool; a slow one runs a ``share`` of the jobs; ``needs`` is the module it requires."""
+    """One tool, whose ``open`` starts it with slots and a scratch folder.
+
+    ``isolated`` and ``durable`` are cells of the table. A slow tool runs a ``share`` of the jobs.
+    ``needs`` is the module that it requires.
+    """
 
     name: str
     isolated: str
@@ -61,7 +65,7 @@ class Contender:
 
 @contextlib.contextmanager
 def kinetic(slots: int, scratch: Path) -> Iterator[Session]:
-    """A batch on the local platform, with everything as by default."""
+    """Run batches of kinetic on the local platform, with default options."""
     import work
 
     from kinetic import aio
@@ -83,7 +87,7 @@ def kinetic(slots: int, scratch: Path) -> Iterator[Session]:
 
 
 class _Calls:
-    """Writes calls to files and reads results from files."""
+    """Writes calls to files, and reads results from files, for `one_job`."""
 
     def __init__(self, folder: Path) -> None:
         import work
@@ -112,7 +116,7 @@ class _Calls:
 
 @contextlib.contextmanager
 def fork_server(slots: int, scratch: Path) -> Iterator[Session]:
-    """Run fork_server.py: a process per job, and nothing else that costs."""
+    """Run fork_server.py, which forks a process per job and does little else."""
     calls = _Calls(scratch / "calls")
     with subprocess.Popen(
         [sys.executable, HERE / "fork_server.py", str(slots)],
@@ -161,7 +165,7 @@ def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def process_pool(slots: int, scratch: Path) -> Iterator[Session]:
-    """The standard library's pool: long-lived workers."""
+    """Run calls in the standard library's pool, whose workers live long."""
     import work
 
     spawn = multiprocessing.get_context("spawn")
@@ -179,7 +183,7 @@ def process_pool(slots: int, scratch: Path) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def submitit(slots: int, scratch: Path) -> Iterator[Session]:
-    """Its local executor: a process per job that watches another one."""
+    """Run calls in submitit's local executor, which starts two processes per job."""
     import submitit
     import work
 
@@ -195,11 +199,11 @@ def submitit(slots: int, scratch: Path) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def dask(slots: int, scratch: Path) -> Iterator[Session]:
-    """A cluster of worker processes on this machine."""
+    """Run calls in Dask's cluster of worker processes on this machine."""
     import work
     from distributed import Client, LocalCluster
 
-    logging.disable(logging.WARNING)  # it logs each of its processes
+    logging.disable(logging.WARNING)  # Dask logs each of its processes
     with (
         LocalCluster(
             n_workers=slots,
@@ -222,7 +226,7 @@ def dask(slots: int, scratch: Path) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def ray(slots: int, scratch: Path) -> Iterator[Session]:
-    """Its own cluster of one machine."""
+    """Run calls in a Ray cluster of this machine."""
     import ray
     import work
 
@@ -247,8 +251,8 @@ def ray(slots: int, scratch: Path) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def parsl(slots: int, scratch: Path) -> Iterator[Session]:
-    """Its executor for many short tasks, with the workers on this machine."""
-    # Parsl finds its own scripts there.
+    """Run calls in Parsl's executor for many short tasks, with workers on this machine."""
+    # Parsl looks for its own scripts on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     import parsl
     import work
@@ -275,7 +279,7 @@ def parsl(slots: int, scratch: Path) -> Iterator[Session]:
 
 @functools.cache
 def _lithops_folder() -> str:
-    """Return the folder of its files; it reads the setting only once per process."""
+    """Return the folder of Lithops' files; Lithops reads ``TMPDIR`` only once per process."""
     exit_stack = contextlib.ExitStack()
     atexit.register(exit_stack.close)
     return os.fspath(exit_stack.enter_context(setting.scratch()))
@@ -283,7 +287,7 @@ def _lithops_folder() -> str:
 
 @contextlib.contextmanager
 def lithops(slots: int, scratch: Path) -> Iterator[Session]:
-    """Its localhost backend, with its storage in files."""
+    """Run calls in Lithops' localhost backend, with its storage in files."""
     os.environ["TMPDIR"] = _lithops_folder()
     tempfile.tempdir = None
     import lithops

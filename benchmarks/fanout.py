@@ -28,7 +28,7 @@ LOCAL_ITEMS, QUICK_LOCAL_ITEMS = 1000, 120
 SLOTS = 2
 IN_FLIGHT = 64
 LIMIT_S = 600.0
-"""Maximum time of each contender side by side."""
+"""Maximum seconds of each contender in `side_by_side`."""
 
 
 def nop(_: int) -> None:
@@ -39,7 +39,7 @@ def nop(_: int) -> None:
 
 
 async def wait_only(batch: Any) -> None:
-    """Consume nothing: the engine alone."""
+    """Wait for the batch, without its outcomes: this measures the engine alone."""
     await batch.wait()
 
 
@@ -90,7 +90,7 @@ def engine(sizes: tuple[int, ...], rounds: int) -> None:
         figures.row(f"engine, {name}", *(f"{cost:.1f}" for cost in costs), f"{grown:.1f}")
 
 
-# --- its memory ---
+# --- the engine's memory ---
 
 
 async def measure_memory(items: int) -> tuple[float, float]:
@@ -185,7 +185,7 @@ class RecordingCluster:
         return getattr(self._cluster, name)
 
     async def launch(self, job: Any) -> None:
-        """See the port."""
+        """Implement `Cluster.launch`; record *job*."""
         self.jobs.append(job)
         await self._cluster.launch(job)
 
@@ -251,11 +251,11 @@ async def local_round(items: int, number: int) -> tuple[float, float]:
 
 
 def local(items: int, rounds: int) -> None:
-    """Print jobs per second, and the ratio."""
+    """Print the rates of `local_round` in jobs per second, and their ratio."""
     with setting.scratch() as scratch, setting.project(scratch), setting.home(scratch, SLOTS):
-        rounds_seen = [asyncio.run(local_round(items, number)) for number in range(rounds)]
+        results = [asyncio.run(local_round(items, number)) for number in range(rounds)]
     figures.head(f"local, {items} jobs", "median/s", "best/s", "x bare")
-    engine_rates, bare_rates = [rate for rate, _ in rounds_seen], [rate for _, rate in rounds_seen]
+    engine_rates, bare_rates = [rate for rate, _ in results], [rate for _, rate in results]
     for name, rates in (("the jobs alone", bare_rates), ("a batch", engine_rates)):
         median, best = statistics.median(rates), max(rates)
         figures.row(name, f"{median:.1f}", f"{best:.1f}", f"{figures.ratio(rates, bare_rates):.2f}")

@@ -83,7 +83,7 @@ def time_limit(limit_s: float) -> Iterator[None]:
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """Return the median of the rounds' ratios: noise that lasts a round cancels out."""
+    """Return the median of each round's ratio, in which noise of a whole round cancels out."""
     return statistics.median(value / base for value, base in zip(values, baseline, strict=True))
 
 
@@ -108,7 +108,7 @@ def head(name: str, *cells: object) -> None:
 
 
 def row(name: str, *cells: object) -> None:
-    """Print another line of a table."""
+    """Print a row of a table: its name, and a cell for each column."""
     _print_cells(name, cells)
     record("row", [name, *map(str, cells)])
 

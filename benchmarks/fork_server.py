@@ -1,7 +1,7 @@
 """The least that isolates jobs: ``python fork_server.py SLOTS`` forks one process a job.
 
-A line ``call<TAB>result`` on standard input asks for one; the same line comes
-back when its process has ended. No claim, no check, no log, no limits, no
+A line ``call<TAB>result`` on standard input asks for a job; the server writes the
+same line when the job's process has ended. No claim, no check, no log, no limits, no
 environment, no workspace, nothing that survives this process but the results.
 """
 
@@ -23,7 +23,7 @@ import one_job
 
 def main(slots: int) -> None:
     """Serve until standard input ends."""
-    importlib.import_module("cloudpickle")  # for the functions; as warm as can be
+    importlib.import_module("cloudpickle")  # jobs need it to load the function
     wake_reader, wake_writer = os.pipe()
     for descriptor in (wake_reader, wake_writer):
         os.set_blocking(descriptor, False)

@@ -31,21 +31,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figures, setting
-from benchmarks.cluster import ours, raw, theirs
-from benchmarks.cluster.place import Absent, Corner, Place, on_node, opened
-from benchmarks.cluster.recorder import Tape, recording
+from benchmarks.cluster import bare_client, kinetic_client, peer_client
+from benchmarks.cluster.recorder import Recording, record
+from benchmarks.cluster.servers import (
+    Cluster,
+    MissingProgram,
+    Workspace,
+    start_on_node,
+    start_with_processes,
+)
 
-KINETIC, RAW, PEER = "kinetic", "bare aiohttp loop", theirs.PACKAGE
+KINETIC, BARE, PEER = "kinetic", "bare aiohttp loop", peer_client.PACKAGE
 SAME_PODS = "bare watch of kinetic's"
 SIZES, QUICK_SIZES = (20, 200), (20,)
 SLOTS = 4
-"""Pods that run at a time: they are processes of this machine."""
+"""How many pods run at a time; they are processes of this machine."""
 
 IN_FLIGHT = 64
 """Maximum number of submitted jobs that have not ended: the default of the other contenders."""
 
-SINGLE = 5
-COUNTED = 20
+SINGLE_JOBS = 5
+COUNTED_JOBS = 20
+"""Sizes of the measurements of single jobs and of requests."""
+
 FINISH = '''"""What the jobs do."""
 
 import time
@@ -60,20 +68,20 @@ def now(_: int) -> float:
 class Turns:
     """The contenders, which take turns in each round."""
 
-    place: Place
-    peer: theirs.Peer | None
+    cluster: Cluster
+    peer: peer_client.Peer | None
     rounds: int
 
     def order(self, number: int) -> list[str]:
         """Return the order of contenders in a round; each round begins with the next one."""
-        names = [RAW, KINETIC, *([PEER] if self.peer else [])]
+        names = [BARE, KINETIC, *([PEER] if self.peer else [])]
         first = number % len(names)
         return names[first:] + names[:first]
 
-    def run(self, action: str, jobs: int, corner: Corner) -> Any:
-        """See `theirs.Peer.run`."""
+    def run(self, action: str, jobs: int, workspace: Workspace) -> Any:
+        """Run *action* with the peer; see `peer_client.Peer.run`."""
         assert self.peer is not None
-        return self.peer.run(action, jobs, corner)
+        return self.peer.run(action, jobs, workspace)
 
 
 @dataclass(slots=True)
@@ -100,38 +108,44 @@ class Batches:
 # --- submitting ---
 
 
-async def record_submission(place: Place, jobs: int) -> Tape:
+async def record_submission(cluster: Cluster, jobs: int) -> Recording:
     """Record the requests by which kinetic submits *jobs* jobs."""
-    with place.corner() as corner:
-        async with recording(place, corner) as tape:
-            await ours.submit(place, tape.corner, jobs, warm=tape.requests.clear)
-            return tape
+    with cluster.workspace() as workspace:
+        async with record(cluster, workspace) as recording:
+            await kinetic_client.submit(
+                cluster, recording.workspace, jobs, warm=recording.requests.clear
+            )
+            return recording
 
 
 def measure_submission(turns: Turns, jobs: int) -> None:
-    """Print rates and ratios."""
-    place, all_rates, cpu_ms = turns.place, dict[str, list[float]](), dict[str, list[float]]()
-    with place.plane.frozen_scheduler():
-        tape = asyncio.run(record_submission(place, jobs))
+    """Print the rates of submitting *jobs* jobs, and their ratios."""
+    cluster, all_rates, cpu_ms = turns.cluster, dict[str, list[float]](), dict[str, list[float]]()
+    with cluster.plane.frozen_scheduler():
+        recording = asyncio.run(record_submission(cluster, jobs))
         for number in range(turns.rounds):
             for name in turns.order(number):
-                with place.corner() as corner:
-                    warm_jobs = 0 if name == RAW else 1
-                    if name == RAW:
-                        started_at, cpu_seconds = asyncio.run(raw.submit(place, corner, tape))
+                with cluster.workspace() as workspace:
+                    warm_jobs = 0 if name == BARE else 1
+                    if name == BARE:
+                        started_at, cpu_seconds = asyncio.run(
+                            bare_client.submit(cluster, workspace, recording)
+                        )
                     elif name == KINETIC:
-                        started_at, cpu_seconds = asyncio.run(ours.submit(place, corner, jobs))
+                        started_at, cpu_seconds = asyncio.run(
+                            kinetic_client.submit(cluster, workspace, jobs)
+                        )
                     else:
-                        answer = turns.run("submit", jobs, corner)
-                        started_at, cpu_seconds = answer["began"], answer["used"]
-                    last_created = place.until_created(corner, warm_jobs + jobs)[-1]
+                        answer = turns.run("submit", jobs, workspace)
+                        started_at, cpu_seconds = answer["started_at"], answer["cpu_seconds"]
+                    last_created = cluster.wait_for_jobs(workspace, warm_jobs + jobs)[-1]
                     all_rates.setdefault(name, []).append(jobs / (last_created - started_at))
                     cpu_ms.setdefault(name, []).append(cpu_seconds / jobs * 1000)
     titles = ("median/s", "best/s", "x bare", "x kinetic", "cpu ms/job")
     figures.head(f"submitting {jobs}", *titles)
     for name, rates in all_rates.items():
         cells = [f"{statistics.median(rates):.1f}", f"{max(rates):.1f}"]
-        cells += [f"{figures.ratio(rates, all_rates[other]):.3f}" for other in (RAW, KINETIC)]
+        cells += [f"{figures.ratio(rates, all_rates[other]):.3f}" for other in (BARE, KINETIC)]
         figures.row(name, *cells, f"{statistics.median(cpu_ms[name]):.1f}")
 
 
@@ -140,21 +154,26 @@ def measure_submission(turns: Turns, jobs: int) -> None:
 
 def measure_completion(turns: Turns, jobs: int) -> None:
     """Print milliseconds from the end of the function, and seconds of the whole batch."""
-    place, batches_by_name = turns.place, dict[str, Batches]()
+    cluster, batches_by_name = turns.cluster, dict[str, Batches]()
     for number in range(turns.rounds):
         for name in turns.order(number):
             removed: float | None = None
-            with place.corner() as corner:
-                if name == RAW:
-                    started, moments = asyncio.run(raw.complete(place, corner, jobs, IN_FLIGHT))
+            with cluster.workspace() as workspace:
+                if name == BARE:
+                    started, moments = asyncio.run(
+                        bare_client.complete(cluster, workspace, jobs, IN_FLIGHT)
+                    )
                 elif name == KINETIC:
-                    started, item_moments, removed = asyncio.run(ours.complete(place, corner, jobs))
+                    started, item_moments, removed = asyncio.run(
+                        kinetic_client.complete(cluster, workspace, jobs)
+                    )
                     pods = [(ended, pod_end_seen) for ended, pod_end_seen, _ in item_moments]
                     batches_by_name.setdefault(SAME_PODS, Batches()).note(started, pods, None)
                     moments = [(ended, arrived) for ended, _, arrived in item_moments]
                 else:
-                    answer = turns.run("complete", jobs, corner)
-                    started, moments, removed = answer["began"], answer["seen"], answer["removed"]
+                    answer = turns.run("complete", jobs, workspace)
+                    started, moments = answer["started_at"], answer["moments"]
+                    removed = answer["removed_at"]
             assert len(moments) == jobs, f"{name} has {len(moments)} values of {jobs}"
             batches_by_name.setdefault(name, Batches()).note(started, moments, removed)
     titles = ("p50 ms", "p99 ms", "max ms", "x bare", "x same pods", "values s", "removed s")
@@ -165,7 +184,7 @@ def measure_completion(turns: Turns, jobs: int) -> None:
         figures.row(
             name,
             *(f"{cell * 1000:.0f}" for cell in cells),
-            f"{figures.ratio(batches.medians, batches_by_name[RAW].medians):.1f}",
+            f"{figures.ratio(batches.medians, batches_by_name[BARE].medians):.1f}",
             f"{figures.ratio(batches.medians, batches_by_name[SAME_PODS].medians):.2f}",
             f"{statistics.median(batches.values):.1f}",
             f"{statistics.median(batches.gone):.1f}" if batches.gone else "",
@@ -174,12 +193,16 @@ def measure_completion(turns: Turns, jobs: int) -> None:
 
 def measure_single_jobs(turns: Turns) -> None:
     """Print milliseconds of one job."""
-    place, moments_by_name = turns.place, dict[str, list[Sequence[float]]]()
-    with place.corner() as corner:
-        moments_by_name[KINETIC] = [*asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE))[1:]]
+    cluster, moments_by_name = turns.cluster, dict[str, list[Sequence[float]]]()
+    with cluster.workspace() as workspace:
+        moments_by_name[KINETIC] = [
+            *asyncio.run(kinetic_client.one_by_one(cluster, workspace, 1 + SINGLE_JOBS))[1:]
+        ]
     if turns.peer is not None:
-        with place.corner() as corner:
-            moments_by_name[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]
+        with cluster.workspace() as workspace:
+            moments_by_name[PEER] = turns.run("one_by_one", 1 + SINGLE_JOBS, workspace)["moments"][
+                1:
+            ]
     figures.head("one after the other", "submit ms", "after end ms", "call to value ms")
     for name, moments in moments_by_name.items():
         parts = [
@@ -198,16 +221,20 @@ async def count_requests(turns: Turns, name: str) -> tuple[Counter[str], Counter
 
     Requests of its pods don't count.
     """
-    place = turns.place
-    with place.corner() as corner:
-        async with recording(place, corner) as tape:
+    cluster = turns.cluster
+    with cluster.workspace() as workspace:
+        async with record(cluster, workspace) as recording:
             if name == KINETIC:
-                _, moments, _ = await ours.complete(place, tape.corner, COUNTED)
+                _, moments, _ = await kinetic_client.complete(
+                    cluster, recording.workspace, COUNTED_JOBS
+                )
             else:
-                answer = await asyncio.to_thread(turns.run, "complete", COUNTED, tape.corner)
-                moments = answer["seen"]
-        assert len(moments) == COUNTED, f"{name} has {len(moments)} values of {COUNTED}"
-        return place.requests(corner), tape.storage()
+                answer = await asyncio.to_thread(
+                    turns.run, "complete", COUNTED_JOBS, recording.workspace
+                )
+                moments = answer["moments"]
+        assert len(moments) == COUNTED_JOBS, f"{name} has {len(moments)} values of {COUNTED_JOBS}"
+        return cluster.count_requests(workspace), recording.count_storage_requests()
 
 
 def measure_requests(turns: Turns) -> None:
@@ -216,16 +243,16 @@ def measure_requests(turns: Turns) -> None:
         api, storage = asyncio.run(count_requests(turns, name))
         for server, counts in (("API server", api), ("GCS", storage)):
             summary = ", ".join(f"{request} {count}" for request, count in counts.most_common())
-            total = counts.total() / COUNTED
-            print(f"{name}, batch of {COUNTED}: {server} {total:.1f} a job ({summary})")
+            total = counts.total() / COUNTED_JOBS
+            print(f"{name}, batch of {COUNTED_JOBS}: {server} {total:.1f} a job ({summary})")
 
 
 @contextlib.contextmanager
 def project(scratch: Path) -> Iterator[None]:
-    """Stand in a small project with the function of the jobs."""
+    """Enter a small project with the function of the jobs, during the block."""
     with setting.project(scratch):
         Path("finish.py").write_text(FINISH)
-        del os.environ["PYTHONPATH"]  # pods have their own
+        del os.environ["PYTHONPATH"]  # pods have their own path
         yield
 
 
@@ -240,16 +267,18 @@ def main() -> int:
     options: Any = parser.parse_args()
     sizes = QUICK_SIZES if options.quick else SIZES
     alone = options.alone or options.node or (options.quick and not options.peer)
-    python = None if alone else theirs.installed(options.peer)
+    python = None if alone else peer_client.find_python(options.peer)
     try:
         with (
             setting.scratch() as scratch,
             project(scratch),
-            on_node(scratch) if options.node else opened(scratch, SLOTS) as place,
+            start_on_node(scratch)
+            if options.node
+            else start_with_processes(scratch, SLOTS) as cluster,
         ):
-            peer = theirs.Peer(place, python, scratch) if python else None
-            turns = Turns(place, peer, options.rounds or (1 if options.quick else 3))
-            if not options.node:  # its containers reach no recorder
+            peer = peer_client.Peer(cluster, python, scratch) if python else None
+            turns = Turns(cluster, peer, options.rounds or (1 if options.quick else 3))
+            if not options.node:  # containers of the node can't reach the recorder on loopback
                 for size in sizes:
                     measure_submission(turns, size)
                     print(flush=True)
@@ -259,8 +288,8 @@ def main() -> int:
             for size in sizes:
                 print(flush=True)
                 measure_completion(turns, size)
-    except Absent as absent:
-        print(f"left out: {absent}")
+    except MissingProgram as missing:
+        print(f"left out: {missing}")
         return 0
     if python is None:
         print(f"left out: {PEER}")

@@ -44,7 +44,7 @@ class RecordingStore(MemoryStore):
         *,
         shared: bool = False,
     ) -> bool:
-        """See the port."""
+        """Implement `Store.create`, and record the inputs."""
         created = await super().create(name, body, metadata, shared=shared)
         if "/inputs/" in name:
             self.input_bytes += len(body) if isinstance(body, bytes) else 0
@@ -67,7 +67,7 @@ class InstantCluster(MemoryCluster):
         self._observed_event = asyncio.Event()
 
     async def launch(self, job: JobSpec) -> None:
-        """See the port."""
+        """Implement `Cluster.launch`: end the job, or hold it."""
         self.requests["launch"] += 1
         if self.holding:
             self._waiting.append(job)
@@ -110,7 +110,7 @@ class InstantCluster(MemoryCluster):
         self._observed_event.set()
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """See the port; for one watcher."""
+        """Implement `Cluster.watch`, for one watcher."""
         while True:
             await self._observed_event.wait()
             self._observed_event.clear()
@@ -124,7 +124,7 @@ class InstantCluster(MemoryCluster):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """See the port: what has ended is forgotten at once."""
+        """Implement `Cluster.find`: return nothing, because the cluster keeps no ended job."""
         self.requests["find"] += 1
         return []
 

@@ -2,7 +2,7 @@
 
 ``python one_job.py CALL RESULT`` is the fresh interpreter per job; the bare
 fork server calls `run` in a fork. The call holds the function as bytes that
-cloudpickle made, with its code, as any tool needs that runs any function.
+cloudpickle made, with its code, because any tool for arbitrary functions needs that.
 """
 
 from __future__ import annotations

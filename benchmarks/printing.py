@@ -1,4 +1,4 @@
-"""How fast does a plain call print, beside reading the same lines by `logs()`?
+"""How fast does a plain call print, compared with reading the same lines by `logs()`?
 
 Lines a second of one job that prints into a file: while it runs, by a plain call and by
 iterating over ``logs(follow=True)`` from the submission on; and of one that has ended, by
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def run_round(seconds_by_name: dict[str, list[float]], file: Path) -> None:
-    """Measure each way once."""
+    """Measure each way of getting the lines once."""
 
     def measure(name: str, work: Callable[[], object]) -> None:
         seconds_by_name.setdefault(name, []).append(figures.seconds(work))

@@ -1,7 +1,7 @@
 """Where the measurements run: a scratch folder, a project, a home of kinetic.
 
-The scratch folder is in /dev/shm where there is one, or, for measurements on the
-disk, beside the default home of kinetic: where users have it.
+The scratch folder is in /dev/shm if that exists. For measurements on the disk, it is
+beside the default home of kinetic, as for users.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def supervisor(home: Path) -> psutil.Process:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Processor seconds of a process; those, and the minor page faults, of its dead children."""
+    """Processor seconds of a process and its ended children, and the children's page faults."""
 
     own: float
     children: float

@@ -26,7 +26,7 @@ from benchmarks.contenders import BARE, CONTENDERS, FRESH, KINETIC, Contender
 JOBS, QUICK_JOBS, MIN_JOBS = 1000, 120, 5
 QUICK = (BARE, KINETIC, FRESH)
 LIMIT_S = 600.0
-"""Maximum time of one round; a contender that takes longer leaves the comparison."""
+"""Maximum seconds of one round; a contender that takes longer leaves the comparison."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ def measure(
             use_during = setting.resource_use(process).since(use_before[name])
             measurements.add_cost(name, use_during.own * per_job)
             total_cpu += use_during.own
-        # The last process of the loop has the jobs as its children.
+        # Jobs are children of the last process in `Session.processes`, which the loop saw last.
         measurements.add_cost("job", use_during.children * per_job)
         measurements.add_cost("all", (total_cpu + use_during.children) * per_job)
         measurements.add_cost("faults", use_during.faults / jobs)

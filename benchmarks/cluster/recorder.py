@@ -1,4 +1,4 @@
-"""Writes down what a client asks of the API server and of the GCS server, and passes it on."""
+"""Record the requests of a client to the API server and the GCS server, and forward them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from benchmarks.cluster.place import Corner, Place
+from benchmarks.cluster.servers import Cluster, Workspace
 
-__all__ = ["Asked", "Tape", "recording"]
+__all__ = ["RecordedRequest", "Recording", "record"]
 
-KEPT = (
+FORWARDED_HEADERS = (
     "Content-Type",
     "Authorization",
     "Accept",
@@ -23,12 +23,12 @@ KEPT = (
     "Content-Range",
     "X-Upload-Content-Type",
 )
-LARGEST = 256 * 1024**2
+MAX_BODY_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request; ``api`` says to which of the servers."""
+class RecordedRequest:
+    """One request; ``api`` says whether it went to the API server, and not to the GCS server."""
 
     api: bool
     method: str
@@ -37,19 +37,22 @@ class Asked:
     body: bytes = field(repr=False)
 
     @property
-    def makes_job(self) -> bool:
-        """Whether it is one for a Job."""
+    def creates_job(self) -> bool:
+        """Whether the request creates a Job."""
         return self.api and self.method == "POST" and self.path.split("?")[0].endswith("/jobs")
 
     @property
-    def writes(self) -> bool:
-        """Whether it makes something."""
+    def is_write(self) -> bool:
+        """Whether the request creates or changes something."""
         return self.method in ("POST", "PUT", "PATCH")
 
-    def within(self, here: Corner, there: Corner) -> Asked:
-        """The same, in another corner. Contents of objects stay: their checksums go with them."""
-        old, new = here.name, there.name
-        return Asked(
+    def moved(self, source: Workspace, target: Workspace) -> RecordedRequest:
+        """Return the same request for the workspace *target*.
+
+        Contents of stored objects don't change, because the requests contain their checksums.
+        """
+        old, new = source.name, target.name
+        return RecordedRequest(
             api=self.api,
             method=self.method,
             path=self.path.replace(old, new),
@@ -59,30 +62,30 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tape:
-    """All requests in order, and the corner as it is seen by way of the recorder."""
+class Recording:
+    """All requests in order, and the workspace whose servers are those of the recorder."""
 
-    corner: Corner
-    requests: list[Asked] = field(default_factory=list)
+    workspace: Workspace
+    requests: list[RecordedRequest] = field(default_factory=list)
 
-    def storage(self) -> Counter[str]:
-        """How often the GCS server was asked, by what was asked."""
-        return Counter(_kind(one) for one in self.requests if not one.api)
+    def count_storage_requests(self) -> Counter[str]:
+        """Count the requests to the GCS server by operation."""
+        return Counter(_operation(request) for request in self.requests if not request.api)
 
 
-def _kind(one: Asked) -> str:
-    if one.method == "GET":
-        path = one.path.split("?")[0]
+def _operation(request: RecordedRequest) -> str:
+    if request.method == "GET":
+        path = request.path.split("?")[0]
         if path.endswith("/o"):
             return "list"
-        return "read" if "alt=media" in one.path or "/download/" in path else "look"
-    return {"DELETE": "delete"}.get(one.method, "write")
+        return "read" if "alt=media" in request.path or "/download/" in path else "look"
+    return {"DELETE": "delete"}.get(request.method, "write")
 
 
 @contextlib.asynccontextmanager
-async def recording(place: Place, corner: Corner) -> AsyncIterator[Tape]:
-    """Two servers on loopback that stand before the real ones."""
-    user = place.user
+async def record(cluster: Cluster, workspace: Workspace) -> AsyncIterator[Recording]:
+    """Start two servers on loopback that record requests and forward them to the real servers."""
+    user = cluster.user
     connector = aiohttp.TCPConnector(limit=0, ssl=user.tls())
     timeout = aiohttp.ClientTimeout(total=None)
     async with contextlib.AsyncExitStack() as stack:
@@ -91,12 +94,14 @@ async def recording(place: Place, corner: Corner) -> AsyncIterator[Tape]:
                 connector=connector,
                 timeout=timeout,
                 auto_decompress=False,
-                skip_auto_headers=("Content-Type",),  # who says none means the server's default
+                skip_auto_headers=(
+                    "Content-Type",
+                ),  # without the header, the server's default applies
             )
         )
-        requests: list[Asked] = []
+        requests: list[RecordedRequest] = []
         urls = []
-        for api, server in ((True, user.server), (False, place.gcs)):
+        for api, server in ((True, user.server), (False, cluster.gcs)):
             runner = web.AppRunner(
                 _app(session, server, api=api, requests=requests), shutdown_timeout=0
             )
@@ -105,35 +110,42 @@ async def recording(place: Place, corner: Corner) -> AsyncIterator[Tape]:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        yield Tape(corner=place.at(corner.name, *urls), requests=requests)
+        yield Recording(workspace=cluster.workspace_at(workspace.name, *urls), requests=requests)
 
 
 def _app(
-    session: aiohttp.ClientSession, server: str, *, api: bool, requests: list[Asked]
+    session: aiohttp.ClientSession, server: str, *, api: bool, requests: list[RecordedRequest]
 ) -> web.Application:
-    async def passed_on(request: web.Request) -> web.StreamResponse:
-        headers = {name: request.headers[name] for name in KEPT if name in request.headers}
+    """Return the application that records and forwards the requests to one *server*."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        headers = {
+            name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers
+        }
         body = await request.read()
-        asked = Asked(
+        recorded = RecordedRequest(
             api=api, method=request.method, path=request.path_qs, headers=headers, body=body
         )
-        requests.append(asked)
+        requests.append(recorded)
         url = URL(server + request.raw_path, encoded=True)
         async with session.request(
             request.method, url, headers=headers, data=body or None, allow_redirects=False
         ) as answer:
-            kept = {k: v for k, v in answer.headers.items() if k not in _OWN}
-            response = web.StreamResponse(status=answer.status, headers=kept)
-            with contextlib.suppress(ConnectionResetError):  # it wants no more of it
+            answer_headers = {
+                name: value for name, value in answer.headers.items() if name not in _OWN_HEADERS
+            }
+            response = web.StreamResponse(status=answer.status, headers=answer_headers)
+            with contextlib.suppress(ConnectionResetError):  # the client has closed the connection
                 await response.prepare(request)
-                async for piece in answer.content.iter_any():
-                    await response.write(piece)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
                 await response.write_eof()
             return response
 
-    app = web.Application(client_max_size=LARGEST)
-    app.router.add_route("*", "/{path:.*}", passed_on)
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_route("*", "/{path:.*}", forward)
     return app
 
 
-_OWN = ("Transfer-Encoding", "Connection", "Date", "Content-Length")
+_OWN_HEADERS = ("Transfer-Encoding", "Connection", "Date", "Content-Length")
+"""Headers that the recorder's server sets itself."""

@@ -1,8 +1,8 @@
-"""keras-kinetic as its guide shows it; run by the interpreter of a virtualenv that has it.
+"""Run jobs with keras-kinetic as its guide shows it, in a virtualenv that has the package.
 
-``theirs_driver.py WHAT NUMBER PROJECT ZONE CLUSTER NAMESPACE IMAGE KEY``, in a project with a
-module ``finish``. The last line of the output is the answer, as JSON. It needs a token of
-Google's, so a server that gives one is here, and KEY signs what it is asked with.
+``peer_driver.py ACTION NUMBER PROJECT ZONE CLUSTER NAMESPACE IMAGE KEY``, in a project with a
+module ``finish``. The last line of the output is the answer, as JSON. The package needs an access
+token, so this process has a token server. KEY is the file of the key that signs requests to it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 
 class Tokens(BaseHTTPRequestHandler):
-    """The place of Google's token server."""
+    """Answers in place of Google's token server."""
 
     def do_POST(self) -> None:
-        """A token for everybody."""
+        """Return a token without a check."""
         self.rfile.read(int(self.headers["Content-Length"]))
         body = json.dumps({"access_token": "t", "expires_in": 3600, "token_type": "Bearer"})
         self.send_response(200)
@@ -32,7 +32,7 @@ class Tokens(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def credentials(key: str, folder: Path) -> None:
@@ -53,41 +53,41 @@ def credentials(key: str, folder: Path) -> None:
 
 
 def submit(function: Any, jobs: int) -> Any:
-    """When the submission of a batch began, after a job before it."""
+    """Submit a batch after another job; return when that started, and the processor seconds."""
     function.run_async(0)
-    began, used = time.time(), time.process_time()
+    started_at, cpu_before = time.time(), time.process_time()
     function.run_async_map(range(jobs), max_concurrent=None)
-    return {"began": began, "used": time.process_time() - used}
+    return {"started_at": started_at, "cpu_seconds": time.process_time() - cpu_before}
 
 
 def complete(function: Any, jobs: int) -> Any:
-    """A batch, with everything as by default but that it is cleaned up at the end."""
-    began = time.time()
+    """Run a batch with default options, and clean up; return moments as `kinetic_client` does."""
+    started_at = time.time()
     batch = function.run_async_map(range(jobs))
-    seen = []
+    moments = []
     for job in batch.as_completed():
         ended = job.result(cleanup=False)
-        seen.append((ended, time.time()))
+        moments.append((ended, time.time()))
     batch.cleanup()
-    return {"began": began, "seen": seen, "removed": time.time()}
+    return {"started_at": started_at, "moments": moments, "removed_at": time.time()}
 
 
 def one_by_one(function: Any, jobs: int) -> Any:
-    """One job after the other."""
-    found = []
+    """Run one job after the other; return moments as `kinetic_client` does."""
+    moments = []
     for number in range(jobs):
         called = time.time()
         job = function.run_async(number)
         submitted = time.time()
         ended = job.result(cleanup=False)
-        found.append((called, submitted, ended, time.time()))
+        moments.append((called, submitted, ended, time.time()))
         job.cleanup()
-    return {"found": found}
+    return {"moments": moments}
 
 
 def main() -> None:
-    """Do what the command line says."""
-    what, number, project, zone, cluster, namespace, image, key = sys.argv[1:]
+    """Carry out the action of the command line, and print its answer."""
+    action, number, project, zone, cluster, namespace, image, key = sys.argv[1:]
     sys.path[0] = os.getcwd()  # the project, and not the folder of this file
     with tempfile.TemporaryDirectory() as folder:
         credentials(key, Path(folder))
@@ -103,8 +103,8 @@ def main() -> None:
             cluster=cluster,
             namespace=namespace,
         )(finish.now)
-        ways = {"submit": submit, "complete": complete, "one_by_one": one_by_one}
-        answer = ways[what](function, int(number))
+        actions = {"submit": submit, "complete": complete, "one_by_one": one_by_one}
+        answer = actions[action](function, int(number))
         print(json.dumps(answer), flush=True)
 
 
