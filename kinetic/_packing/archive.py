@@ -136,6 +136,7 @@ class ArchiveCache:
 
 
 def _create_file(directory: Path) -> Path:
+    """Create a private, empty file in *directory*."""
     descriptor, name = tempfile.mkstemp(prefix="kinetic-", suffix=".new", dir=directory)
     os.close(descriptor)
     return Path(name)
@@ -226,7 +227,11 @@ def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> Pac
 
 @dataclass(slots=True)
 class _PackSummary:
-    """The files that an archive has or lacks; *uncertain* if the next archive may differ."""
+    """What went into an archive: the number of files, and the names of files that differ.
+
+    ``private`` files have a key and were left out. ``uncertain`` says that the archive of the same
+    tree may have other bytes next time.
+    """
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])
@@ -236,6 +241,7 @@ class _PackSummary:
 
 
 def _log_notices(tree: Tree, root: Path, summary: _PackSummary) -> None:
+    """Warn about files that are left out, have changed, or look like credentials."""
     shipped = [entry.name for entry in tree.entries if entry.name not in summary.private]
     notices = credential_notices(shipped, sorted({*tree.private, *summary.private}), root)
     if summary.unreadable:
@@ -248,7 +254,7 @@ def _log_notices(tree: Tree, root: Path, summary: _PackSummary) -> None:
 
 
 def _write_archive(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _PackSummary:
-    """Write the archive of *tree* to *path*."""
+    """Write the archive of *tree* to *path*; report the bytes done and in total to *progress*."""
     summary, done, total = _PackSummary(), 0, tree.size
     with zipfile.ZipFile(
         path, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION_LEVEL
@@ -292,7 +298,7 @@ def _add_file(
     is_compressible = len(zlib.compress(sample, COMPRESSION_LEVEL)) < COMPRESSIBLE_RATIO * len(
         sample
     )
-    # A bare name gets the archive's own method and level, which is deflate.
+    # `zipfile` compresses a file that it gets by name, and stores one that it gets as `ZipInfo`.
     name_or_info = entry.name if is_compressible else zipfile.ZipInfo(entry.name)
     remaining, block = entry.stamp.size, first_block
     with archive.open(name_or_info, "w", force_zip64=remaining >= LARGE_BYTES) as member:

@@ -28,7 +28,7 @@ TryPickle = Callable[[Collection[int], Any], Exception | None]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A value inside another; ``label`` is ``[2]``, ``.name``, or a description."""
+    """A value inside another; ``label`` says where: ``[2]``, ``.name``, or a description."""
 
     label: str
     value: Any
@@ -88,7 +88,10 @@ def join_location(outer: str, label: str) -> str:
 def _first_failing(
     parts: Sequence[Part], try_pickle: Callable[[Any], Exception | None], deadline: float
 ) -> tuple[Part, Exception] | None:
-    """Bisect the parts, so that a list of a million values isn't pickled a million times."""
+    """Return the first part that fails, with its error; None if no part fails.
+
+    Bisect the parts, so that a list of a million values isn't pickled a million times.
+    """
     parts = list(parts)
     while len(parts) > 1 and time.monotonic() < deadline:
         half = len(parts) // 2
@@ -104,6 +107,7 @@ def _first_failing(
 
 
 def _module_of(value: Any) -> str | None:
+    """Return the name of a module, or of the module of a function or class; else None."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     if isinstance(value, (types.FunctionType, type)):
@@ -132,6 +136,7 @@ def captured_parts(function: types.FunctionType) -> Iterator[Part]:
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of the globals that *code*, or a function defined in it, reads."""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL":
             yield str(instruction.argval)
@@ -179,6 +184,7 @@ def _parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
 
 
 def _parts_of_namespace(attributes: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the attributes, except those that Python adds to every module or class."""
     machinery = {"__builtins__", "__dict__", "__loader__", "__spec__", "__weakref__"}
     for name, item in list(attributes.items()):
         if name not in machinery:

@@ -30,8 +30,8 @@ from absl import logging
 
 from kinetic.errors import ConfigurationError
 
-ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
-"""A directory with one of these is a virtual environment."""
+ENVIRONMENT_MARKERS = frozenset({"pyvenv.cfg", "conda-meta"})
+"""A directory with one of these entries is a virtual environment."""
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
@@ -65,6 +65,7 @@ def is_installed(path: str, base: str = os.sep) -> bool:
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
+    """Return the folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     found = (paths.get(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return tuple({os.path.realpath(path) for path in found if path})
@@ -72,19 +73,19 @@ def _library_folders() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def is_in_environment(directory: str, base: str) -> bool:
-    """Return whether *directory*, under *base*, is part of a virtual environment.
+    """Return whether *directory* is in a virtual environment that lies below *base*.
 
-    *base* itself doesn't count, because users create environments in the project's root.
+    An environment in *base* itself doesn't count: users create them in the project's root.
     """
     if directory == base or not is_within(directory, base):
         return False
-    if any(os.path.lexists(os.path.join(directory, marker)) for marker in ENVIRONMENT_MARKS):
+    if any(os.path.lexists(os.path.join(directory, marker)) for marker in ENVIRONMENT_MARKERS):
         return True
     return is_in_environment(os.path.dirname(directory), base)
 
 
-MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
-"""A directory with one of these is a project; in a worktree, ``.git`` is a file."""
+PROJECT_MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
+"""A directory with one of these entries is a project; in a worktree, ``.git`` is a file."""
 
 ROOT_VARIABLE = "KINETIC_PACKAGE_ROOT"
 
@@ -145,7 +146,9 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     code = unwrap_callable(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if file is None and module is None:  # the module isn't in sys.modules
+    if (
+        file is None and module is None
+    ):  # the module isn't in sys.modules, but the code names its file
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
     if not file or is_installed(resolve_directory(file)):
         return None
@@ -159,7 +162,7 @@ def unwrap_callable(function: Any) -> Any:
     for _ in range(64):
         if issubclass(type(cast("object", function)), functools.partial):
             function = function.func
-        elif (inner := getattr(function, "__func__", None)) is not None:  # of a method
+        elif (inner := getattr(function, "__func__", None)) is not None:  # a method
             function = inner
         elif (wrapped := getattr(function, "__wrapped__", None)) is not None:
             function = wrapped
@@ -173,6 +176,7 @@ def unwrap_callable(function: Any) -> Any:
 def _configured_root(
     code_directory: str, environ: Mapping[str, str], working_directory: str
 ) -> str | None:
+    """Return the root that `KINETIC_PACKAGE_ROOT` names; None if it isn't set."""
     if not (configured := environ.get(ROOT_VARIABLE)):
         return None
     root = os.path.realpath(os.path.join(working_directory, os.path.expanduser(configured)))
@@ -191,12 +195,13 @@ def _configured_root(
 
 
 def _nearest_root(code_directory: str, forbidden: frozenset[str]) -> str | None:
+    """Return the root by rules 3 and 4 of the module; None if it's forbidden by rule 5."""
     start = code_directory
     while os.path.isfile(os.path.join(start, "__init__.py")) and os.path.dirname(start) != start:
         start = os.path.dirname(start)
     directory = start
     while directory not in forbidden and os.path.dirname(directory) != directory:
-        if any(os.path.lexists(os.path.join(directory, marker)) for marker in MARKERS):
+        if any(os.path.lexists(os.path.join(directory, marker)) for marker in PROJECT_MARKERS):
             return directory
         directory = os.path.dirname(directory)
     return None if start in forbidden else start
@@ -212,6 +217,7 @@ def _forbidden_roots(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def _import_paths(root: str, working_directory: str, path: Iterable[str]) -> tuple[str, ...]:
+    """Return the entries of *path* that are in the project, relative to *root*, and ``""``."""
     found: dict[str, None] = {}
     for entry in path:
         # '' is the working directory.

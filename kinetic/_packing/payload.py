@@ -112,6 +112,7 @@ def _pack_call(call: Any) -> bytes:
 
 
 def _are_plain_values(values: Iterable[object], allowance: list[int], depth: int = 4) -> bool:
+    """Return whether *values* are plain and small; count them off from *allowance*."""
     for item in values:
         allowance[0] -= 1
         if allowance[0] < 0:
@@ -147,7 +148,7 @@ class Binding:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._signature: inspect.Signature | None
-        try:  # the wrapper is called, not the function it wraps
+        try:  # the job calls the wrapper, so the wrapper's own parameters count
             self._signature = signature_of(function, follow_wrapped=False)
         except Exception:  # builtins may have none, and __signature__ may be anything
             self._signature = None
@@ -346,6 +347,10 @@ class _Pickling:
     def dump(
         self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
     ) -> Stored:
+        """Pickle *value*; have the job import each module that can't travel by value.
+
+        Modules in *own_modules* must travel by value.
+        """
         while True:
             sink, uses = _Spool(spool), self._table.uses
             try:
@@ -400,6 +405,7 @@ class _Pickling:
     def _write(
         self, value: Any, sink: _Spool | ByteCounter, excluded_ids: Collection[int] = ()
     ) -> None:
+        """Pickle *value* into *sink*, with None for the objects of *excluded_ids*."""
         pickler: Any = functools.partial(
             CallPickler,
             project=self._project,
@@ -429,6 +435,7 @@ class _Pickling:
         return None if _uses_kinetic(module) else module
 
     def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
+        """Return an error about the culprit *found*, or about *exc* without one."""
         if found is None:
             return PackError(f"{exc}: {self._function_name} cannot be shipped")
         return PackError(

@@ -127,7 +127,7 @@ class DataTable:
         self._numbers: dict[int, int] = {}
         self._items: list[Data] = []
         for data in start:
-            # One object in two volumes has two places.
+            # A `Data` in two volumes is in the table twice.
             self._numbers.setdefault(id(data), len(self._items))
             self._items.append(data)
 
@@ -167,6 +167,7 @@ def refuse_hidden(parts: Sequence[Part], function_name: str) -> None:
 
 
 def _refuse_in(part: Part, function_name: str) -> None:
+    """Raise DataError if *part* is a set or a dict with a `Data` as a member or a key."""
     from kinetic.data import Data
 
     if is_instance(part.value, set, frozenset):
@@ -265,6 +266,7 @@ class CallPickler(pickles.Pickler):
         return module == "__main__" or self._mode_of(module) is PicklingMode.VALUE
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
+        """Return how to pickle a function, with the globals and paths that it has in the job."""
         reduced = self._reduce_definition(function)
         # A function by value: its constructor, the arguments, and the state to set afterwards.
         match reduced:
@@ -284,6 +286,7 @@ class CallPickler(pickles.Pickler):
         return (constructor, (code, job_globals, *more), (attributes, state), *rest)
 
     def _file_name(self, code: types.CodeType) -> Any:
+        """Return the file name to pickle with *code*, one object for all code of a file."""
         file = code.co_filename
         if file not in self._file_names:
             self._file_names[file] = self._with_source(file) or super()._file_name(code)
@@ -301,6 +304,7 @@ class CallPickler(pickles.Pickler):
         return _StandIn((stand_ins.source_of, (file, text)))
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
+        """Return how to pickle a module, by the mode in which it gets to the job."""
         match self._mode_of(module.__name__):
             case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the
@@ -317,6 +321,7 @@ class CallPickler(pickles.Pickler):
                 return self._reduce_default(module)
 
     def _skeleton(self, module: types.ModuleType) -> _Skeleton:
+        """Return the skeleton of *module*, the same for all functions of one pickle."""
         name = module.__name__
         if name not in self._skeletons:
             names = ("__name__", "__package__", "__path__", "__file__")
@@ -338,6 +343,7 @@ class CallPickler(pickles.Pickler):
         return relocated
 
     def _path_in_job(self, path: Any) -> Any:
+        """Return a stand-in for the path in the job if *path* is in the project; else *path*."""
         root = self._project.root
         if not isinstance(path, str):
             return path  # already replaced: functions share a namespace

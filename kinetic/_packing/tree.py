@@ -127,6 +127,8 @@ class _Directory(NamedTuple):
 
 
 class _Scan:
+    """One scan of a project, by the rules in the module's docstring."""
+
     def __init__(self, root: str, rules: ignore.Rules, exclude: Collection[Path]) -> None:
         self._root = root
         self._rules = rules
@@ -156,6 +158,7 @@ class _Scan:
         )
 
     def _status_of_root(self) -> os.stat_result:
+        """Return the root's status; raise PackError if the root can't be listed."""
         try:
             status = os.stat(self._root)
             os.scandir(self._root).close()
@@ -174,7 +177,7 @@ class _Scan:
             self._omitted.append(f"{directory.name} cannot be read ({exc.strerror})")
             entries = []
         names = {entry.name for entry in entries}
-        if not names.isdisjoint(discover.ENVIRONMENT_MARKS):
+        if not names.isdisjoint(discover.ENVIRONMENT_MARKERS):
             if directory.name:
                 return []
             entries = _without_environment(entries)
@@ -187,6 +190,7 @@ class _Scan:
         return children
 
     def _scan_entry(self, parent: _Directory, entry: os.DirEntry[str]) -> Entry | _Directory | None:
+        """Return *entry* as what ships, or as a directory to scan; None if it doesn't ship."""
         relative = parent.name + entry.name
         try:
             if entry.name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):
@@ -202,6 +206,7 @@ class _Scan:
         return self._apply_rules(parent, entry.path, relative, entry.name, status, parent.links)
 
     def _is_nameable(self, relative: str) -> bool:
+        """Return whether the name is valid UTF-8; note an entry whose name isn't."""
         try:
             relative.encode()
         except UnicodeEncodeError:
@@ -212,6 +217,7 @@ class _Scan:
     def _scan_link(
         self, parent: _Directory, path: str, relative: str, name: str
     ) -> Entry | _Directory | None:
+        """Return what the link at *path* ships as; None if it doesn't ship."""
         target = os.path.realpath(path)
         try:
             status = os.stat(path)
@@ -268,6 +274,7 @@ class _Scan:
         status: os.stat_result,
         links: int,
     ) -> Entry | _Directory | None:
+        """Return what the file or directory at *path* ships as; None if it doesn't ship."""
         is_directory = stat.S_ISDIR(status.st_mode)
         if path in self._excluded:
             return None

@@ -90,6 +90,7 @@ async def _read_item(run: Run, order: wire.Order) -> wire.Item:
 
 
 async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome, bytes]:
+    """Load and call the function; return the outcome, which may be an error, and its body."""
     phase = "artifact download"
     try:
         code = (await run.store.get(order.function.name)).body
@@ -112,6 +113,7 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
 
 
 def _verified_part(content: bytes, part: wire.Input) -> bytes:
+    """Return the bytes of *content* that *part* describes; raise ValueError if they differ."""
     content = content[part.start : part.stop]
     if hashlib.sha256(content).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
@@ -126,6 +128,7 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _error_outcome(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
+    """Print the traceback of *error*; return the outcome for it, and its body."""
     is_user_error = phase in ("execute", "result serialization")
     text = outcomes.error_text(error, phase=phase)
     if phase != "execute":

@@ -1,4 +1,7 @@
-"""A cluster in the running event loop; the test supplies the coroutine that a job runs."""
+"""A fake cluster for tests: each job is a task of the running event loop.
+
+The test supplies the coroutine that every job runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ EXIT_TERMINATED = -15
 
 
 class Run:
-    """One running job, as its own code sees it.
+    """One job, as the coroutine that carries it out sees it.
 
     ``executor`` is its ID, which claims, outcomes, and observations carry. ``cause`` is why the
     job was asked to end; None before.
@@ -52,7 +55,7 @@ class Run:
         self._wakeup.set()
 
     async def lines(self, tail: int | None, ended: Callable[[], bool]) -> AsyncGenerator[str]:
-        """Yield the lines of the log, and those added until *ended*."""
+        """Yield the last *tail* lines of the log (None: all), then new lines until *ended*."""
         position = 0 if tail is None else max(0, len(self._lines) - tail)
         while True:
             while position < len(self._lines):
@@ -92,20 +95,20 @@ class _Job:
 
 
 class _Watch:
-    """The latest state of each job that changed since a watcher last looked."""
+    """The latest state of each job that changed since the watcher received its last change."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
         self.changes: dict[_Job, Observation] = {}
-        self.awake = asyncio.Event()
+        self.has_changes = asyncio.Event()
 
     def note(self, job: _Job) -> None:
         self.changes[job] = job.observation
-        self.awake.set()
+        self.has_changes.set()
 
 
 class MemoryCluster:
-    """`kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by verb.
+    """A fake `kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by method.
 
     Jobs are coroutines, not processes: they share this interpreter, ``os.environ``, and the
     working directory. They live as long as the loop; `aclose` doesn't end them. A deletion or a
@@ -140,7 +143,7 @@ class MemoryCluster:
     # --- the port ---
 
     async def launch(self, job: JobSpec) -> None:
-        """See the port. The name of a job that is being deleted is free once the job is removed."""
+        """Implement `Cluster.launch`; wait if a job of this name is being deleted."""
         self.requests["launch"] += 1
         if not job.name:
             raise LaunchError("a job's name can't be empty", reason="order")
@@ -155,7 +158,7 @@ class MemoryCluster:
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """See the port."""
+        """Implement `Cluster.delete`."""
         self.requests["delete"] += 1
         for job in self._select(names, labels):
             if job.task is None or job.ended:
@@ -171,13 +174,13 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """See `kinetic.aio.ports.Cluster`; without *names* and *labels*, return all jobs."""
+        """Implement `Cluster.find`; without *names* and *labels*, return all jobs."""
         self.requests["find"] += 1
         everything = not names and labels is None
         return [job.observation for job in self._select(names, {} if everything else labels)]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """See the port. A slow watcher gets the latest state of a job, not each one."""
+        """Implement `Cluster.watch`; a slow watcher gets only the latest state of each job."""
         self.requests["watch"] += 1
         watch = _Watch(dict(labels))
         for job in self._select((), labels):
@@ -185,17 +188,17 @@ class MemoryCluster:
         self._watches.add(watch)
         try:
             while True:
-                await watch.awake.wait()
+                await watch.has_changes.wait()
                 while watch.changes:
                     yield watch.changes.pop(next(iter(watch.changes)))
-                watch.awake.clear()
+                watch.has_changes.clear()
         finally:
             self._watches.discard(watch)
 
     async def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """See the port; the lines are those of `Run.print`."""
+        """Implement `Cluster.logs`; the lines are those of `Run.print`."""
         self.requests["logs"] += 1
         job = self._jobs.get(name)
         if job is None:
@@ -204,7 +207,7 @@ class MemoryCluster:
             yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """See the port; jobs share this process's loopback."""
+        """Implement `Cluster.dial`; jobs use the loopback of this process."""
         self.requests["dial"] += 1
         job = self._jobs.get(name)
         if host or job is None or job.observation.phase is not Phase.RUNNING:
@@ -215,30 +218,30 @@ class MemoryCluster:
             raise Unavailable(f"{name} does not listen on port {port} ({exc})") from exc
 
     async def root_key(self) -> bytes:
-        """See the port."""
+        """Implement `Cluster.root_key`."""
         self.requests["root_key"] += 1
         return self._key
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """See the port."""
+        """Implement `Cluster.keep_secret`."""
         self.requests["keep_secret"] += 1
         self._secrets[name] = content
 
     async def secret(self, name: str) -> bytes:
-        """See the port."""
+        """Implement `Cluster.secret`."""
         self.requests["secret"] += 1
         if name not in self._secrets:
             raise NotFound(f"there is no secret {name!r} in this cluster")
         return self._secrets[name]
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """See the port."""
+        """Implement `Cluster.drop_secret`."""
         self.requests["drop_secret"] += 1
         for name in names:
             self._secrets.pop(name, None)
 
     async def finish(self, name: str, fence: int) -> None:
-        """See the port; nothing is kept for jobs."""
+        """Implement `Cluster.finish`; this cluster keeps nothing for a batch's processes."""
         self.requests["finish"] += 1
 
     async def aclose(self) -> None:
@@ -254,7 +257,9 @@ class MemoryCluster:
         reason: Reason | None = Reason.LOST,
         message: str = "killed by SIGKILL",
     ) -> None:
-        """End a job at once, as a platform that loses it: the job commits nothing more.
+        """End a job at once, as if the platform had lost it, and cancel the job's task.
+
+        The task can still commit an outcome while it is cancelled, as `carry_out` does.
 
         Args:
             name: The job.
@@ -273,6 +278,7 @@ class MemoryCluster:
     # --- a job's life ---
 
     def _begin(self, spec: JobSpec) -> None:
+        """Add a new job; start it if a slot is free, else start the timer of its start timeout."""
         run = Run(spec, self._store, f"memory-{spec.name}-{next(self._numbers)}")
         created = datetime.now(UTC).isoformat(timespec="seconds")
         observation = Observation(
@@ -289,6 +295,7 @@ class MemoryCluster:
                 )
 
     def _start_waiting(self) -> None:
+        """Start waiting jobs, in order, while slots are free."""
         while self._queue and (self._slots is None or self._running < self._slots):
             job = self._queue.popleft()
             if job.ended:
@@ -305,6 +312,7 @@ class MemoryCluster:
                 self._start_timer(job, limit, self._request_end, job, Reason.DEADLINE)
 
     def _on_task_done(self, job: _Job, task: asyncio.Task[int | None]) -> None:
+        """Mark the job as ended, by the exit code or the error of its task."""
         code: int | None = EXIT_TERMINATED
         if not task.cancelled():
             if (error := task.exception()) is not None:
@@ -335,6 +343,7 @@ class MemoryCluster:
     def _mark_ended(
         self, job: _Job, *, exit_code: int | None, reason: Reason | None, message: str
     ) -> None:
+        """Record the end of a job, cancel its task, and start the next waiting job."""
         self._stop_timer(job)
         self._update(job, phase=Phase.ENDED, exit_code=exit_code, reason=reason, message=message)
         if job.task is not None:
@@ -345,6 +354,7 @@ class MemoryCluster:
         self._start_waiting()
 
     def _forget(self, job: _Job) -> None:
+        """Remove a job from the cluster, and tell watchers that it is gone."""
         self._stop_timer(job)
         del self._jobs[job.observation.name]
         self._update(job, phase=Phase.GONE)
@@ -355,6 +365,7 @@ class MemoryCluster:
         self._notify(job)
 
     def _notify(self, job: _Job) -> None:
+        """Tell watchers about the job's new state, and readers of its log about its end."""
         for watch in self._watches:
             if job.has_labels(watch.labels):
                 watch.note(job)
@@ -373,6 +384,7 @@ class MemoryCluster:
             job.timer = None
 
     def _select(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[_Job]:
+        """Return the jobs with one of *names*, and those with all *labels*."""
         found = {name: self._jobs[name] for name in names if name in self._jobs}
         if labels is not None:
             found |= {name: job for name, job in self._jobs.items() if job.has_labels(labels)}

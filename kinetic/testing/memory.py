@@ -1,4 +1,4 @@
-"""A store in memory that counts its requests."""
+"""A fake store for tests: its objects are in memory, and it counts its requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`kinetic.aio.ports.Store` in memory; ``requests`` counts calls by verb.
+    """A `kinetic.aio.ports.Store` in memory; ``requests`` counts calls by method.
 
     Example::
 
@@ -44,7 +44,7 @@ class MemoryStore:
         *,
         shared: bool = False,
     ) -> bool:
-        """See the port."""
+        """Implement `Store.create`."""
         self.requests["create"] += 1
         content = body if isinstance(body, bytes) else body.read_bytes()  # noqa: ASYNC240
         if name in self._objects:
@@ -58,11 +58,11 @@ class MemoryStore:
         return True
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """See the port."""
+        """Implement `Store.begin`."""
         return 1 if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """See the port."""
+        """Implement `Store.replace`."""
         self.requests["replace"] += 1
         if self._get(name).generation != generation:
             raise Conflict(f"{name} is no longer of generation {generation}")
@@ -70,20 +70,20 @@ class MemoryStore:
         return generation + 1
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """See the port."""
+        """Implement `Store.get`."""
         self.requests["get"] += 1
         stored = self._get(name)
         stored = replace(stored, body=stored.body[start:]) if start else stored
         return stored if limit is None or len(stored.body) <= limit else replace(stored, body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:
-        """See the port."""
+        """Implement `Store.fetch`."""
         self.requests["fetch"] += 1
         with path.open("xb") as file:
             file.write(self._get(name).body)
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        """See the port."""
+        """Implement `Store.list`."""
         self.requests["list"] += 1
         found: list[ObjectInfo] = []
         for index in range(bisect.bisect_left(self._names, prefix), len(self._names)):
@@ -93,19 +93,19 @@ class MemoryStore:
         return found
 
     async def look(self, name: str) -> ObjectInfo | None:
-        """See the port."""
+        """Implement `Store.look`."""
         self.requests["look"] += 1
         return self._info(name) if name in self._objects else None
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        """See the port."""
+        """Implement `Store.renew`."""
         self.requests["renew"] += 1
         present = {name for name in names if name in self._objects}
         self._used |= dict.fromkeys(present, time.time())
         return {*names} - present
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """See the port."""
+        """Implement `Store.collect`."""
         self.requests["collect"] += 1
         if any(info.used != self._used.get(info.name, info.used) for info in objects):
             return False
@@ -113,7 +113,7 @@ class MemoryStore:
         return True
 
     async def delete(self, names: Collection[str]) -> None:
-        """See the port."""
+        """Implement `Store.delete`."""
         self.requests["delete"] += 1
         for name in names:
             if self._objects.pop(name, None) is not None:
@@ -121,7 +121,7 @@ class MemoryStore:
                 del self._names[bisect.bisect_left(self._names, name)]
 
     async def aclose(self) -> None:
-        """Do nothing; this holds nothing."""
+        """Do nothing: the store holds no connection."""
 
     def _info(self, name: str) -> ObjectInfo:
         stored = self._objects[name]

@@ -1,4 +1,4 @@
-"""A platform in memory: store, images, and cluster."""
+"""A fake platform for tests, in memory: store, images, and cluster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MemoryImages:
     """`kinetic.aio.ports.Images` for jobs that run in no image."""
 
     async def resolve(self, request: ImageRequest) -> Image:
-        """See the port."""
+        """Implement `Images.resolve`."""
         return Image(uri="", command=())
 
     async def aclose(self) -> None:
-        """Do nothing; this holds nothing."""
+        """Do nothing: there is no connection to close."""
 
 
 def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Platform:

@@ -145,7 +145,7 @@ class DirectoryObjects:
             os.unlink(temporary)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
-        """Overwrite an object of this *generation*; return the new one, None if there is another."""
+        """Overwrite an object of this *generation*; return the next one, None if it has another."""
         target = self._file_path(name)
         make_folder(os.path.join(self._root, TEMPORARY))
         lock_path = os.path.join(self._root, TEMPORARY, "replace.lock")
