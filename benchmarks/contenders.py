@@ -43,11 +43,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One tool, whose ``open`` starts it with slots and a scratch folder.
-
-    ``isolated`` and ``durable`` are cells of the table. A slow tool runs a ``share`` of the jobs.
-    ``needs`` is the module that it requires.
-    """
+    """One tool; a slow tool runs a ``share`` of the jobs; ``needs`` is the module it requires."""
 
     name: str
     isolated: str

@@ -69,11 +69,7 @@ def run_in_pod() -> int:
 
 
 def main() -> int:
-    """Carry out the job's order, and return the exit code.
-
-    The variable ``KINETIC_ORDER_FD`` has a descriptor of a local job's order. Without it, the
-    order is a pod's.
-    """
+    """Carry out the order in the descriptor of ``KINETIC_ORDER_FD``, or else the pod's order."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     load_runner(folder)
@@ -121,7 +117,6 @@ def exit_process(code: int) -> None:
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
     of `atexit` run.
-
     After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that its client
     doesn't wait for the callbacks. After `EXIT_LIMIT_S` seconds the process exits without the
     remaining callbacks, and the supervisor kills the other processes of the job.

@@ -136,7 +136,6 @@ class ArchiveCache:
 
 
 def _create_file(directory: Path) -> Path:
-    """Create a private, empty file in *directory*."""
     descriptor, name = tempfile.mkstemp(prefix="kinetic-", suffix=".new", dir=directory)
     os.close(descriptor)
     return Path(name)
@@ -227,11 +226,7 @@ def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> Pac
 
 @dataclass(slots=True)
 class _PackSummary:
-    """What went into an archive: the number of files, and the names of files that differ.
-
-    ``private`` files have a key and were left out. ``uncertain`` says that the archive of the same
-    tree may have other bytes next time.
-    """
+    """The files that an archive has or lacks; *uncertain*: the tree's next archive may differ."""
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])

@@ -65,7 +65,6 @@ def is_installed(path: str, base: str = os.sep) -> bool:
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
-    """Return the folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     found = (paths.get(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return tuple({os.path.realpath(path) for path in found if path})

@@ -347,10 +347,7 @@ class _Pickling:
     def dump(
         self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
     ) -> Stored:
-        """Pickle *value*; have the job import each module that can't travel by value.
-
-        Modules in *own_modules* must travel by value.
-        """
+        """Pickle *value*; a module that fails is imported in the job, if not in *own_modules*."""
         while True:
             sink, uses = _Spool(spool), self._table.uses
             try:

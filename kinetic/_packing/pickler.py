@@ -286,7 +286,6 @@ class CallPickler(pickles.Pickler):
         return (constructor, (code, job_globals, *more), (attributes, state), *rest)
 
     def _file_name(self, code: types.CodeType) -> Any:
-        """Return the file name to pickle with *code*, one object for all code of a file."""
         file = code.co_filename
         if file not in self._file_names:
             self._file_names[file] = self._with_source(file) or super()._file_name(code)
@@ -304,7 +303,6 @@ class CallPickler(pickles.Pickler):
         return _StandIn((stand_ins.source_of, (file, text)))
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        """Return how to pickle a module, by the mode in which it gets to the job."""
         match self._mode_of(module.__name__):
             case PicklingMode.VALUE:
                 # The pickle of a function refers to its module as an empty skeleton. Here the

@@ -127,8 +127,6 @@ class _Directory(NamedTuple):
 
 
 class _Scan:
-    """One scan of a project, by the rules in the module's docstring."""
-
     def __init__(self, root: str, rules: ignore.Rules, exclude: Collection[Path]) -> None:
         self._root = root
         self._rules = rules
@@ -158,7 +156,6 @@ class _Scan:
         )
 
     def _status_of_root(self) -> os.stat_result:
-        """Return the root's status; raise PackError if the root can't be listed."""
         try:
             status = os.stat(self._root)
             os.scandir(self._root).close()

@@ -113,7 +113,6 @@ async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome,
 
 
 def _verified_part(content: bytes, part: wire.Input) -> bytes:
-    """Return the bytes of *content* that *part* describes; raise ValueError if they differ."""
     content = content[part.start : part.stop]
     if hashlib.sha256(content).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")

@@ -295,7 +295,6 @@ class MemoryCluster:
                 )
 
     def _start_waiting(self) -> None:
-        """Start waiting jobs, in order, while slots are free."""
         while self._queue and (self._slots is None or self._running < self._slots):
             job = self._queue.popleft()
             if job.ended:
@@ -354,7 +353,6 @@ class MemoryCluster:
         self._start_waiting()
 
     def _forget(self, job: _Job) -> None:
-        """Remove a job from the cluster, and tell watchers that it is gone."""
         self._stop_timer(job)
         del self._jobs[job.observation.name]
         self._update(job, phase=Phase.GONE)
@@ -384,7 +382,6 @@ class MemoryCluster:
             job.timer = None
 
     def _select(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[_Job]:
-        """Return the jobs with one of *names*, and those with all *labels*."""
         found = {name: self._jobs[name] for name in names if name in self._jobs}
         if labels is not None:
             found |= {name: job for name, job in self._jobs.items() if job.has_labels(labels)}

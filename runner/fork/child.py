@@ -134,7 +134,6 @@ def _run_job(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
 
 
 def _open_log(path: str) -> None:
-    """Send standard output and standard error to the end of the file *path*."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -161,10 +161,7 @@ class Invocation:
         return value
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
-        """Return the outcome of a call that returned *value*, and its body.
-
-        If *value* can't be pickled, the outcome is an error.
-        """
+        """Return the outcome with *value*, or an error if pickling it fails, and the body."""
         self._phase = "result serialization"
         try:
             stored = outcomes.encode_value(value, f"{self._site.work}/result")
@@ -367,10 +364,7 @@ def main(order: Order, key: bytes, executor: str, site: Site) -> int:
 
 
 class Attempt:
-    """Run the steps of one attempt.
-
-    *invoke* calls the user's function, and returns the outcome and its body.
-    """
+    """Run the steps of one attempt; *invoke* makes the call, like `Invocation.run`."""
 
     trusts_claim = False
     """Whether a new claim proves that the attempt isn't closed; see `Opening`."""
@@ -510,10 +504,7 @@ class Attempt:
         return wire.EXIT_VALUE if outcome.kind is wire.Kind.VALUE else wire.EXIT_FINAL
 
     def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
-        """Log *exc*, the failure to write *outcome*; return the exit code.
-
-        If *outcome* has a value, commit an error instead, which says that the value is lost.
-        """
+        """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
         with suppress(OSError):  # the log may be on the same disk
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:

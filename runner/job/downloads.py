@@ -125,7 +125,6 @@ def _name_conflict(uri: str, path: str) -> RuntimeError:
 
 
 def _check_space(uri: str, blobs: list[Any], folder: str) -> None:
-    """Raise an error if the objects *blobs* need more than the free space of the disk."""
     size = sum(blob.size for blob in blobs)
     free = shutil.disk_usage(folder).free
     if size > free:

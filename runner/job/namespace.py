@@ -282,7 +282,6 @@ def _check_kind(point: str, view: str) -> None:
 
 
 def _change_root(root: str) -> None:
-    """Make the mount at *root* the root of this process's file system."""
     os.chdir(root)
     _mount(".", "/", flags=MS_MOVE)
     os.chroot(".")

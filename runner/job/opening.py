@@ -105,10 +105,7 @@ class Opening:
         return True
 
     def _open_first_item(self) -> wire.Item | None:
-        """Return the item if this is its first attempt and a few requests show it open; else None.
-
-        They show it open if there is no outcome, and no stop or retry in the control log.
-        """
+        """Return the open item if it has no outcome and its batch no stop or retry; else None."""
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim

@@ -165,10 +165,7 @@ class Mirror:
         self._upload(self._list_files()[0])
 
     def _list_files(self) -> tuple[dict[str, _FileState], list[str]]:
-        """Return the state of each file by relative path, and entries that can't be uploaded.
-
-        Such entries are links to folders, for example, each with the reason in parentheses.
-        """
+        """Return each file's state by relative path, and the entries that can't be uploaded."""
         files: dict[str, _FileState] = {}
         others: list[str] = []
         for parent, folders, names in os.walk(self._folder):

@@ -128,10 +128,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when *parent*, a single-threaded process, dies.
-
-    If *parent* is already dead, exit.
-    """
+    """End this process now or later when *parent*, a single-threaded process, has died."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:

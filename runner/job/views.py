@@ -82,8 +82,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
-    The n-th ``fuse`` Data, counted from 0, is at its mount path, or at folder n of
-    `FUSE_FOLDER`.
+    The n-th ``fuse`` Data, counted from 0, is at its mount path, or in `FUSE_FOLDER`.
     """
     numbers = itertools.count()
     paths: dict[int, str] = {}
@@ -136,11 +135,7 @@ def _move_volumes(volumes: Mapping[str, str]) -> None:
 
 
 def _enter_namespace(site: Site) -> bool:
-    """Enter a private mount namespace; return False if the job's own container allows none.
-
-    Raises:
-        RuntimeError: This machine, which other jobs share, allows none.
-    """
+    """Enter a private mount namespace; return False if the job's own container allows none."""
     try:
         if not (site.mounts or site.exclusive):
             raise OSError("mounts are switched off here")

@@ -352,7 +352,6 @@ def _copy_missing(code: Code, objects: Objects, site: Site, missing: Iterable[st
 
 
 def _enter_workspace(code: Code | None, root: str) -> None:
-    """Set the working directory and ``sys.path`` to folders of the workspace *root*."""
     working_folder, imports = root, [root]
     if code is not None:
         working_folder = _path_within(root, code.cwd or "")

@@ -57,10 +57,7 @@ class PodAttempt(Attempt):
     output: Callable[[], bytes]
 
     def run_on_other_host(self, done_name: str) -> int:
-        """Make the call on a host other than the first; return the exit code.
-
-        After a success, create the object *done_name*. Otherwise commit the failure.
-        """
+        """Make the call on a host but the first: create *done_name*, or commit the failure."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
             store_log(self._order, self._key, self.host, self.output(), self._objects)

@@ -139,7 +139,6 @@ class HostCall(Invocation):
         self.hosts.join()
 
     def _encode_value(self, value: Any) -> tuple[wire.Outcome, Stored]:
-        """Return an outcome with *value* on the first host, and without a value on the others."""
         if self.hosts.is_first:
             return super()._encode_value(value)
         return self._outcome(wire.Kind.VALUE, None), Stored(b"", "", 0)
@@ -148,7 +147,6 @@ class HostCall(Invocation):
         return self.hosts.index, self.hosts.count
 
     def _add_log(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        """Add the log, and name this host in the traceback."""
         text = super()._add_log(text)
         return replace(text, traceback=f"On {self.hosts.name}:\n{text.traceback}")
 

@@ -75,9 +75,7 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 def footer_length(end: bytes) -> int:
-    """Return the number of bytes from the footer's start to the container's end.
-
-    *end* is the last part of the container, of at least `TAIL.size` bytes.
+    """Return how many bytes, from the footer on, end a container whose last bytes are *end*.
 
     Raises:
         FramesError: *end* isn't the end of a container.

@@ -87,7 +87,6 @@ def _is_within(alias: Any, annotation: Any, seen: list[Any]) -> bool:
 
 
 def _computed_annotations(annotated: Any) -> dict[str, Any] | None:
-    """Return the annotations; None if they can't be computed."""
     try:
         computed: dict[str, Any] = annotated.__annotations__
     except Exception:  # the hints are the user's code

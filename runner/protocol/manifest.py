@@ -127,7 +127,6 @@ def file_hash(path: str) -> Any:
 
 
 def _is_usable_name(path: str) -> bool:
-    """Return whether every store can have an object with this path in its name."""
     return (
         path.isprintable()  # no control characters, and no lone surrogates
         and len(path.encode()) <= LONGEST_NAME
@@ -136,7 +135,6 @@ def _is_usable_name(path: str) -> bool:
 
 
 def _checked_path(path: str) -> str:
-    """Return *path*; raise ValueError if it would lie outside its tree."""
     if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise ValueError(f"{path!r} is not inside its tree")
     return path

@@ -305,7 +305,6 @@ class DirectoryObjects:
                 yield name
 
     def _names_within(self, folder: str) -> Iterator[str]:
-        """Yield the names of all objects below *folder*."""
         for entry, is_folder in self._entries(folder):
             name = f"{folder}/{_unquote(entry)}"
             if is_folder:
@@ -336,7 +335,6 @@ class DirectoryObjects:
         return os.path.join(self._root, *map(_file_name, name.split("/")))
 
     def _read_start(self, name: str) -> bytes:
-        """Return the first `SMALL_BYTES` of the object's file."""
         if (fd := self._open_file(name)) is None:
             return b""
         try:

@@ -268,7 +268,6 @@ class Bucket:
             return transfer(self._call_options(operation))
 
     def _call(self, operation: str, request: Callable[[Mapping[str, Any]], T]) -> T:
-        """Make one *request* with retries, and translate its errors."""
         with self._translate_errors(operation):
             return request(self._call_options(operation))
 
@@ -459,7 +458,6 @@ def _entry(name: str, blob: Any) -> Stored:
 
 
 def _import_library(name: str) -> Any:
-    """Import a library that jobs need for Cloud Storage; raise StorageError without it."""
     try:
         return importlib.import_module(name)
     except ImportError as exc:
