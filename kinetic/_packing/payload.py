@@ -86,7 +86,7 @@ class _Spool(Spool):
 PLAIN_TYPES = frozenset({type(None), bool, int, float})
 TEXT_TYPES = frozenset({str, bytes})
 MAX_CHARACTERS, MAX_VALUES = 4096, 64
-"""Maximum characters of a text, and values in a call; pickling these blocks the event loop."""
+"""Maximum characters of a text, and values in a call: the event loop waits for the pickling."""
 
 
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:

@@ -33,8 +33,8 @@ from .workspace import Site
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-RESERVE = 4 << 20
-"""Bytes that an attempt frees when its call fails, to have memory for reporting the failure."""
+RESERVE_BYTES = 4 << 20
+"""Size of the memory that a call frees when it fails, so that the failure can be reported."""
 
 
 class Invocation:
@@ -57,7 +57,7 @@ class Invocation:
         self._started = time.time()
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
-        self._reserve = b""
+        self._memory_reserve = b""
         self.read_ahead: Callable[[], bytes] = bytes
         """Returns the bytes of the arguments if `Opening.inputs_exist` has read them, else none."""
 
@@ -73,7 +73,7 @@ class Invocation:
 
     def _call_and_encode(self) -> tuple[Outcome, Stored]:
         """Prepare and make the call; return how it ended as an outcome and its body."""
-        self._reserve = _allocate_reserve()
+        self._memory_reserve = _allocate_memory_reserve()
         try:
             with self._stopping.interruptible():
                 function, args, kwargs = self._prepare()
@@ -82,10 +82,10 @@ class Invocation:
                 value = self._call(function, args, kwargs)
             return self._encode_value(value)
         except Stopped as stopped:
-            self._reserve = b""
+            self._memory_reserve = b""
             return self._encode_stop(stopped)
         except BaseException as error:
-            self._reserve = b""
+            self._memory_reserve = b""
             return self._encode_failure(error)
 
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -166,7 +166,7 @@ class Invocation:
         try:
             stored = outcomes.encode_value(value, f"{self._site.work}/result")
         except BaseException as error:
-            self._reserve = b""
+            self._memory_reserve = b""
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
             message = f"the result cannot be pickled: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
@@ -257,10 +257,10 @@ class Invocation:
         )
 
 
-def _allocate_reserve() -> bytes:
+def _allocate_memory_reserve() -> bytes:
     """Allocate memory without touching it, which costs no pages."""
     try:
-        return bytes(RESERVE)
+        return bytes(RESERVE_BYTES)
     except MemoryError:
         return b""
 

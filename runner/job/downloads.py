@@ -46,7 +46,7 @@ def _from_bucket(ref: DataRef, location: str, folder: str) -> str:
     gcs: Any = importlib.import_module("..stores.gcs", __package__)
     gcs_names: Any = importlib.import_module("..protocol.gcs_names", __package__)
     bucket_name, _, name = location.partition("/")
-    bucket: Bucket = gcs.Bucket(gcs_names.Place(bucket_name))
+    bucket: Bucket = gcs.Bucket(gcs_names.BucketFolder(bucket_name))
     os.mkdir(folder, 0o700)
     if not ref.is_dir:
         blob = bucket.find(name)

@@ -105,7 +105,7 @@ class Opening:
         return True
 
     def _open_first_item(self) -> wire.Item | None:
-        """Return the open item if it has no outcome and its batch no stop or retry; else None."""
+        """Return the item at its first attempt without outcome, stop, or retry; else None."""
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim

@@ -234,7 +234,7 @@ class Mirror:
         if self._cached_bucket is None:
             gcs: Any = importlib.import_module("..stores.gcs", __package__)
             names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-            self._cached_bucket = gcs.Bucket(names.Place(self._bucket_name))
+            self._cached_bucket = gcs.Bucket(names.BucketFolder(self._bucket_name))
         return self._cached_bucket
 
 

@@ -128,7 +128,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process now or later when *parent*, a single-threaded process, has died."""
+    """Have this process killed when *parent*, which has one thread, dies; exit if it is dead."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:

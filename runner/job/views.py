@@ -82,7 +82,7 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
 def _fuse_paths(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
     """Map the index in *refs* of each ``fuse`` Data to its path in the container.
 
-    The n-th ``fuse`` Data, counted from 0, is at its mount path, or in `FUSE_FOLDER`.
+    The n-th ``fuse`` Data, counted from 0, is at its mount path or ``{FUSE_FOLDER}/{n}``.
     """
     numbers = itertools.count()
     paths: dict[int, str] = {}

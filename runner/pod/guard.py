@@ -87,7 +87,7 @@ class Channel:
 
     def report_call(self) -> None:
         """In the job: report that the function is called now, which starts its timeout."""
-        with contextlib.suppress(OSError):  # without the message, the start counts as well
+        with contextlib.suppress(OSError):  # without the message, the limit includes the start
             self.job_end.send(b"called")
 
     def last_lines(self) -> str:

@@ -54,7 +54,7 @@ class Hosts:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Hosts | None:
-        """Read the environment; None for a job on a single host.
+        """Read the environment; None for a single host without a LeaderWorkerSet.
 
         Raises:
             ValueError: The environment is incomplete.
@@ -80,7 +80,7 @@ class Hosts:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of this host in messages."""
         return f"host {self.index} of {self.count}"
 
     def join(self) -> None:

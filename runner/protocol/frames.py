@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
+"""The last bytes of a container: the length of the footer, and `MAGIC`."""
 
 MALFORMED = (
     ValueError,
@@ -75,7 +76,7 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 def footer_length(end: bytes) -> int:
-    """Return how many bytes, from the footer on, end a container whose last bytes are *end*.
+    """Return the size of a container's footer and tail (see `TAIL`), from its last bytes, *end*.
 
     Raises:
         FramesError: *end* isn't the end of a container.

@@ -19,8 +19,8 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A bucket, or a folder of one: ``folder`` is empty or ends with a slash."""
+class BucketFolder:
+    """A bucket, or a folder in it; ``folder`` is empty or ends with a slash."""
 
     bucket: str
     folder: str = ""

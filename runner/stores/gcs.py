@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..pauses import pauses
-from ..protocol.gcs_names import Place
+from ..protocol.gcs_names import BucketFolder
 from .directory import Stored
 
 T = TypeVar("T")
@@ -88,11 +88,11 @@ class Bucket:
 
     def __init__(
         self,
-        place: Place,
+        location: BucketFolder,
         environ: Mapping[str, str] = os.environ,
         patience: Patience | None = None,
     ) -> None:
-        self.place = place
+        self.location = location
         self._patience = patience or Patience()
         self._timeout = (self._patience.connect_s, self._patience.idle_s)
         self._storage = _import_library("google.cloud.storage")
@@ -103,7 +103,7 @@ class Bucket:
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
-        self._bucket = self._client.bucket(place.bucket)
+        self._bucket = self._client.bucket(location.bucket)
 
     def _open_client(self, environ: Mapping[str, str]) -> Any:
         """Open the library's client; *environ* may name an emulator or another address."""
@@ -346,7 +346,7 @@ class Bucket:
                 "roles/storage.objectUser on the bucket"
             )
         elif isinstance(exc, self._errors.NotFound):
-            advice = f"; check the name of gs://{self.place.bucket} and the right to see it"
+            advice = f"; check the name of gs://{self.location.bucket} and the right to see it"
         elif isinstance(exc, self._corrupt):
             advice = "; checksum mismatch: check the network"
         return StorageError(f"cannot {operation}: {self._message(exc)}{advice}")
@@ -361,7 +361,7 @@ class Bucket:
         return " ".join(message.split())[:500]
 
     def _url(self, object_name: str) -> str:
-        return f"gs://{self.place.bucket}/{object_name}"
+        return f"gs://{self.location.bucket}/{object_name}"
 
 
 class GcsObjects:
@@ -374,13 +374,13 @@ class GcsObjects:
     def __init__(
         self, url: str, environ: Mapping[str, str] = os.environ, patience: Patience | None = None
     ) -> None:
-        self._place = Place.from_url(url)
-        self._bucket = Bucket(self._place, environ, patience)
+        self._location = BucketFolder.from_url(url)
+        self._bucket = Bucket(self._location, environ, patience)
 
     @property
     def url(self) -> str:
         """The URL of this store for other processes."""
-        return self._place.url
+        return self._location.url
 
     def create(
         self,
@@ -412,25 +412,25 @@ class GcsObjects:
 
     def stat(self, name: str) -> Stored:
         """Return the entry of one object."""
-        blob = self._bucket.find(self._place.object_name(name))
+        blob = self._bucket.find(self._location.object_name(name))
         if blob is None:
             raise KeyError(name)
         return _entry(name, blob)
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists."""
-        return self._bucket.find(self._place.object_name(name)) is not None
+        return self._bucket.find(self._location.object_name(name)) is not None
 
     def holds(self, folder: str) -> bool:
         """Return whether there is an object below *folder*."""
-        return any(self._bucket.list(self._place.object_name(f"{folder}/"), 1))
+        return any(self._bucket.list(self._location.object_name(f"{folder}/"), 1))
 
     def list(self, prefix: str) -> Listing:
         """Return all objects whose names start with *prefix*, sorted by name."""
         found = [
             _entry(name, blob)
-            for blob in self._bucket.list(self._place.object_name(prefix))
-            if (name := self._place.name(blob.name)) is not None
+            for blob in self._bucket.list(self._location.object_name(prefix))
+            if (name := self._location.name(blob.name)) is not None
         ]
         return sorted(found, key=lambda entry: entry.name)
 
@@ -448,7 +448,7 @@ class GcsObjects:
             self._bucket.delete(self._blob(name))
 
     def _blob(self, name: str) -> Any:
-        return self._bucket.blob(self._place.object_name(name))
+        return self._bucket.blob(self._location.object_name(name))
 
 
 def _entry(name: str, blob: Any) -> Stored:

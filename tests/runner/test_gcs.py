@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.protocol.gcs_names import Place
+from kinetic._runner.protocol.gcs_names import BucketFolder
 from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, StorageError
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
@@ -51,7 +51,7 @@ def anywhere(any_server: str) -> GcsObjects:
 @given(st.text(max_size=60), st.sampled_from(["", "/folder"]))
 def test_runner_and_client_name_objects_alike(name: str, folder: str) -> None:
     runners, clients = (
-        Place.from_url(f"gs://bucket{folder}"),
+        BucketFolder.from_url(f"gs://bucket{folder}"),
         Location.from_url(f"gs://bucket{folder}"),
     )
     assert runners.object_name(name) == clients.object_name(name)
@@ -63,7 +63,7 @@ def test_runner_and_client_name_objects_alike(name: str, folder: str) -> None:
 @pytest.mark.parametrize("url", ["gs://", "gs:///x", "gs://Upper", "s3://bucket", "bucket"])
 def test_a_url_without_a_valid_bucket_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="gs://BUCKET"):
-        Place.from_url(url)
+        BucketFolder.from_url(url)
 
 
 def test_runner_and_client_see_the_same_objects(any_server: str, tmp_path: Path) -> None:

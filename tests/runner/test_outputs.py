@@ -14,7 +14,7 @@ import pytest
 from kinetic._runner.job.outputs import Mirror
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.gcs_names import Place
+from kinetic._runner.protocol.gcs_names import BucketFolder
 from kinetic._runner.stores.gcs import EMULATOR, Bucket, Patience
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
@@ -110,7 +110,9 @@ def test_uploads_after_sigterm_take_at_most_half_the_grace_period(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
-    mirror._cached_bucket = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
+    mirror._cached_bucket = Bucket(
+        BucketFolder("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0)
+    )
     server.fail("create", stall=True)
     stopping = Stopping()
     stopping.requested, stopping.since = True, time.monotonic()

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from kinetic._runner.protocol.gcs_names import Place
+from kinetic._runner.protocol.gcs_names import BucketFolder
 from kinetic.aio._net.http import HttpClient, HttpError, google_refusal_error, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
@@ -68,7 +68,7 @@ class Replaced(Unavailable):
     """Another process replaced the object while kinetic read it."""
 
 
-class Location(Place):
+class Location(BucketFolder):
     """A bucket, or a folder of one."""
 
     __slots__ = ()
