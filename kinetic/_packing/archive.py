@@ -226,7 +226,7 @@ def _pack_error(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> Pac
 
 @dataclass(slots=True)
 class _PackSummary:
-    """The files that an archive has or lacks; *uncertain*: the tree's next archive may differ."""
+    """The files that an archive has or lacks; if *uncertain*, a second archive may differ."""
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])

@@ -145,9 +145,7 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
     code = unwrap_callable(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if (
-        file is None and module is None
-    ):  # the module isn't in sys.modules, but the code names its file
+    if file is None and module is None:  # the module isn't in sys.modules
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
     if not file or is_installed(resolve_directory(file)):
         return None

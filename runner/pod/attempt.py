@@ -57,7 +57,10 @@ class PodAttempt(Attempt):
     output: Callable[[], bytes]
 
     def run_on_other_host(self, done_name: str) -> int:
-        """Make the call on a host but the first: create *done_name*, or commit the failure."""
+        """Make the call on a host other than the first; create *done_name* after a success.
+
+        Otherwise commit the failure. Returns the exit code.
+        """
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
             store_log(self._order, self._key, self.host, self.output(), self._objects)

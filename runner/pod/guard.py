@@ -181,7 +181,7 @@ class Guard:
         return kept if len(kept) == len(self._output_tail) else kept.partition(b"\n")[2] or kept
 
     def _wait(self) -> None:
-        """Wait for signals, messages, output, or the next limit; handle all but the limit."""
+        """Wait for signals, messages, or output until the next limit, and handle them."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         poll.register(self._channel, select.POLLIN)
@@ -214,7 +214,7 @@ class Guard:
             self._ask_to_stop(signal.SIGTERM)
 
     def _enforce_limits(self) -> None:
-        """Ask the job to end after its time limit, and kill it when its patience is over."""
+        """Ask the job to end at its time limit, and kill it if it doesn't end in time."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None

@@ -245,7 +245,7 @@ class DirectoryObjects:
         return absent
 
     def collect(self, used: Mapping[str, float | None]) -> bool:
-        """Delete the objects *used* in its order; if one was renewed, delete none and return False.
+        """Delete the objects named in *used*, in order; if one was renewed, return False instead.
 
         *used* maps each name to the time of use that a listing has returned. Another time means
         that the object was renewed. A lock keeps `renew` out between the check and the deletion.
