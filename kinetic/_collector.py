@@ -29,18 +29,20 @@ from kinetic.collection import Collection, Freed
 DAY_S = 24 * 3600.0
 
 STORE_KEPT_S = DAY_S
-"""Minimum age of unused content: a submission uses content of the last 12 hours without renewing
-it, and has another 12 hours to store its manifest."""
+"""Seconds that the store keeps content after its last use. A submission renews only content that
+wasn't used for 12 hours, and may take another 12 hours until it stores its manifest."""
 
 CACHE_KEPT_S = 3600.0
-"""Minimum age of unpacked contents: until then, a process may be about to lock them."""
+"""Seconds that a cache keeps contents after their last use: a process may be about to lock them."""
 
 SHARED = ("code", "functions", "requirements", "data")
+"""The folders of a store that have shared contents."""
+
 FOOTER_BYTES = 64 * 1024
-"""How many bytes at the end of an inputs object to read, for the names in its footer."""
+"""How many bytes to read at the end of an inputs object: its footer names shared contents."""
 
 _REFERENCE = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
-_SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
+_SUBMISSION_ID = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Limits:
         """Read the limits from KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB."""
         limits = cls()
         age, size = environ.get("KINETIC_CACHE_AGE_S"), environ.get("KINETIC_CACHE_SIZE_MB")
-        with contextlib.suppress(ValueError):  # clients refuse wrong numbers
+        with contextlib.suppress(ValueError):  # ignore wrong numbers: clients refuse them
             limits = cls(float(age or limits.age_s), limits.size)
             limits = cls(limits.age_s, float(size) * 1e6 if size else limits.size)
         return limits
@@ -70,7 +72,7 @@ UNUSED = Limits(age_s=DAY_S, size=math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Files that are removed together or not at all; *used* is in seconds since 1970."""
+    """Files that are removed together; ``used`` is their last use, in seconds since 1970."""
 
     kind: str
     name: str
@@ -85,9 +87,10 @@ U = TypeVar("U", bound=Unit)
 def choose_units(
     units: Iterable[U], needed: AbstractCollection[str], limits: Limits, kept_s: float, now: float
 ) -> list[U]:
-    """Choose the units to remove: the old ones, then the least recently used ones over the limit.
+    """Return the units to remove: those beyond the age limit, then the least recently used ones.
 
-    Keeps units whose name is *needed*, and those used in the last *kept_s* seconds.
+    The latter only while all units together exceed the size limit. Keeps units whose name is
+    *needed*, and those used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -103,7 +106,10 @@ def choose_units(
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the local platform's store, unless a profile or a client names another."""
+    """Return the local platform's store: the folder in KINETIC_STORE, else one in *home*.
+
+    A profile or a client can name another one.
+    """
     configured = environ.get("KINETIC_STORE") or ""
     return (
         Path(configured).expanduser() if configured and "://" not in configured else home / "store"
@@ -139,7 +145,7 @@ class Objects(Protocol):
         ...
 
     def collect(self, objects: Sequence[ListedObject]) -> bool:
-        """Delete objects that belong together, unless they were renewed since they were listed."""
+        """Delete *objects* and return True; return False if one was renewed since the listing."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -172,7 +178,7 @@ class Directory:
 
 
 def directory_of(store: str) -> Directory | None:
-    """Return the directory that a store's address names; None if it names another kind."""
+    """Return the directory that a store's address names; None if the store is of another kind."""
     directory = directory_urls.directory_of(store)
     return Directory(Path(directory)) if directory is not None else None
 
@@ -186,8 +192,9 @@ def collect(
 ) -> Collection:
     """Remove contents beyond *limits* from the caches of *home*, and unneeded ones from stores.
 
-    In *store* and *builds*, *store_limits* apply to shared content; *store* also loses the remains
-    of batches whose process died. Leaves files that can't be removed.
+    *store_limits* apply to the shared contents of *store*, and to the build contexts in *builds*.
+    Also removes from *store* the remains of batches whose process died. Skips files that can't be
+    removed.
     """
     freed: defaultdict[str, Freed] = defaultdict(Freed)
     removed: list[Iterable[Unit]] = [_collect_cache(home / "cache", limits)]
@@ -226,15 +233,19 @@ def _collect_store(store: _Store, limits: Limits) -> Iterator[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit(Unit):
+    """A unit of a store, and its objects."""
+
     members: tuple[ListedObject, ...]
 
 
 class _Store:
+    """Find and remove what a store doesn't need."""
+
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
 
     def units(self, kinds: Iterable[str]) -> list[_Unit]:
-        """List shared objects; of `Data`, a unit is a manifest and then the files that it names."""
+        """List the shared contents; a unit of `Data` has first its manifest, then its files."""
         return [unit for kind in kinds for unit in self._units_of(kind)]
 
     def _units_of(self, kind: str) -> Iterator[_Unit]:
@@ -259,7 +270,10 @@ class _Store:
         limits: Limits,
         units: list[_Unit] | None = None,
     ) -> Iterator[Unit]:
-        """Delete units by *limits*, except those *needed*; yield the deleted ones."""
+        """Delete the units that `choose_units` chooses; yield those that were deleted.
+
+        *units* are those of *kinds*; None: list them now. *folder* comes before their kind.
+        """
         units = self.units(kinds) if units is None else units
         units_to_remove = choose_units(units, needed, limits, STORE_KEPT_S, time.time())
         for unit, removed in zip(
@@ -277,7 +291,8 @@ class _Store:
         """Delete the remains of batches whose process died; yield what was deleted.
 
         Remains are the items' objects of a batch with collected results, and objects that arrived
-        after a cleanup. Then the batch has neither a manifest nor an entry in ``groups/``.
+        after a cleanup: that batch has neither a manifest nor an entry in ``groups/``. A batch with
+        an object that was used within a day keeps them.
         """
         by_id: defaultdict[str, list[ListedObject]] = defaultdict(list)
         for listed in batches:
@@ -315,7 +330,7 @@ class _Store:
             if listed.name.endswith(".outcome"):
                 outcome = _outcome_of(listed)
                 if outcome is not None and outcome.reason not in INFRASTRUCTURE:
-                    ended.add(parts[listed.name][1])  # else another attempt may follow
+                    ended.add(parts[listed.name][1])  # otherwise, another attempt may follow
             elif listed.name.endswith("/handle.json"):
                 referrers.append(listed)
         unfinished = [listed for listed in referrers if parts[listed.name][1] not in ended]
@@ -335,10 +350,11 @@ class _Store:
         return {match[1].decode() for match in _REFERENCE.finditer(content)}
 
     def _whole_footer(self, listed: ListedObject, tail: bytes) -> bytes:
+        """Return bytes that include the whole footer of an object that ends with *tail*."""
         try:
             length = frames.footer_length(tail)
         except ValueError:
-            length = listed.size  # damaged: read all of it, to keep all that it names
+            length = listed.size  # damaged: read the whole object for the names in it
         return (
             tail if length <= len(tail) else self.objects.content(listed.name, listed.size - length)
         )
@@ -370,13 +386,13 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(listed: ListedObject) -> bool:
-    """Return whether another process may have written this outcome for the attempt."""
+    """Return whether this is an outcome that another process may have written for the attempt's."""
     outcome = _outcome_of(listed)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 
 
 def _outcome_of(listed: ListedObject) -> wire.Outcome | None:
-    """Read the unverified header of an outcome; None if it isn't one."""
+    """Return the outcome in an object's header, unverified; None if the object isn't one."""
     try:
         return wire.Outcome.parse(listed.metadata["header"])
     except frames.MALFORMED:
@@ -389,7 +405,7 @@ def _drop_empty_outputs(store: Path) -> None:
         for entry in entries:
             name = entry.name
             used_by = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
-            if not _SUBMISSION.fullmatch(name) or any(path.exists() for path in used_by):
+            if not _SUBMISSION_ID.fullmatch(name) or any(path.exists() for path in used_by):
                 continue
             if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
                 continue
@@ -402,6 +418,7 @@ def _drop_empty_outputs(store: Path) -> None:
 
 
 def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
+    """Remove unpacked code and data beyond *limits*; yield what was removed."""
     now = time.time()
     units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
     for unit in choose_units(units, (), limits, CACHE_KEPT_S, now):
@@ -410,6 +427,7 @@ def _collect_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
 
 
 def _trees_of(folder: Path) -> Iterator[Unit]:
+    """Yield a unit for each unpacked file or tree in *folder*; its name is the path."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

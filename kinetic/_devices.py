@@ -31,7 +31,7 @@ def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         ids = [part.strip() for part in visible.split(",")]
-        # CUDA itself ends the list at the first id that names no device.
+        # Like CUDA, ignore all IDs from the first one on that names no device.
         end = next(
             (index for index, device in enumerate(ids) if device in ("", "-1", "NoDevFiles")),
             len(ids),

@@ -17,7 +17,10 @@ log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().uppe
 
 
 class _KineticFilter(logging.Filter):
-    """Filter kinetic's lines of absl's logger by *level*; other libraries share the logger."""
+    """Drop kinetic's records below *level* from absl's logger.
+
+    For other libraries, which share this logger, the level from before stays.
+    """
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class _KineticFilter(logging.Filter):
         if record.pathname.startswith(PACKAGE_FOLDER):
             return record.levelno >= self._level
         if self._logger.level != self._logger_level:
-            return True  # the program has changed the level for all since then
+            return True  # the program has changed the logger's level since; it applies already
         return record.levelno >= (self._original_level or logging.getLogger().level)
 
 

@@ -51,6 +51,7 @@ _COMMAND = re.compile(
 )
 
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+"""The part of a line that text after a carriage return overwrites."""
 
 
 def remove_control_sequences(text: str) -> str:
@@ -70,10 +71,11 @@ def unstyled(text: str) -> str:
 
 
 MAX_LINE = 200
+"""Default for the maximum length of `one_line`, in characters."""
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration, with two units at most."""
+    """Format a duration in seconds with two units at most, as in ``2 min 05 s``."""
     whole_seconds = round(max(0.0, seconds))
     if whole_seconds < 60:
         return f"{whole_seconds} s"
@@ -93,13 +95,13 @@ def format_size(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Format an exception with its type and notes, for a log without a traceback."""
     return ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
-    """Format a handle on one line: its ID, then the other known *facts*."""
+    """Format a handle on one line: its ID, which is the first of *facts*, then the known others."""
     identity, *rest = [(name, one_line(repr(value), 60)) for name, value in facts.items() if value]
     return f"{kind}({', '.join([identity[1], *(f'{name}={text}' for name, text in rest)])})"
 
@@ -137,7 +139,7 @@ def handle_bundle(
 
 
 def _relative_path(file: Path) -> str:
-    """Return the path from the current directory; empty if it is elsewhere."""
+    """Return the path relative to the current directory; empty if *file* isn't below it."""
     try:
         return file.relative_to(file.cwd()).as_posix()
     except (ValueError, OSError):  # the directory may be deleted

@@ -1,4 +1,4 @@
-"""The contents of a local path at one moment: its files, their digests, its hash."""
+"""The contents of a local path at one moment: its files, their digests, and the hash of all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ CHUNK_BYTES = 1 << 20
 HASHING_THREADS = 4
 MAX_CACHED_HASHES = 4096
 SETTLED_NS = 2_000_000_000
+"""Minimum age of a change, in nanoseconds, so that a hash is kept; `_cache_hash` has the reason."""
 
 Stamp = tuple[int, int, int, int, int]
-"""Size, mtime, ctime (ns), inode and device: a file with the same stamp was not written to."""
+"""Size, mtime, ctime (ns), inode and device: if it is the same, the file's content is unchanged."""
 
 
 class Abandoned(Exception):
@@ -33,9 +34,9 @@ class Abandoned(Exception):
 class Snapshot:
     """A local file or tree at the time when it was hashed.
 
-    ``name`` is the manifest's object, ``size`` counts the bytes of all files;
-    ``files`` are the absolute paths of the manifest's entries, ``links`` the
-    symlinked directories that were left out.
+    ``name`` is the name of the manifest's object, ``size`` counts the bytes of all files. ``files``
+    are the absolute paths of the manifest's entries, and ``stamps`` those files' stamps. ``links``
+    are symlinked directories, which the snapshot leaves out.
     """
 
     path: str
@@ -49,14 +50,18 @@ class Snapshot:
 
 
 _hashes: dict[tuple[str, str, Stamp], bytes] = {}
-"""Digests of big files. There is no lock, because a fork could copy the lock while it is held."""
+"""Digests of large files, by file, path in the manifest, and stamp.
+
+There is no lock, because a fork could copy the lock while it is held.
+"""
 
 
 def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
-    """Walk and hash *path*, an absolute path.
+    """Walk and hash *path*, an absolute path; *is_dir* says whether `Data` found a directory there.
 
     Raises:
-        DataError: Something in it can't be read, isn't a file, or changes meanwhile.
+        DataError: Something in it can't be read, isn't a file, or changes meanwhile; or *is_dir*
+            isn't true any more.
         Abandoned: *stop* was set.
     """
     if os.path.isdir(path) != is_dir:
@@ -123,7 +128,10 @@ def changed_error(file: str, root: str) -> DataError:
 def _walk(
     root: str, links: list[str], empty: list[str], stop: threading.Event
 ) -> Iterator[tuple[str, str]]:
-    """Yield the relative and absolute path of each file: a folder's, then its subfolders'."""
+    """Yield the relative and absolute path of each file: first a folder's files, then its folders'.
+
+    Append the symlinked directories to *links*, and the empty ones to *empty*.
+    """
     pending = [""]
     while pending:
         _check_stop(stop)
@@ -152,13 +160,15 @@ def _walk(
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a circular link: reading it raises the error
+    except OSError:  # a circular link: opening it as a file raises the error
         return False
 
 
 def _hash_files(
     files: list[tuple[str, str]], root: str, stop: threading.Event
 ) -> list[tuple[Entry, Stamp]]:
+    """Return the entry and the stamp of each file, in order; threads hash large files."""
+
     def hash_file(path_and_file: tuple[str, str]) -> tuple[Entry, Stamp]:
         return _hash_entry(*path_and_file, root, stop)
 
@@ -183,6 +193,7 @@ def _hash_files(
 
 
 def _hash_entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
+    """Return the entry and the stamp of a file; hash it unless its digest is known."""
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer.
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -229,7 +240,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _cache_hash(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
-    # A file that was just written can change again within the resolution of its times.
+    # A file that was just written can change again without a new stamp: times are coarse.
     if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS:
         return
     if len(_hashes) >= MAX_CACHED_HASHES:

@@ -50,7 +50,7 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
 async def _wait_until_done(future: asyncio.Future[Any]) -> None:
     await asyncio.wait({future})
     if not future.cancelled():
-        future.exception()  # asyncio logs a failure that nobody reads
+        future.exception()  # otherwise asyncio logs that no one read the exception
 
 
 async def await_shared(task: asyncio.Task[T], owner: str) -> T:

@@ -18,7 +18,7 @@ _OWN_PACKAGES = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib", "im
 
 
 def own_frames() -> int:
-    """Count kinetic's frames from the caller's up.
+    """Count the frames of kinetic from the caller's to the first one outside kinetic.
 
     With this number as ``stacklevel``, a warning names the first line outside kinetic.
     """
@@ -45,7 +45,7 @@ def of_the_caller(error: E) -> E:
 
 
 def hint(error: BaseException) -> str:
-    """Return the line that names the entry of *error*; empty if the error isn't kinetic's."""
+    """Return the code of *error* and the command that explains it; empty if it isn't kinetic's."""
     from kinetic.errors import BatchError, KineticError  # `import kinetic.aio` loads only names
 
     if not isinstance(error, (KineticError, BatchError)):
@@ -64,7 +64,7 @@ class _OwnFramesLeftOut:
     """
 
     def __call__(self, function: F) -> F:
-        """Decorate a function, or a coroutine function, with this block."""
+        """Return *function*, also a coroutine function, with its calls in a ``with`` block."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

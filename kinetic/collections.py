@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from kinetic.function import RemoteFunction
-from kinetic.options import MapOptions, MapSettings, shows
+from kinetic.options import MapOptions, MapSettings, show_in_signature
 from kinetic.outcome import X
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["map"]
 
 
-@shows(MapSettings)
+@show_in_signature(MapSettings)
 def map(
     submit_fn: Callable[..., Any],
     inputs: Iterable[X] | AsyncIterable[X],

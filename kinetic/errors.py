@@ -1,8 +1,8 @@
 """Every exception kinetic raises, as one tree.
 
 KineticError
-├── ConfigurationError(ValueError)     fixable before anything is sent
-│   └── ProfileError                   the profiles file, or the profile named
+├── ConfigurationError(ValueError)     a setting is wrong; nothing was sent
+│   └── ProfileError                   the profiles file is damaged, or lacks the profile
 ├── SubmissionError                    nothing ran
 │   ├── PackError(ValueError)          .culprit: the value that can't be shipped
 │   ├── DataError(ValueError)          .path: a Data that can't be shipped
@@ -28,7 +28,7 @@ KineticError
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          version, digest, or signature doesn't match
-└── PortalError(RuntimeError)          a sync call that would deadlock; async outside asyncio
+└── PortalError(RuntimeError)          a sync call would deadlock, or kinetic.aio is outside asyncio
 
 BatchError(Exception)                  from a batch: .failures  .partial_results
 

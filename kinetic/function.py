@@ -24,7 +24,14 @@ from typing import (
 )
 
 from kinetic._tracebacks import of_the_caller, own_frames, own_frames_left_out
-from kinetic.options import MapOptions, MapSettings, Options, RunOptions, refuse_unknown, shows
+from kinetic.options import (
+    MapOptions,
+    MapSettings,
+    Options,
+    RunOptions,
+    refuse_unknown,
+    show_in_signature,
+)
 from kinetic.outcome import X
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ T = TypeVar("T")
 Owner = TypeVar("Owner")
 
 IN_A_JOB = "KINETIC_JOB_ID"
-"""The variable that only jobs have."""
+"""The environment variable that only jobs have."""
 
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ if TYPE_CHECKING:
 else:
 
     class _FunctionAttributes(Generic[R_co]):
-        """A base class without annotations, which would count as those of the function."""
+        """The base class at run time: annotations here would count as those of the function."""
 
         __slots__ = ()
 
@@ -66,14 +73,14 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     ordinary call, and starting other jobs is refused. This object pickles as the plain function.
     """
 
-    # Slots, because functools.wraps would copy the instance's dict to a wrapper.
+    # The settings are in slots, because functools.wraps copies the instance's dict to a wrapper.
     __slots__ = ("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_root")
 
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
         self._plain: Callable[..., R_co] = function
         self._options = options
-        self._receiver: tuple[Any, ...] = ()
-        self._root: RemoteFunction[..., R_co] | None = None
+        self._receiver: tuple[Any, ...] = ()  # of a bound method, the instance
+        self._root: RemoteFunction[..., R_co] | None = None  # of a bound method, the unbound one
         self._is_async = _is_async(function)
         _copy_metadata(self, function)
         if self._is_async and sys.version_info >= (3, 12):
@@ -82,7 +89,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Python 3.14 computes annotations on access, so there is nothing to copy.
+            # Python 3.14 computes annotations on access, so `_copy_metadata` can't copy them.
             if name == "__annotations__":
                 return _unwrap_partials(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -158,7 +165,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     ) -> BatchHandle[R_co, X]: ...
 
     @own_frames_left_out
-    @shows(MapSettings)
+    @show_in_signature(MapSettings)
     def run_async_map(
         self,
         inputs: Iterable[Any] | AsyncIterable[Any],
@@ -303,7 +310,7 @@ def run(
 
 
 @own_frames_left_out
-@shows(Options)
+@show_in_signature(Options)
 def run(*args: Any, **settings: Any) -> Any:
     """Decorate a function so that calling it runs it on an accelerator.
 
@@ -361,10 +368,12 @@ def run(*args: Any, **settings: Any) -> Any:
 
 
 def _may_be_decorated(value: object) -> bool:
+    """Return whether *value* is what ``@kinetic.run`` decorates, not the name of an accelerator."""
     return callable(value) or hasattr(type(value), "__get__")  # classmethod, property
 
 
 def _decorate_without_settings(function: Any, settings: dict[str, Any]) -> RemoteFunction[..., Any]:
+    """Decorate *function*; refuse *settings*, which need parentheses after ``run``."""
     plain = _require_runnable(function)
     if Options(**settings) != Options():
         message = "kinetic.run(function) takes no settings: write kinetic.run(...)(function)"
@@ -393,6 +402,7 @@ def _require_runnable(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _reason_for_refusal(function: object) -> str:
+    """Return why *function* can't run in a job, and what to do; empty if it can."""
     name = getattr(function, "__name__", repr(function))
     kind = type(function).__name__
     if kind in ("classmethod", "staticmethod"):
@@ -402,7 +412,7 @@ def _reason_for_refusal(function: object) -> str:
     if isinstance(function, type):
         return f"kinetic.run can't run the class {name}; decorate a function that uses it"
     if hasattr(function, "cache_clear") and hasattr(function, "cache_info"):
-        return f"{name} has a cache, which jobs don't share; put @kinetic.run below the cache"
+        return f"{name} has a cache, which jobs don't share; put @kinetic.run below its decorator"
     if not callable(function):
         return f"kinetic.run decorates functions, not {kind}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -411,7 +421,10 @@ def _reason_for_refusal(function: object) -> str:
 
 
 def _copy_metadata(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
-    """Do what functools.update_wrapper does, also for callables without a name."""
+    """Do what functools.update_wrapper does, also for callables without a name.
+
+    Attributes of the function don't replace those of `RemoteFunction`.
+    """
     inner = _unwrap_partials(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__

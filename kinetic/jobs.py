@@ -42,7 +42,7 @@ from kinetic.collection import Collection
 from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.options import MapOptions, MapSettings, settings_of, shows
+from kinetic.options import MapOptions, MapSettings, settings_of, show_in_signature
 from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
@@ -139,7 +139,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
-        # An async handle of a closed loop, or of the parent of a fork, can't be awaited.
+        # Replace an async handle whose loop is closed, or belongs to the parent of this fork.
         loop_thread = PORTAL.ensure_loop_thread()
         if self._async_handle is None or self._loop_thread is not loop_thread:
             self._loop_thread, self._async_handle = (
@@ -150,7 +150,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @staticmethod
     def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
-        """Return the sync handle of *job*, a handle of the sync API's event loop; internal."""
+        """Return a sync handle for *job*, an async handle on the sync API's loop; internal."""
         handle = JobHandle[S].from_dict(job.to_dict())
         handle._loop_thread, handle._async_handle = PORTAL.current, job
         return handle
@@ -420,7 +420,7 @@ class BatchHandle(Generic[T, X]):
         try:
             PORTAL.new_call(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
-            _REPORTED_BATCHES.add(self.group_id)
+            _INTERRUPTIONS_LOGGED.add(self.group_id)
             logging.warning(
                 "interrupted again: some jobs of batch %s may still run. "
                 "To end them: kinetic batches cancel %s",
@@ -430,11 +430,12 @@ class BatchHandle(Generic[T, X]):
             raise
 
     def _log_interruption(self) -> None:
+        """Log that the batch continues, unless a ``with`` block stops it."""
         if not self._open_blocks:
             _log_that_batch_continues(self._async_handle)
 
     @contextlib.contextmanager
-    def _logging_interruption(self) -> Generator[None, None, None]:
+    def _log_if_interrupted(self) -> Generator[None, None, None]:
         try:
             yield
         except KeyboardInterrupt:
@@ -517,7 +518,7 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* has passed (a ``TimeoutError``).
             SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
         """
-        with self._logging_interruption():
+        with self._log_if_interrupted():
             PORTAL.call(self._aio.wait, timeout=timeout)
 
     def as_completed(
@@ -619,7 +620,7 @@ class BatchHandle(Generic[T, X]):
             losses = train.run_async_map([0.1, 0.2]).results()
         """
         try:
-            with self._logging_interruption():
+            with self._log_if_interrupted():
                 return PORTAL.call(
                     self._aio.results,
                     timeout=timeout,
@@ -687,7 +688,7 @@ class BatchHandle(Generic[T, X]):
 
     def submitted(self) -> None:
         """Wait until every input was submitted once, or can no longer be submitted."""
-        with self._logging_interruption():
+        with self._log_if_interrupted():
             PORTAL.call(self._aio.submitted)
 
     def retry_failed(self, indices: Iterable[int] | None = None) -> int:
@@ -753,7 +754,7 @@ class BatchHandle(Generic[T, X]):
 def _bundle(
     handle: aio.JobHandle[Any] | aio.BatchHandle[Any], loop_thread: LoopThread | None
 ) -> dict[str, str]:
-    """Return the MIME bundle for a notebook; the cell is updated while *loop_thread* runs."""
+    """Return what a notebook shows; while *loop_thread* runs, kinetic keeps the cell up to date."""
 
     async def bundle() -> dict[str, str]:
         return handle.bundle()
@@ -821,7 +822,7 @@ def run_async_map(
 
 
 @own_frames_left_out
-@shows(MapSettings)
+@show_in_signature(MapSettings)
 def run_async_map(
     function: Callable[..., Any],
     inputs: Iterable[Any] | AsyncIterable[Any],
@@ -961,7 +962,7 @@ def collect() -> Collection:
 
 
 def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
-    """Return the handle from ``begin(...)``; if interrupted, remove what it created."""
+    """Return the handle from ``start(...)``; if an interrupt follows the submission, remove it."""
     handles: list[M] = []
 
     async def start_and_keep() -> M:
@@ -971,7 +972,7 @@ def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwarg
     try:
         return PORTAL.call(start_and_keep)
     except BaseException:
-        for handle in handles:  # interrupted right after the submission
+        for handle in handles:
             PORTAL.call(_remove, handle)
         raise
 
@@ -989,7 +990,7 @@ async def _print_log(job: aio.JobHandle[Any], attempt: int | None) -> None:
 
 
 async def _read_output_dir(job: aio.JobHandle[Any]) -> str:
-    await job.status()  # which finds the job, if it exists
+    await job.status()  # this sets ``output_dir`` if the job exists
     return job.output_dir
 
 
@@ -1007,10 +1008,11 @@ def _identity(value: T) -> T:
 # --- the end of the loop ---
 
 _UNSUBMITTED_BATCHES: set[aio.BatchHandle[Any]] = set()
+"""The batches that this process may still have to submit inputs of."""
 
 
 def _keep_until_submitted(batch: aio.BatchHandle[Any]) -> None:
-    """Keep a batch until all its inputs are submitted, because the user may drop the handle."""
+    """Refer to *batch*, so that it submits all inputs even if the user drops the handle."""
     _UNSUBMITTED_BATCHES.difference_update(
         [unsubmitted for unsubmitted in _UNSUBMITTED_BATCHES if unsubmitted.finished]
     )
@@ -1023,18 +1025,19 @@ async def _submit_and_keep(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> S:
-    """Await ``begin(...)``, after which this process may be the submitter of *batch*."""
+    """Await ``start(...)``, and keep *batch*: this process may now be its submitter."""
     result = await start(*args, **kwargs)
     _keep_until_submitted(batch)
     return result
 
 
 async def _finish_submitting() -> None:
-    """Submit all inputs of this process's batches, without a time limit."""
+    """Wait, without a time limit, until this process's batches have submitted their inputs."""
     await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_UNSUBMITTED_BATCHES)))
 
 
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
+    """Wait until *batch* has submitted its inputs; log that, and that it goes on after Ctrl-C."""
     if unsubmitted := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "
@@ -1045,17 +1048,17 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
         )
     await batch.submitted()
     ended_by = getattr(sys, "last_value", None)  # the exception that ended the script
-    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _REPORTED_BATCHES:
+    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _INTERRUPTIONS_LOGGED:
         _log_that_batch_continues(batch)
 
 
-_REPORTED_BATCHES = set[str]()
-"""The IDs of batches for which a message about Ctrl-C was logged."""
+_INTERRUPTIONS_LOGGED = set[str]()
+"""The IDs of batches whose interruption is logged, so that the exit doesn't log it again."""
 
 
 def _log_that_batch_continues(batch: aio.BatchHandle[Any]) -> None:
     if not batch.finished:
-        _REPORTED_BATCHES.add(batch.group_id)
+        _INTERRUPTIONS_LOGGED.add(batch.group_id)
         logging.warning(
             "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
             "To end it: kinetic batches cancel %s",

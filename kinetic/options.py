@@ -1,7 +1,8 @@
 """The options of ``@kinetic.run`` and of ``run_async_map``: names, types, defaults, and rules.
 
-Each set is a frozen dataclass, which refuses wrong values, and a ``TypedDict`` with the same names
-for type checkers: a function takes ``**options: Unpack[...]``, and `shows` gives it the signature.
+Each set has two forms with the same names: a frozen dataclass, which refuses wrong values, and a
+``TypedDict``, by which type checkers check the ``**options: Unpack[...]`` of a function.
+`show_in_signature` has ``help`` show these names.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a value: the check, and the words after "must be" in its message."""
+    """A rule for a value: ``holds`` checks it; in the error, ``requirement`` follows "must be"."""
 
     requirement: str
     holds: Callable[[Any], bool]
@@ -137,7 +138,7 @@ _RULES = {
     "timeout": _or_none(_WAIT),
     "window": _or_none(_int_rule(1)),
 }
-"""The rule of each argument; a name means the same wherever kinetic takes it."""
+"""The rules that `check` applies, by the name of the argument."""
 
 _NAME = _or_none(
     Rule("text that isn't empty", lambda value: isinstance(value, str) and value.strip() != "")
@@ -159,11 +160,11 @@ _SETTING_RULES = {
     "start_timeout": _POSITIVE,
     "cpu": _POSITIVE,
 }
-"""The rules of `Options`; the other options have separate checks."""
+"""The rules of these fields of `Options`; its ``__post_init__`` checks the others separately."""
 
 
 def check(**values: object) -> None:
-    """Check each of the named *values* by the rule of its name.
+    """Check each of *values*, which are arguments by name, by the rule for its name.
 
     Raises:
         ConfigurationError: A value is wrong: the message has its name, the rule, and the value.
@@ -302,7 +303,7 @@ class Options:
             raise ConfigurationError(f"there is no backend {self.backend!r}: {hint}")
         object.__setattr__(self, "capture_env_vars", _check_patterns(self.capture_env_vars))
         object.__setattr__(self, "volumes", _check_volumes(self.volumes))
-        _ = self.memory_bytes
+        _ = self.memory_bytes  # raises if ``memory`` is wrong
 
     @property
     def memory_bytes(self) -> int | None:
@@ -310,7 +311,7 @@ class Options:
         return None if self.memory is None else _parse_memory(self.memory)
 
     def changed(self, **changes: Unpack[RunOptions]) -> Self:
-        """Return a copy with other settings, checked like the first.
+        """Return a copy with *changes*, checked like the original settings.
 
         Raises:
             TypeError: There is no such setting.
@@ -339,6 +340,7 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
 
 
 def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
+    """Return the plain function and its settings; None if no decorator is in *function*."""
     if _has_settings(function):
         return function.__wrapped__, function.__kinetic__
     if isinstance(function, functools.partial) and (found := _find_decorated(function.func)):
@@ -349,7 +351,7 @@ def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
 
 
 def _has_settings(function: object) -> bool:
-    # Ask the type, because functools.wraps copies the attributes of an instance to a wrapper.
+    # Look at the type: functools.wraps can copy an instance's attribute to a plain wrapper.
     return hasattr(type(function), "__kinetic__")
 
 
@@ -374,13 +376,14 @@ def checked_image(name: str) -> str:
 
 
 def _check_patterns(value: object) -> tuple[str, ...] | None:
+    """Return the patterns of ``capture_env_vars`` as a tuple; None stays None."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
         raise ConfigurationError(
             f"capture_env_vars must be a list of names such as ['WANDB_*'], not {value!r}"
         )
-    patterns = cast("Collection[object]", value)  # isinstance leaves the type of the items open
+    patterns = cast("Collection[object]", value)  # isinstance doesn't tell the type of the items
     names: list[str] = []
     for name in patterns:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
@@ -393,6 +396,7 @@ def _check_patterns(value: object) -> tuple[str, ...] | None:
 
 
 def _check_volumes(value: object) -> dict[str, Data] | None:
+    """Return the volumes by normalized mount path; None stays None."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -414,6 +418,7 @@ def _check_volumes(value: object) -> dict[str, Data] | None:
 
 
 def _mount_path(path: object) -> str:
+    """Return *path* normalized, if it is absolute and hides none of the system's folders."""
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise ConfigurationError(
             f"volumes has {path!r}, which is not an absolute path such as '/data'"
@@ -431,7 +436,7 @@ def _mount_path(path: object) -> str:
 
 
 def _parse_memory(value: object) -> int:
-    """Read a quantity in Kubernetes' form, or with a B at its end; K and k are both 1000."""
+    """Return the bytes of an int, or of text such as ``4Gi`` or ``4GiB``; K and k mean 1000."""
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         unit = _UNITS.get(match[2]) if match else None
@@ -503,7 +508,7 @@ class MapSettings:
 
     @classmethod
     def of(cls, **options: Unpack[MapOptions]) -> Self:
-        """Return the settings that the keyword arguments of a call make.
+        """Return the settings in the keyword arguments of `run_async_map`.
 
         Raises:
             ConfigurationError: A value is wrong.
@@ -513,15 +518,21 @@ class MapSettings:
         return cls(**options)
 
     def window_for(self, length: int | None) -> int | None:
-        """Return the window; by default twice `max_concurrent` for inputs of unknown length."""
+        """Return the window for *length* inputs; None means no limit.
+
+        If the length is unknown (None), the default is twice `max_concurrent`.
+        """
         if self.window is None and length is None and self.max_concurrent is not None:
             return 2 * self.max_concurrent
         return self.window
 
 
-def shows(settings: type[Any]) -> Callable[[F], F]:
-    """Have `inspect.signature` and ``help`` show the fields of *settings* for ``**options``."""
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+def show_in_signature(settings: type[Any]) -> Callable[[F], F]:
+    """Return a decorator that puts the fields of *settings* into a function's signature.
+
+    `inspect.signature` and ``help`` then show them instead of ``*args`` and ``**options``.
+    """
+    variadic_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     added_parameters = inspect.signature(settings).parameters.values()
 
     def decorate(function: F) -> F:
@@ -529,7 +540,7 @@ def shows(settings: type[Any]) -> Callable[[F], F]:
         parameters = [
             parameter
             for parameter in signature.parameters.values()
-            if parameter.kind not in open_ended
+            if parameter.kind not in variadic_kinds
         ]
         decorated: Any = function
         decorated.__signature__ = signature.replace(parameters=[*parameters, *added_parameters])
@@ -539,11 +550,11 @@ def shows(settings: type[Any]) -> Callable[[F], F]:
 
 
 def refuse_unknown(given: Iterable[str], settings: type[Any], prefix: str) -> None:
-    """Refuse names that aren't fields of *settings*.
+    """Check that the *given* names are fields of *settings*.
 
     Raises:
-        TypeError: A name is unknown. The message has *prefix*, the name, and its place or the
-            nearest known name.
+        TypeError: A name isn't. The message has *prefix*, the name, and where kinetic takes such an
+            option, else the nearest fields.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:

@@ -2,7 +2,8 @@
 
 A signal can interrupt the main thread between any two steps of Python code, even while it holds a
 lock of `threading`. A handler that needs the same lock would then wait forever. So the main thread
-only makes single calls into C here: `queue.SimpleQueue`, a set, `_thread`.
+takes no such lock here: it uses `queue.SimpleQueue`, a set, and `_thread`, which no handler can
+interrupt half-way.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 POLL_S = 0.5
-"""How long, in seconds, a waiting thread may miss a signal.
+"""Seconds after which a waiting thread looks for signals again.
 
-A signal that comes just before the wait for a lock, or that another thread gets, would be lost
-until the wait ends.
+If a signal comes just before the wait, or to another thread, its handler runs only after the wait.
 """
 
 Arguments = TypeVarTuple("Arguments")
@@ -79,7 +79,7 @@ class CallResult(Generic[T]):
         self._settle()
 
     def fail(self, error: BaseException) -> None:
-        """Set the exception, unless the call has a value or exception."""
+        """Set the exception, unless the value or an exception is set already."""
         if not self.done:
             self._error = error
             self._settle()
@@ -91,7 +91,7 @@ class CallResult(Generic[T]):
         try:
             raise self._error
         finally:
-            del self  # else the error's traceback refers to the error
+            del self  # otherwise the error refers to itself by its traceback
 
     def _settle(self) -> None:
         self.done = True
@@ -155,16 +155,18 @@ class LoopThread:
             )
 
     def _start(self) -> None:
+        """Start the loop's thread; runs in a helper thread, because `Thread.start` takes a lock."""
         try:
             threading.Thread(target=self._run, name="kinetic loop", daemon=True).start()
         except BaseException as exc:
             self._ready.put(exc)
 
     def _run(self) -> None:
+        """Run the loop until it is stopped; then close it, and fail the calls that still wait."""
         self.ident = threading.get_ident()
         try:
             self.loop = _Loop()
-        except BaseException as exc:  # the process has too many open files
+        except BaseException as exc:  # such as too many open files
             self._ready.put(exc)
             return
         self._ready.put(None)
@@ -178,12 +180,12 @@ class LoopThread:
             self.loop.close()
             while self.waiting:
                 self.waiting.pop().fail(asyncio.CancelledError())
-            self.milestones.put(None)
+            self.milestones.put(None)  # in place of that of `_serve`, if that failed before it
             self.milestones.put(None)
 
     async def _serve(self) -> None:
-        # One task does all of this, because anyio's worker threads live as long as the task. At
-        # the end of the interpreter, no new threads can start for the clean-up.
+        # The hooks run in this task, because anyio's worker threads end with the loop's first task.
+        # The hooks need them: at the end of the interpreter, no new thread can start.
         if not self._stop_requested:
             await self._stopped.wait()
         self.is_ending = True
@@ -213,7 +215,7 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that does nothing in a forked child: parent and child share the selector."""
+    """An event loop that a forked child doesn't close: it shares the selector with its parent."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -225,7 +227,7 @@ class _Loop(asyncio.SelectorEventLoop):
         func: Callable[[Unpack[Arguments]], T],
         *args: *Arguments,
     ) -> asyncio.Future[T]:
-        # At the end of the interpreter, executors shut down before kinetic can clean up.
+        # Use anyio's threads: asyncio's executor shuts down before kinetic's last clean-ups.
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         import anyio.to_thread
@@ -233,7 +235,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.create_task(anyio.to_thread.run_sync(func, *args), name="kinetic worker")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # Abandoned tasks are destroyed at the end of the interpreter: don't report them.
+        # The end of the interpreter destroys abandoned tasks: don't report them.
         if self._owner == os.getpid() and not sys.is_finalizing():
             super().call_exception_handler(context)
 

@@ -30,7 +30,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 GRACE_S = 30.0
-"""How long an interrupted call, or the end of the interpreter, waits for clean-ups; seconds."""
+"""Seconds that an interrupted call, and the end of the interpreter, wait for clean-ups."""
 
 
 def _do_nothing() -> None:
@@ -40,22 +40,22 @@ def _do_nothing() -> None:
 class Portal:
     """An event loop on a separate thread, which starts with the first call.
 
-    Any number of threads may call. A forked child starts another loop; the calls of the parent
-    continue only in the parent.
+    Any number of threads may make calls. A forked child starts another loop; the calls of the
+    parent continue only in the parent.
     """
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
-        self._lock = threading.RLock()  # a finalizer can call while its thread holds the lock
+        self._lock = threading.RLock()  # a finalizer may call in the thread that holds it
         self._loop_thread: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await ``function(...)`` on the loop; wait, and return its value or raise its error.
+        """Await ``function(...)`` on the loop, and block until it returns or raises.
 
         An interrupt (Ctrl-C, or another exception of a signal handler) cancels the coroutine, which
-        gets the portal's grace to clean up. A second interrupt stops waiting at once.
+        has the portal's grace period to clean up. A second interrupt ends the wait at once.
 
         Raises:
             PortalError: This is the loop's own thread, or the loop was closed.
@@ -65,7 +65,7 @@ class Portal:
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Await ``function(...)`` on the portal's loop from any loop, without blocking it."""
+        """Await ``function(...)`` on the portal's loop; the caller's loop isn't blocked."""
         loop = running_loop()
         if self._loop_thread is not None and loop is self._loop_thread.loop:
             return await function(*args, **kwargs)
@@ -77,34 +77,35 @@ class Portal:
         convert: Callable[[S], T],
         on_interrupt: Callable[[], object] = _do_nothing,
     ) -> Iteration[S, T]:
-        """Drive the async iterator that ``function()`` returns, from threads or other loops.
+        """Return an iteration over the async iterator ``function()``, for threads and other loops.
 
-        Calls *on_interrupt* when Ctrl-C ends the wait of a ``for`` loop.
+        *convert* turns its items into those that the caller gets. Calls *on_interrupt* when Ctrl-C
+        ends the wait of a ``for`` loop.
         """
         return Iteration(self, function, convert, on_interrupt)
 
     def new_call(self, *, patient: bool = True) -> PortalCall:
-        """Prepare one call, for a caller that passes callbacks.
+        """Return a call that hasn't started yet.
 
-        If not *patient*, the first interrupt stops waiting; the call continues while this process
-        lives.
+        So the caller can build arguments with `PortalCall.in_calling_thread`. If not *patient*, the
+        first interrupt ends the wait without cancelling the coroutine.
         """
         return PortalCall(self, self._grace, patient)
 
     def on_close(self, hook: Callable[[], Awaitable[None]], *, patient: bool = False) -> None:
-        """Await ``hook()`` on each loop of this portal before it closes.
+        """Register *hook*: each loop of this portal awaits ``hook()`` before it closes.
 
-        Patient hooks come first and have no time limit; only an interrupt ends them.
+        *patient* hooks run before the others and have no time limit; only an interrupt ends them.
         """
         self._hooks.append(Hook(hook, patient))
 
     @property
     def current(self) -> LoopThread | None:
-        """The running loop, if any; objects of another loop are stale."""
+        """The thread of the current loop, if any; objects of another loop can't be used."""
         return self._loop_thread
 
     def ensure_loop_thread(self) -> LoopThread:
-        """Return the running loop; start one if there is none."""
+        """Return the thread of the running loop; start one if none runs, or if it is ending."""
         loop_thread = self._loop_thread
         if loop_thread is not None and not loop_thread.is_ending:
             return loop_thread
@@ -123,9 +124,10 @@ class Portal:
             return loop_thread
 
     def close(self) -> None:
-        """Close the loop: run the hooks, cancel other tasks, and wait up to the grace period.
+        """Close the loop: run the hooks, cancel other tasks, and wait for that.
 
-        Does not wait for abandoned calls. A later call starts a new loop.
+        The wait for patient hooks has no limit; then it lasts up to the grace period. There is no
+        wait while an abandoned call runs. A later call starts a new loop.
 
         Raises:
             PortalError: This is the loop's own thread.
@@ -145,7 +147,7 @@ class Portal:
             logging.warning("kinetic's event loop did not end within %g s", self._grace)
 
     def check_caller(self) -> None:
-        """Refuse a wait that would never end; warn about one that blocks an event loop."""
+        """Raise `PortalError` in the loop's own thread; warn if the call blocks another loop."""
         if self._loop_thread is not None:
             self._loop_thread.refuse_own_thread()
         try:
@@ -154,7 +156,7 @@ class Portal:
             return
         from kinetic._progress.entry import in_notebook
 
-        if in_notebook():  # while a cell waits, a notebook's loop has no other work
+        if in_notebook():  # the loop of a notebook has no other work while a cell runs
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
@@ -168,7 +170,7 @@ class Portal:
     def forget_parent_loop(self) -> None:
         """Forget the loop in a forked child: the loop's thread and files belong to the parent."""
         if self._loop_thread is not None:
-            _INHERITED.append(self._loop_thread)
+            _PARENT_LOOP_THREADS.append(self._loop_thread)
         self._lock = threading.RLock()
         self._loop_thread = None
 
@@ -185,9 +187,9 @@ class PortalCall:
         self._task: asyncio.Task[None] | None = None
 
     def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
-        """Return a function that makes the waiting thread call *function*; None stays None.
+        """Return a function that has the thread that waits in `call` call *function*.
 
-        Logs the exceptions of *function*; the call continues.
+        None stays None. Exceptions of *function* are logged, and the call continues.
         """
         if function is None:
             return None
@@ -198,13 +200,13 @@ class PortalCall:
         return post
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do the same as `Portal.call`."""
-        from kinetic._progress.display import find_show  # declaring functions needs no display
+        """Await ``function(...)`` on the loop and wait for it; see `Portal.call`."""
+        from kinetic._progress.display import find_show  # only a call needs the display
 
         self._portal.check_caller()
         call_result: CallResult[T] = CallResult(functools.partial(self._inbox.put, None))
         context = contextvars.copy_context()
-        context.run(SHOW_FACTORY.set, find_show)  # a user waits
+        context.run(SHOW_FACTORY.set, find_show)  # a user waits, so show long steps
         try:
             self._submit(functools.partial(function, *args, **kwargs), call_result, context)
             self._wait()
@@ -214,7 +216,7 @@ class PortalCall:
         try:
             return _unwrap_result(call_result)
         finally:
-            del call_result  # the traceback of its error holds this frame
+            del call_result  # the traceback of its error refers to this frame: a cycle
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -227,9 +229,7 @@ class PortalCall:
         settled: asyncio.Future[None] = loop.create_future()
 
         def notify() -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the caller's loop was closed, so nothing waits
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nothing waits
                 loop.call_soon_threadsafe(_settle, settled)
 
         call_result: CallResult[T] = CallResult(notify)
@@ -252,13 +252,14 @@ class PortalCall:
         call_result: CallResult[T],
         context: contextvars.Context,
     ) -> None:
+        """Have the loop start the call; if the loop has just closed, use another one."""
         while True:
             loop_thread = self._loop_thread = self._portal.ensure_loop_thread()
             loop_thread.waiting.add(call_result)
             start = functools.partial(self._start, loop_thread, function, call_result, context)
             try:
                 loop_thread.loop.call_soon_threadsafe(start)
-            except RuntimeError:  # the loop has just closed: start another one
+            except RuntimeError:
                 loop_thread.waiting.discard(call_result)
                 if not loop_thread.loop.is_closed():
                     raise
@@ -272,21 +273,22 @@ class PortalCall:
         call_result: CallResult[T],
         context: contextvars.Context,
     ) -> None:
+        """Create the task of the call; runs in the thread of the loop."""
+
         def on_task_done(task: asyncio.Task[None]) -> None:
             loop_thread.call_tasks.discard(task)
             loop_thread.waiting.discard(call_result)
-            call_result.fail(
-                asyncio.CancelledError()
-            )  # the task was cancelled before its first step
+            # This has an effect only if the task was cancelled before its first step.
+            call_result.fail(asyncio.CancelledError())
 
-        context.run(_leave_library)
+        context.run(_forget_callers_library)
         coroutine = _run_call(function, call_result)
         self._task = loop_thread.loop.create_task(coroutine, name="kinetic call", context=context)
         loop_thread.call_tasks.add(self._task)  # nothing else refers to an abandoned call
         self._task.add_done_callback(on_task_done)
 
     def _wait(self) -> None:
-        """Run the callbacks that are posted to this thread until the call's result is set."""
+        """Run the callbacks in the inbox until it has None: the call's result is set."""
         while True:
             callback = receive(self._inbox)
             if callback is None:
@@ -297,7 +299,10 @@ class PortalCall:
                 logging.exception("a callback failed; the call continues")
 
     def _abandon(self, call_result: CallResult[Any]) -> None:
-        """After an interrupt, cancel the call; wait for its clean-up until a second interrupt."""
+        """After an interrupt, cancel the call; wait for its clean-up until a second interrupt.
+
+        Only a patient call is cancelled; nothing waits for any other.
+        """
         if self._loop_thread is None or call_result.done:
             return
         if not self._patient:
@@ -324,14 +329,14 @@ class PortalCall:
         assert self._loop_thread is not None
         try:
             self._loop_thread.loop.call_soon_threadsafe(cancel)
-        except RuntimeError:  # the loop is closed, and so is everything in it
+        except RuntimeError:  # the loop is closed, so the call has ended
             call_result.done = True
 
 
 class Iteration(Generic[S, T]):
     """The items of an async iterator on the portal's loop, for ``for`` and ``async for``.
 
-    It closes at its end, by `close`, or when it is garbage-collected.
+    `close`, or garbage collection, ends the async iterator before its last item.
     """
 
     def __init__(
@@ -354,7 +359,7 @@ class Iteration(Generic[S, T]):
     @own_frames_left_out
     def __next__(self) -> T:
         try:
-            return self._convert(self._portal.call(self._step))
+            return self._convert(self._portal.call(self._next_item))
         except StopAsyncIteration:
             raise StopIteration from None
         except KeyboardInterrupt:
@@ -366,15 +371,15 @@ class Iteration(Generic[S, T]):
 
     async def __anext__(self) -> T:
         with own_frames_left_out:
-            return self._convert(await self._portal.acall(self._step))
+            return self._convert(await self._portal.acall(self._next_item))
 
     def close(self) -> None:
-        """Stop iterating, and wait for the iterator's clean-up."""
+        """End the async iterator, and wait for its clean-up."""
         if self._loop_thread is not None and self._loop_thread is self._portal.current:
             self._portal.call(_close_iterator, self._items)
 
     async def aclose(self) -> None:
-        """Do the same as `close`, for a caller in another loop."""
+        """Do the same as `close`, without blocking the caller's loop."""
         if self._loop_thread is not None and self._loop_thread is self._portal.current:
             await self._portal.acall(_close_iterator, self._items)
 
@@ -383,7 +388,7 @@ class Iteration(Generic[S, T]):
         if self._loop_thread is not None and self._loop_thread is self._portal.current:
             self._loop_thread.start_task(functools.partial(_close_iterator, self._items))
 
-    async def _step(self) -> S:
+    async def _next_item(self) -> S:
         if self._items is None:
             self._loop_thread, self._items = self._portal.current, self._function()
         if self._loop_thread is not self._portal.current:
@@ -391,29 +396,29 @@ class Iteration(Generic[S, T]):
         return await self._items.__anext__()
 
 
-def _leave_library() -> None:
+def _forget_callers_library() -> None:
     """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
 
     anyio and that library look up the running library in sniffio, if it is installed.
     """
     sniffio: Any = sys.modules.get("sniffio")
-    # Another thread may be importing the module.
+    # The attribute is missing while another thread imports the module.
     library = getattr(sniffio, "current_async_library_cvar", None)
     if library is not None:
         library.set(None)
 
 
 async def _run_call(function: Callable[[], Awaitable[T]], call_result: CallResult[T]) -> None:
-    """Await ``function()`` and set *call_result*; an uncaught SystemExit would end the loop."""
+    """Await ``function()`` and set *call_result*; a SystemExit that escapes would end the loop."""
     try:
         call_result.succeed(await function())
     except RuntimeError as exc:
-        cause = exc.__cause__  # a coroutine can't raise StopIteration itself
+        cause = exc.__cause__  # Python wraps the StopIteration of a coroutine
         call_result.fail(cause if isinstance(cause, StopIteration) else exc)
     except BaseException as exc:
         call_result.fail(exc)
     finally:
-        del call_result  # the traceback of its error holds this frame
+        del call_result  # the traceback of its error refers to this frame: a cycle
 
 
 def _unwrap_result(call_result: CallResult[T]) -> T:
@@ -436,24 +441,26 @@ async def _close_iterator(items: AsyncIterator[Any] | None) -> None:
 
 
 _PORTALS: weakref.WeakSet[Portal] = weakref.WeakSet()
-_INHERITED: list[LoopThread] = []
+_PARENT_LOOP_THREADS: list[LoopThread] = []
+"""Loops of the parent process; this reference keeps a forked child from destroying them."""
+
 _exit_is_hooked = False
 
 
 def _close_at_exit() -> None:
-    """Register `_exit` when a loop starts; it then runs before callbacks registered earlier."""
+    """Have the end of the process call `_close_portals`, before callbacks registered earlier."""
     global _exit_is_hooked
     if not _exit_is_hooked:
-        atexit.register(_exit)
+        atexit.register(_close_portals)
         _exit_is_hooked = True
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, _exit, exitpriority=0)  # a child of multiprocessing skips atexit
+        Finalize(None, _close_portals, exitpriority=0)  # atexit doesn't run in it
 
 
-def _exit() -> None:
+def _close_portals() -> None:
     try:
         for portal in tuple(_PORTALS):
             portal.close()

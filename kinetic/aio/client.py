@@ -23,7 +23,7 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic import _log_level, configuration
-from kinetic._messages import described
+from kinetic._messages import describe_error
 from kinetic._tasks import await_shared, in_thread, release, running_loop
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _engine as engine
@@ -31,7 +31,7 @@ from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
 from kinetic.errors import ClientClosed
-from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, shows
+from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, show_in_signature
 
 if TYPE_CHECKING:
     from kinetic.accelerators import Accelerator
@@ -247,7 +247,7 @@ class Client:
         **options: Unpack[MapOptions],
     ) -> BatchHandle[T, X]: ...
 
-    @shows(MapSettings)
+    @show_in_signature(MapSettings)
     async def run_async_map(
         self,
         function: Callable[..., Any],
@@ -584,7 +584,7 @@ async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     closing = (session.aclose() for session in opened if not isinstance(session, BaseException))
     for result in await asyncio.gather(*closing, return_exceptions=True):
         if isinstance(result, BaseException):
-            logging.warning("can't close the client: %s", described(result))
+            logging.warning("can't close the client: %s", describe_error(result))
 
 
 def _drop_none(values: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -641,7 +641,7 @@ async def run_async_map(
 ) -> BatchHandle[T, X]: ...
 
 
-@shows(MapSettings)
+@show_in_signature(MapSettings)
 async def run_async_map(
     function: Callable[..., Any],
     inputs: Iterable[Any] | AsyncIterable[Any],

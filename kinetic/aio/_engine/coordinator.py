@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from absl import logging
 
-from kinetic._messages import described
+from kinetic._messages import describe_error
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.notes import ERROR
 from kinetic._runner.protocol.wire import DataRef
@@ -191,7 +191,7 @@ class BatchCoordinator:
         """End the coordinator after an error: otherwise a wait for the request would never end."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logging.error("%s was not carried out: %s", task.get_name(), described(error))
+            logging.error("%s was not carried out: %s", task.get_name(), describe_error(error))
             self.request_error = self.request_error or error
         self._awake.set()
 
@@ -216,7 +216,7 @@ class BatchCoordinator:
         except BaseExceptionGroup as errors:
             if self.request_error is not None or not self.complete:
                 self.error = self.request_error or errors.exceptions[0]
-                why = described(self.error)
+                why = describe_error(self.error)
                 logging.error("batch %s stopped: %s", self._submission.identity.id, why)
         finally:
             await self._leave()

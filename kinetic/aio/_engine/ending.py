@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from absl import logging
 
-from kinetic._messages import described
+from kinetic._messages import describe_error
 from kinetic._runner.protocol import outcomes, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import for_each
@@ -362,7 +362,7 @@ def error_for_waiters(
     """
     is_known = isinstance(error, KineticError)
     logging.warning(
-        "can't read %s: %s", subject, described(error), exc_info=None if is_known else error
+        "can't read %s: %s", subject, describe_error(error), exc_info=None if is_known else error
     )
     refused = is_known and not is_temporary(error)
     if _is_lasting(error) or (refused and not patient):
@@ -370,7 +370,7 @@ def error_for_waiters(
     if patient or silent_s < PATIENCE_S:
         return None
     return Unavailable(
-        f"{subject} could not be read for {PATIENCE_S:g} s: {described(error)}; kinetic keeps "
+        f"{subject} could not be read for {PATIENCE_S:g} s: {describe_error(error)}; kinetic keeps "
         "checking: wait again when the store answers",
         retryable=True,
     )
