@@ -90,10 +90,10 @@ class Slice:
 class Tpu:
     """A generation of TPU.
 
-    A number alone means the first slice with that many chips. ``largest`` is the maximum number of
-    chips of an unlisted cuboid: GKE takes any A≤B≤C of multiples of four above 64 chips, if the
-    generation has a third dimension. ``cores`` maps a number of TensorCores that isn't a number of
-    chips to chips. ``labels`` are other names that keras-kinetic uses for the hardware.
+    A number alone means the first of ``slices`` with that many chips. ``largest`` limits the chips
+    of other shapes: GKE takes any AxBxC with A≤B≤C, multiples of four, and more than 64 chips. It
+    is 0 for two-dimensional generations. ``cores`` has numbers that mean TensorCores, such as the 8
+    of ``v3-8``, and their chips. ``labels`` are other GKE labels that keras-kinetic uses for it.
     """
 
     name: str
@@ -105,11 +105,11 @@ class Tpu:
     labels: tuple[str, ...] = ()
 
     def sized(self, chips: int) -> Slice | None:
-        """The slice that a number alone means."""
+        """Return the slice that a number alone means; None if there is none."""
         return next((candidate for candidate in self.slices if candidate.chips == chips), None)
 
     def shaped(self, topology: str) -> list[Slice]:
-        """Every layout of a topology, the preferred one first."""
+        """Return a slice for each machine type with this topology, the preferred one first."""
         listed = [candidate for candidate in self.slices if candidate.topology == topology]
         if not listed and self._is_custom(topology):
             largest = self.slices[-1]
@@ -117,6 +117,7 @@ class Tpu:
         return listed
 
     def _is_custom(self, topology: str) -> bool:
+        """Return whether GKE takes this shape, if ``slices`` doesn't list it."""
         sides = [int(side) for side in topology.split("x")]
         return (
             len(sides) == 3
@@ -155,7 +156,7 @@ GPUS: Mapping[str, Gpu] = {
             "1:a2-highgpu-1g 2:a2-highgpu-2g 4:a2-highgpu-4g 8:a2-highgpu-8g 16:a2-megagpu-16g",
             "a100-40gb",
         ),
-        # Google documents no type with 16. The public package accepts it, so a pool may exist.
+        # Google documents no type with 16. keras-kinetic accepts it, so a pool may exist.
         _make_gpu(
             "a100-80gb",
             "nvidia-a100-80gb",
@@ -170,7 +171,7 @@ GPUS: Mapping[str, Gpu] = {
         _make_gpu("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
         _make_gpu("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
         _make_gpu("b200", "nvidia-b200", "8:a4-highgpu-8g"),
-        # Grace hosts: Arm machines, which GKE taints as such.
+        # The hosts have Grace processors, which are Arm; GKE taints such nodes.
         _make_gpu("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
         _make_gpu("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
         _make_gpu(
@@ -207,7 +208,7 @@ TPUS: Mapping[str, Tpu] = {
         Tpu(
             name="v6e",
             default=8,
-            # Eight chips come on one machine or on two: see kinetic.accelerators.
+            # Eight chips come on one machine or on two: see this module's docstring.
             slices=_make_slices("tpu-v6e-slice", "ct6e-standard-1t", "1x1")
             + _make_slices("tpu-v6e-slice", "ct6e-standard-8t", "2x4")
             + _make_slices("tpu-v6e-slice", "ct6e-standard-4t", "2x2 2x4 4x4 4x8 8x8 8x16 16x16"),
@@ -252,7 +253,7 @@ TPUS: Mapping[str, Tpu] = {
         Tpu(
             name="v3",
             default=4,
-            # A single host is a device and has another label than a slice of a pod.
+            # A slice on a single host has another label than larger ones.
             slices=_make_slices("tpu-v3-device", "ct3-hightpu-4t", "2x2")
             + _make_slices(
                 "tpu-v3-slice",
@@ -286,6 +287,8 @@ MOST_HOSTS = 1024
 """Limit of hosts without accelerators in one job."""
 
 RESOURCES = {"cpu": "", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
+"""The resource of Kubernetes that a pod requests, by kind."""
+
 PREFIXED = re.compile(r"(cpu|gpu|tpu)(?:[:-](.+))?", re.ASCII | re.DOTALL)
 COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 GPU_AND_COUNT = re.compile(r"(.+)x([0-9]{1,6})", re.ASCII)
@@ -390,8 +393,8 @@ class Accelerator:
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
         """Return the first layout that has a pool.
 
-        Each of *pools* is a machine type and a topology. Returns this layout if the user named it,
-        or if no pool exists: a pool may be created later.
+        Each of *pools* is a machine type and a topology. Returns this layout if it isn't the usual
+        one, because the user then named it; or if no layout has a pool yet.
         """
         if self != self.layouts[0]:
             return self
@@ -464,6 +467,7 @@ def _split_options(text: str) -> tuple[str, int | None, bool]:
 
 
 def _split_kind(body: str) -> tuple[str, str]:
+    """Split ``tpu-v6e-8`` into ``tpu`` and ``v6e-8``; the kind is empty if the name has none."""
     prefixed = PREFIXED.fullmatch(body)
     return (prefixed[1], prefixed[2] or "") if prefixed else ("", body)
 
@@ -475,6 +479,7 @@ def _parse_cpu(rest: str) -> Accelerator | None:
 
 
 def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
+    """Return the GPUs that *rest* names; None if it names none, or *kind* is another."""
     if kind == "tpu":
         return None
     if COUNT.fullmatch(rest):
@@ -494,6 +499,7 @@ def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
 
 
 def _parse_tpu(kind: str, rest: str) -> Accelerator | None:
+    """Return the slice that *rest* names; None if it names none, or *kind* is another."""
     if kind == "gpu":
         return None
     if COUNT.fullmatch(rest):
@@ -527,6 +533,7 @@ def _of_size(tpu: Tpu, size: str) -> Accelerator:
 
 
 def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
+    """Return *accelerator* in the layout with that number of hosts."""
     if accelerator.kind == "cpu" and 0 < hosts <= MOST_HOSTS:
         return replace(accelerator, hosts=hosts)
     for layout in accelerator.layouts:
@@ -585,6 +592,7 @@ def _raise_unknown(text: str, body: str, options: str) -> NoReturn:
 
 
 _ANY_GPU = frozenset({"cuda", "nvidia", "cuda:0", "gpu:cuda", "gpu-cuda"})
+"""Names for any GPU in other libraries; kinetic needs a model."""
 
 
 def markdown() -> str:

@@ -1,4 +1,4 @@
-"""Choose the value of each setting, and derive the backend from them.
+"""Choose the value of each setting, and derive the backend from the settings.
 
 The first source that has a value wins: the argument (anything but None), the ``KINETIC_*`` variable
 (anything but empty), the active profile, the default. The project has one more source after the
@@ -280,7 +280,7 @@ def sources(
 
 @dataclass(frozen=True, slots=True)
 class _NumberRule:
-    """The rule of a numeric variable."""
+    """The type and the minimum of a numeric variable."""
 
     kind: type[int | float]
     least: int
@@ -303,7 +303,7 @@ _NUMBER_RULES: Mapping[str, _NumberRule] = MappingProxyType(
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
-    """Refuse wrong values of all variables now: other processes read some of them much later."""
+    """Check all numeric variables now, because other processes read some of them much later."""
     for name, rule in _NUMBER_RULES.items():
         text = environ.get(name) or str(rule.least)
         try:
@@ -329,6 +329,7 @@ def number(name: str, default: T, environ: Mapping[str, str] = os.environ) -> T:
 
 
 def _choose_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
+    """Return the backend, and a phrase that says why."""
     name, origin = settings.find("backend")
     if name is None:
         name, why = _implied_backend(settings, accelerator)
@@ -340,7 +341,7 @@ def _choose_backend(settings: _Settings, accelerator: Accelerator | None) -> tup
 
 
 def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
-    """Return the backend if none is named; the module's documentation has the reasons."""
+    """Return the backend if no source names one, and a phrase that says why."""
     for setting in ("project", "kube_context"):
         value, origin = settings.find(setting)
         if value:

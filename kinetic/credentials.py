@@ -14,11 +14,11 @@ def ensure_credentials(project: str, zone: str | None = None, cluster: str | Non
 
     Args:
         project: The GCP project.
-        zone: Its zone; None for the configured one.
+        zone: The zone of the cluster; None for the configured one.
         cluster: The GKE cluster; None for the configured one.
 
     Raises:
-        ConfigurationError: There is no such cluster, or no way to it from here.
+        ConfigurationError: There is no such cluster, or it can't be reached from here.
         AuthError: There are no credentials, or they are refused.
         Unavailable: The credentials server does not answer.
     """

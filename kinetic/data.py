@@ -172,6 +172,7 @@ def _is_directory_uri(uri: str, fuse: bool) -> bool:
 
 
 def _is_directory_of_bucket(uri: str, rest: str) -> bool:
+    """Return whether ``gs://`` and *rest* name a directory; warn if its slash may be missing."""
     bucket, slash, name = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise DataError(f"{uri}: {bucket!r} isn't the name of a bucket", path=uri)
@@ -187,6 +188,7 @@ def _is_directory_of_bucket(uri: str, rest: str) -> bool:
 
 
 def _check_hf(uri: str, rest: str) -> None:
+    """Check the name of the dataset and the options, which follow ``hf://`` as *rest*."""
     repository, _, query = rest.partition("?")
     if not _REPOSITORY.fullmatch(repository.rstrip("/")):
         message = f"{uri}: {repository!r} isn't a dataset; write hf://name or hf://owner/name"

@@ -38,7 +38,7 @@ DEBUG_WAIT_TIMEOUT = DEBUG_WAIT_S
 def wait_for_debug_server(
     handle: JobHandle[Any], timeout: float = DEBUG_WAIT_TIMEOUT, poll_interval: float = 5
 ) -> int:
-    """Wait until the debugger of a job listens, and return the port that it has there.
+    """Wait until the debugger of a job listens, and return its port on the job's machine.
 
     Args:
         handle: A job with ``debug=True``.
@@ -88,8 +88,8 @@ def start_port_forward(
 
     debugging.require_port(local_port)
     target = configuration.resolve(namespace=namespace or None)
-    place = debugging.DebuggerAddress(name=pod_name, host=0, port=remote_port)
-    forwarder, _ = PORTAL.call(debugging.forward, target, place, local_port)
+    address = debugging.DebuggerAddress(name=pod_name, host=0, port=remote_port)
+    forwarder, _ = PORTAL.call(debugging.forward, target, address, local_port)
     return forwarder
 
 
@@ -102,8 +102,8 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
     from kinetic.aio._engine.debugging import DebuggerAddress, instructions
 
     # To debugpy, a dot is the working directory of the program that is debugged.
-    place = DebuggerAddress(name="the job", host=0, port=0, root=".")
-    sys.stdout.write(instructions(place, local_port, working_dir) + "\n")
+    address = DebuggerAddress(name="the job", host=0, port=0, root=".")
+    sys.stdout.write(instructions(address, local_port, working_dir) + "\n")
     sys.stdout.flush()
 
 

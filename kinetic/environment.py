@@ -15,6 +15,8 @@ _PROCESS_VARIABLES = {
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
 }
+"""Variables of this process and machine, which the beginning of a name never captures."""
+
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 _BASE_VARIABLES = {
@@ -23,6 +25,7 @@ _BASE_VARIABLES = {
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
 }
+"""Variables that each job on this machine gets."""
 
 
 _STORAGE_VARIABLES = (

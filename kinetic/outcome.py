@@ -22,7 +22,7 @@ __all__ = ["Cancelled", "Completion", "Failed", "Lost", "Outcome", "Succeeded"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-if TYPE_CHECKING:  # the default needs Python 3.13, or a package that kinetic does not need to run
+if TYPE_CHECKING:  # a default needs Python 3.13, or a package that only type checkers need
     from typing_extensions import TypeVar as DefaultTypeVar
 
     X = DefaultTypeVar("X", default=Any)

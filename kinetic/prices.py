@@ -140,7 +140,7 @@ def budget_price(
     *,
     listed: bool = True,
 ) -> Price:
-    """Return the price for a budget.
+    """Return the price by which a budget is spent.
 
     Raises:
         ConfigurationError: No price is known, or the file of KINETIC_PRICES is wrong.
@@ -203,7 +203,7 @@ def _list_prices() -> dict[str, Any]:
 
 
 def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
-    """Return the user's own prices, by the names that ``str()`` gives accelerators."""
+    """Return the user's own prices in US dollars per hour, by ``str(accelerator)``."""
     path = environ.get(VARIABLE)
     if not path:
         return {}
@@ -225,7 +225,7 @@ def _own_prices(environ: Mapping[str, str]) -> Mapping[str, float]:
             )
         if not (math.isfinite(value) and value >= 0):
             raise ConfigurationError(
-                f"{VARIABLE}: the price of {name} is {value}; write one above 0"
+                f"{VARIABLE}: the price of {name} is {value}; write at least 0"
             )
         prices[str(accelerators.parse(name))] = float(value)
     return prices

@@ -46,6 +46,8 @@ SETTINGS = (
 """The settings of a profile; kinetic writes the first four into every profile."""
 
 ALWAYS_WRITTEN = 4
+"""How many of `SETTINGS`, from the first on, a profile in the file has even without a value."""
+
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)
 
 
@@ -166,6 +168,7 @@ def load(path: Path, *, required: bool = False) -> Profiles:
 
 
 def _parse_profiles(content: object, path: Path) -> Profiles:
+    """Return the profiles in the JSON of the file; warn if ``current`` names none of them."""
     document = _require_object(content, path, "the file")
     entries = _require_object(document.get("profiles") or {}, path, '"profiles"')
     profiles = {name: _parse_profile(name, entry, path) for name, entry in entries.items()}
@@ -188,6 +191,7 @@ def _parse_profiles(content: object, path: Path) -> Profiles:
 
 
 def _parse_profile(name: str, entry: object, path: Path) -> Profile:
+    """Return one profile of the file; warn about keys that aren't settings."""
     if NAME.fullmatch(name) is None:
         raise _malformed_error(path, f"{name!r} can't be the name of a profile")
     entries = _require_object(entry, path, f"the profile {name!r}")
@@ -207,7 +211,7 @@ def _parse_profile(name: str, entry: object, path: Path) -> Profile:
 
 @functools.lru_cache
 def _warn_once(message: str) -> None:
-    """Log *message* once, although each submission reads the file."""
+    """Log *message* once per process, although each submission reads the file."""
     from absl import logging  # a correct file costs no import
 
     logging.warning("%s", message)

@@ -19,7 +19,7 @@ from kinetic._progress.steps import SHOW_FACTORY, Show, Step
 from kinetic.progress import Progress
 
 TICK_S = 0.1
-"""How often the thread draws."""
+"""Seconds between two drawings."""
 
 BATCH_DELAY_S = 0.5
 """How many seconds a batch must run until it gets a progress line."""
@@ -28,7 +28,10 @@ SETTLE_S = 1.0
 """How many seconds the interpreter waits at its exit until the last lines are drawn."""
 
 _Command = tuple[Entry | None, Callable[[], object] | None]
-"""An entry to begin (without a function), or to end, and the function to call afterwards."""
+"""(entry, None) begins an entry; (entry, function) ends it, draws, and calls the function.
+
+(None, function) only draws and calls the function.
+"""
 
 
 class Display:
@@ -84,6 +87,7 @@ class Display:
         self._drawer = None
 
     def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
+        """Begin an entry that gets a line after *delay* seconds; None if nothing draws it."""
         mode = choose_mode(os.environ, sys.stderr)
         if mode == "off" or not self._start():
             return None
@@ -92,6 +96,7 @@ class Display:
         return entry
 
     def _start(self) -> bool:
+        """Start the drawing thread if there is none; return whether it could start."""
         if self._started:
             return True
         self._started = True
@@ -105,7 +110,7 @@ class Display:
 
 
 class _Drawer:
-    """Draw the entries of a queue; one thread runs it and owns its state."""
+    """Draw the entries that begin by commands, until they end; only the thread of `run` draws."""
 
     def __init__(self, commands: queue.SimpleQueue[_Command]) -> None:
         self._commands = commands
@@ -136,6 +141,7 @@ class _Drawer:
                 self._surface.close(quietly=True)
 
     def _next_command(self) -> tuple[Entry | None, Callable[[], object] | None]:
+        """Return the next command, or after a tick an empty one."""
         try:
             return self._commands.get(timeout=TICK_S if self._entries else None)
         except queue.Empty:

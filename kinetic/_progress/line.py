@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 TITLE, SHORTEST_TITLE = 24, 8
 BAR, SHORTEST_BAR = 24, 8
+"""The maximum and minimum width of the title and the bar, in cells."""
 
 
 def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """Return the lines of one entry, at most *width* cells wide; drop what matters least first."""
+    """Return the lines of one entry, at most *width* cells wide; drop parts by their rank."""
     from rich.text import Text
 
-    parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
-    excess = max(
-        0, TITLE + 2 + _width_of(parts) - width
-    )  # shorten the title before dropping a count
+    parts = _step_parts(value) if isinstance(value, Step) else _batch_parts(value or Progress())
+    # Shorten the title before a part is dropped.
+    excess = max(0, TITLE + 2 + _width_of(parts) - width)
     parts = [(0, _shortened_title(title, max(SHORTEST_TITLE, TITLE - excess))), *parts]
     bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
     while len(parts) > 1 and (bar + 2 if bar else 0) + _width_of(parts) > width:
@@ -43,14 +43,15 @@ def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]
 
 
 def _width_of(parts: list[tuple[int, Text]]) -> int:
+    """Return the cells of all parts, with two blanks between them."""
     return sum(text.cell_len for _, text in parts) + 2 * (len(parts) - 1)
 
 
 BAR_RANK = 7
-"""The bar displaces parts of a higher rank, and parts of a lower rank displace the bar."""
+"""The rank of the bar: parts of a higher rank are dropped before it, the others after it."""
 
 
-def _parts(value: Progress) -> list[tuple[int, Text]]:
+def _batch_parts(value: Progress) -> list[tuple[int, Text]]:
     """Return the parts with their ranks; the highest rank is dropped first."""
     from rich.text import Text
 
@@ -77,7 +78,7 @@ def _parts(value: Progress) -> list[tuple[int, Text]]:
     return parts
 
 
-def _parts_of_step(step: Step) -> list[tuple[int, Text]]:
+def _step_parts(step: Step) -> list[tuple[int, Text]]:
     from rich.text import Text
 
     fraction = step.fraction

@@ -49,7 +49,7 @@ class Step:
         self._hide: Callable[[], None] | None = None
 
     def update(self, done: int, total: int) -> None:
-        """Report that *done* of *total* bytes are done."""
+        """Report that *done* of *total* bytes are done; 0 of 0 if the total is unknown."""
         self.done, self.total = done, total
         if self._show is not None and self._clock() - self.begun > SHOWN_AFTER_S:
             show, self._show = self._show, None
@@ -80,11 +80,12 @@ class Step:
 
 
 _RUNNING: dict[int, Step] = {}
+"""The steps of this process that run now, the oldest first, by their ``id()``."""
 
 
 @contextlib.contextmanager
 def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generator[Step, None, None]:
-    """Run a step in the block; it is shown once it has taken more than a second.
+    """Run a step in the block; its first update after a second shows it.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.

@@ -31,7 +31,7 @@ class Screen:
     """Keep lines at the bottom of the terminal that all of *streams* write to.
 
     One thread calls `draw` and `keep`. Text that other threads write to *streams* appears above the
-    lines. It waits at most *patience* seconds while the lines are drawn.
+    lines. Such a write waits at most *patience* seconds while the lines are drawn.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._is_line_open: bool | None = None  # others' last text lacks a newline
+        self._is_line_open: bool | None = None  # does others' last text lack a newline?
         self._patched_streams: list[Any] = []
         for candidate in streams:
             if not any(candidate is patched for patched in self._patched_streams):
@@ -57,7 +57,7 @@ class Screen:
                     self._redraw()
 
     def keep(self, lines: list[str]) -> None:
-        """Replace the lines with *lines* and leave these on the terminal."""
+        """Replace the lines with *lines*, which stay on the terminal from now on."""
         with self._lock:
             prefix = "\n" if self._is_line_open else self._erase_sequence()
             self._send(self._line_start() + prefix + "".join(f"{line}\n" for line in lines))
@@ -79,17 +79,20 @@ class Screen:
     # --- other threads write ---
 
     def _patch(self, stream: Any) -> None:
+        """Have ``stream.write`` call `_write_above`."""
+
         def write(text: str, /) -> int:
             return self._write_above(stream, original, text)
 
         original = stream.write
         try:
             stream.write = write
-        except AttributeError:  # the stream's text may mix with our lines
+        except AttributeError:  # it has no such attribute to set: its text may mix with the lines
             return
         self._patched_streams.append(stream)
 
     def _write_above(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
+        """Erase the lines, write *text* by *original*, and draw the lines below it."""
         has_lock = self._lock.acquire(timeout=self._patience)
         try:
             if has_lock and text:
@@ -110,6 +113,7 @@ class Screen:
     # --- writing to the terminal ---
 
     def _erase_sequence(self) -> str:
+        """Return the control sequence that erases the lines, which the caller must send."""
         height, self._height = self._height, 0
         if not height:
             return ""
@@ -152,23 +156,23 @@ class Screen:
 
 
 UPDATE_INTERVAL_S = 0.5
-"""How often a notebook's output is updated."""
+"""Minimum seconds between two updates of a notebook's output."""
 
-_NUMBERS = itertools.count(1)
+_OUTPUT_NUMBERS = itertools.count(1)
 
 
 class Notebook:
     """Give each entry an output with a bar and a line; only a batch's output stays."""
 
     def __init__(self) -> None:
-        # by name, because type checkers need not have IPython
+        # imported by name, because type checkers needn't have IPython
         ipython: Any = importlib.import_module("IPython.display")
         self._display = ipython.display
         self._update = ipython.update_display
-        self._names: dict[Entry, tuple[str, float]] = {}
+        self._names: dict[Entry, tuple[str, float]] = {}  # the output's ID, and its last update
 
     def draw(self, entries: list[Entry], now: float) -> None:
-        """Show the entries that are due, twice a second."""
+        """Show the entries that are due, each at most twice a second."""
         for entry in entries:
             name, last = self._names.get(entry, ("", 0.0))
             if entry.value is None or now < entry.due or now - last < UPDATE_INTERVAL_S:
@@ -176,7 +180,7 @@ class Notebook:
             if name:
                 self._publish(self._update, entry, _bundle(entry), name)
             else:
-                name = f"kinetic-progress-{next(_NUMBERS)}"
+                name = f"kinetic-progress-{next(_OUTPUT_NUMBERS)}"
                 self._publish(self._display, entry, _bundle(entry), name)
             entry.drawn = True
             self._names[entry] = (name, now)
@@ -189,10 +193,11 @@ class Notebook:
             self._publish(self._update, entry, last, name)
 
     def _publish(self, publish: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
+        """Call *publish* in the entry's context, so that IPython shows it below its cell."""
         entry.context.run(publish, bundle, raw=True, display_id=name)
 
     def close(self, *, quietly: bool = False) -> None:
-        """Do nothing; this holds no stream."""
+        """Do nothing; this class patches no stream."""
 
 
 def _bundle(entry: Entry) -> dict[str, str]:
@@ -206,8 +211,8 @@ def _bundle(entry: Entry) -> dict[str, str]:
 FIRST_LINE_S, MAX_INTERVAL_S = 10.0, 60.0
 
 
-def next_line(lines: int) -> float:
-    """Return the seconds until the next line, after *lines* lines: 10, 20, 40, 60, 60…"""
+def seconds_until_next_line(lines: int) -> float:
+    """Return the pause after *lines* lines: 10, 20, 40, 60, 60… seconds."""
     return min(MAX_INTERVAL_S, FIRST_LINE_S * float(1 << min(lines, 10)))
 
 
@@ -221,7 +226,7 @@ class Plain:
         """Write the lines that are due."""
         for entry in entries:
             count, last = self._written.get(entry, (0, entry.begun))
-            if now - last >= next_line(count) and entry.value is not None:
+            if now - last >= seconds_until_next_line(count) and entry.value is not None:
                 self._written[entry] = (count + 1, now)
                 entry.drawn = True
                 log_line(entry.line())
@@ -232,7 +237,7 @@ class Plain:
             log_line(entry.line())
 
     def close(self, *, quietly: bool = False) -> None:
-        """Do nothing; this holds no stream."""
+        """Do nothing; this class patches no stream."""
 
 
 def log_line(line: str) -> None:
@@ -259,7 +264,7 @@ class Live:
         """Show the entries that are due."""
         if not entries and self._screen is None:
             return
-        screen = self._on_screen()  # always, to see what others write
+        screen = self._open_screen()  # also without lines: the screen must see what others write
         shown = [entry for entry in entries if entry.value is not None and now >= entry.due]
         if not shown:
             screen.draw([])
@@ -277,7 +282,7 @@ class Live:
     def finish(self, entry: Entry, now: float) -> None:
         """Leave the last line of a batch on the screen; remove the line of a step."""
         if entry.drawn and entry.kept:
-            self._on_screen().keep(self._lines(entry))
+            self._open_screen().keep(self._lines(entry))
 
     def close(self, *, quietly: bool = False) -> None:
         """Erase the lines."""
@@ -306,7 +311,8 @@ class Live:
     def _width(self) -> int:
         return max(1, min(MAX_COLUMNS, self._size.columns - 1))  # a line wraps in the last column
 
-    def _on_screen(self) -> Screen:
+    def _open_screen(self) -> Screen:
+        """Return the screen, which the first call opens."""
         if self._screen is None:
             candidates = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
             streams = [

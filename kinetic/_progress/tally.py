@@ -15,7 +15,7 @@ MARK_S = 0.5
 """Minimum seconds between two marks; a mark is a time and how many items had ended by then."""
 
 SHORTEST_S = 1.0
-"""Minimum length of the window, in seconds, when computing a rate: less would predict little."""
+"""Minimum length of the window, in seconds, for a rate: a shorter one would predict little."""
 
 
 class Pace:
@@ -62,6 +62,7 @@ class Pace:
         return self._now
 
     def _trim(self, now: float) -> None:
+        """Drop the oldest marks, if the window stays long enough without them."""
         marks = self._marks
         while len(marks) > 1:
             next_start, ended_before = marks[1]
@@ -89,8 +90,8 @@ class State(IntEnum):
 class Tally:
     """Count items by state, in one byte per item and constant time per event.
 
-    Repeated or reordered events change nothing. Times are seconds of any clock; if the
-    clock steps back, the latest time so far counts.
+    The last event of an item counts, and repeating it changes nothing. Times are seconds of any
+    clock; if the clock steps back, the latest time so far counts.
     """
 
     def __init__(self, begun: float, *, age: float = 0.0) -> None:
@@ -100,7 +101,7 @@ class Tally:
         self._retries: dict[int, int] = {}
         self._retried = 0
         self._retried_after: Counter[str] = Counter()
-        self._bad: dict[int, None] = {}  # failed items, in the order of their ends
+        self._bad: dict[int, None] = {}  # failed and lost items, in the order of their ends
         self._pace: Pace | None = None
         self._begun = self._now = begun
         self._age = max(0.0, age)

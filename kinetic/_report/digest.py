@@ -61,7 +61,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many retries had this ``reason``, and how many items had them."""
+    """How many retries followed an attempt that ended for ``reason``, and of how many items."""
 
     reason: str
     attempts: int
@@ -80,7 +80,10 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Statistics of all items. Seconds count from ``begun``, the start of the batch."""
+    """Statistics of all items. Seconds count from ``begun``, the start of the batch.
+
+    ``peak`` and ``mean`` are those of ``concurrency``: how many attempts ran at a time.
+    """
 
     begun: float
     seconds: float
@@ -181,7 +184,7 @@ def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...
     length = end - start
     if length <= 0:
         return ()
-    steps = [[0] * (POINTS + 2) for _ in State]
+    steps = [[0] * (POINTS + 2) for _ in State]  # by state: the change of its number at each point
 
     def index_at(moment: float) -> int:
         """Return the index of the first point at or after *moment*."""
@@ -201,7 +204,7 @@ def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...
                     steps[state][index] -= 1
                     state, since = next_state, index
         if item.state is State.CANCELLED and not has_begun:
-            # When it was cancelled isn't known; the chart shows it as waiting until the end.
+            # The time of its cancellation isn't known; the chart shows it as waiting to the end.
             steps[state][since] += 1
             steps[state][POINTS] -= 1
             since = POINTS
@@ -243,6 +246,7 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
+    """Count the durations in ranges of the same width, or of the same ratio if they differ much."""
     least, most = ordered[0], ordered[-1]
     count = max(1, min(BINS, math.ceil(2 * len(ordered) ** (1 / 3))))
     if most - least <= 1e-9 * most or count == 1:

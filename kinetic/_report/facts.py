@@ -50,7 +50,7 @@ class Item:
 
     @property
     def failure(self) -> Attempt | None:
-        """The attempt that made the item fail or get lost; later cancelled attempts don't count."""
+        """The last attempt that failed or was lost; None if the item isn't failed or lost."""
         ended = (
             attempt for attempt in reversed(self.attempts) if attempt.kind in ("error", "lost")
         )

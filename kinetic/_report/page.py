@@ -49,7 +49,7 @@ MIN_STEP_S = 1e-3
 def limit(items: int) -> int:
     """Return the maximum size, in bytes, of the page for a batch of *items* items.
 
-    300 kB up to 1,000 items, 2 MB from 10,000 on.
+    It is 300 kB up to 1,000 items, 2 MB from 10,000 on, and between them in proportion.
     """
     fraction = min(1.0, max(0.0, (items - 1_000) / 9_000))
     return int(300_000 + fraction * 1_700_000)
@@ -86,6 +86,7 @@ def _fill(page: str, parts: dict[str, str]) -> str:
 
 
 def _hash(content: str) -> str:
+    """Return the hash by which the content security policy allows *content*."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
@@ -119,7 +120,7 @@ class _ByteBudget:
         return value
 
     def split_off(self, fraction: float) -> _ByteBudget:
-        """Split off at most *fraction* of the total; `give_back` returns the rest."""
+        """Split off at most *fraction* of the total; `give_back` takes back what is left of it."""
         part = _ByteBudget(int(min(self.remaining, self._size * fraction)))
         self.remaining -= part.remaining
         return part
@@ -310,7 +311,7 @@ def _earlier_attempts(
 def _messages(
     listed: Sequence[Item], groups: dict[int, int], budget: _ByteBudget
 ) -> tuple[dict[str, int], list[list[Any]]]:
-    """Return where each row's message is in a list, and that list of messages and groups."""
+    """Return a list of (message, group), and before it the position in that list for each row."""
     message_of_row: dict[str, int] = {}
     messages: list[list[Any]] = []
     indices: dict[tuple[str, int], int] = {}
@@ -318,7 +319,7 @@ def _messages(
         if not item.state.bad:
             continue
         group = groups.get(item.index, -1)
-        for message in (one_line(item.message, MAX_MESSAGE), ""):  # "": as the group
+        for message in (one_line(item.message, MAX_MESSAGE), ""):  # "": the message of the group
             key = (message, group)
             if key in indices or budget.reserve_if_fits([*key]):
                 if key not in indices:
@@ -397,7 +398,7 @@ def _is_numeric(values: Iterable[Scalar]) -> bool:
 def _column(
     source: str, name: str, by_row: dict[int, Scalar], rows: int, characters: int
 ) -> dict[str, Any]:
-    """Return a column: numbers as they are, each text as its place in a list of all texts."""
+    """Return a column: numbers as they are, each text as its position in a list of all texts."""
     if _is_numeric(by_row.values()):
         numbers = [by_row.get(row) for row in range(rows)]
         rounded = [_round(number, 6) if isinstance(number, float) else number for number in numbers]
