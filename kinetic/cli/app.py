@@ -143,7 +143,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         # Otherwise the interpreter reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED  # as click does when it notices first
+        return FAILED  # click exits with the same code if it notices the closed pipe
     except Exception as exc:
         return _report_error(exc)
 

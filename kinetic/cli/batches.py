@@ -46,6 +46,7 @@ def batches() -> None:
 
 
 async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
+    """Return what lists and ``status`` show of a batch, by field."""
     from kinetic.errors import KineticError
 
     fields: dict[str, Any] = {
@@ -58,7 +59,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     try:
         counts = await batch.status_counts()
         estimate, reason = await batch.estimate(look=False), await batch.reason()
-    except KineticError as exc:  # a list still shows the other batches
+    except KineticError as exc:  # so that a list shows the other batches
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **fields,
@@ -229,6 +230,7 @@ def _count_statuses(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]
 async def _result_row(
     batch: aio.BatchHandle[Any], index: int, status: JobStatus, unpickle: bool
 ) -> dict[str, Any]:
+    """Return what ``results`` shows of one item, by field."""
     job = await batch.job(index)
     row: dict[str, Any] = {"index": index, "status": status.value}
     row |= {"reason": await job.reason(), "noted": await job.noted()}
@@ -389,7 +391,7 @@ def _cleanup(options: TargetOptions, group_id: str, yes: bool) -> None:
 
     async def cleanup() -> None:
         async with options.client() as client:
-            await client.cleanup(batch_id)  # also a damaged batch, which can't be attached to
+            await client.cleanup(batch_id)  # not `attach_batch`, which fails for a damaged batch
 
     run_async(cleanup())
     output.note(f"{batch_id} is cleaned up")

@@ -50,7 +50,7 @@ class TargetOptions(NamedTuple):
     kube_context: str | None = None
 
     def given(self) -> dict[str, str]:
-        """Return the options that the command line has, by name."""
+        """Return the options on the command line, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def set_context(self) -> None:
@@ -154,11 +154,11 @@ def json_option(command: Command) -> Command:
 
 
 class UserError(Exception):
-    """An exception of the user's function or file, as text: its type must not set the exit code."""
+    """The text of an exception in the user's code, whose type must not choose the exit code."""
 
 
-def name_error(error: BaseException) -> str:
-    """Return *error* as the last line of a traceback shows it."""
+def format_error(error: BaseException) -> str:
+    """Format the type and the message of *error*, as the last line of a traceback does."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -183,8 +183,8 @@ def _job_error_text(error: Exception) -> str | None:
     from kinetic._tracebacks import REMOTE_TRACEBACK
     from kinetic.errors import JobFailed
 
-    if isinstance(error.__cause__, StopIteration):  # a coroutine can't raise it unwrapped
+    if isinstance(error.__cause__, StopIteration):  # Python wraps the StopIteration of a coroutine
         error = error.__cause__
     if not any(REMOTE_TRACEBACK in note for note in getattr(error, "__notes__", ())):
         return None
-    return str(error) if isinstance(error, JobFailed) else name_error(error)
+    return str(error) if isinstance(error, JobFailed) else format_error(error)

@@ -199,7 +199,10 @@ def up(
 async def _ask_for_project(
     infra: Infrastructure, *, creates: bool, account: str
 ) -> tuple[bool, str]:
-    """Ask for a missing project or billing account; return whether to create, and the account."""
+    """Ask whether to create a missing project, and for a missing billing account.
+
+    Return whether to create the project, and the ID of the account.
+    """
     import anyio.to_thread
 
     name = infra.site.project
@@ -404,10 +407,10 @@ async def _confirm_and_apply(
     as_json: bool,
     asks_name: bool = False,
 ) -> Site | None:
-    """Show the plan, ask, and carry it out; return the site, or None if nothing was carried out.
+    """Show the plan, ask, and carry it out; return the site, or None after a *preview*.
 
-    *plan* receives the zone for node pools after a stock-out, and "" before. With *asks_name*, the
-    answer to *question* is the name itself instead of yes.
+    *plan* receives "" first. If a zone lacks the machines, it receives the next zone to try for
+    node pools. With *asks_name*, *question* is a name, which the user must type instead of yes.
     """
     from dataclasses import replace
 

@@ -47,6 +47,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _import_module(path: Path) -> ModuleType:
+    """Import the file at *path* as a module that is named after it."""
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) != str(path):
         raise click.UsageError(f"{path.name} has the name of a module in use: rename the file")
@@ -122,6 +123,7 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
 def _read_csv(
     rows: csv.DictReader[str], annotations: dict[str, Any], file: Path
 ) -> list[tuple[str, dict[str, Any]]]:
+    """Return the line and the keyword arguments of each row below the header."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if repeated := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {repeated[0]!r} more than once")
@@ -160,7 +162,8 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
     """Check that the function takes *arguments*.
 
     Raises:
-        click.UsageError: It has no parameter of a name, or a required argument is missing.
+        click.UsageError: It has no parameter of a name, or a required argument is missing. The
+            message begins with *prefix*.
     """
     function = _undecorated(function)
     signature = inspect.signature(function)

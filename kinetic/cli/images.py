@@ -106,6 +106,7 @@ def build_image(
 
 
 def _update_credentials(target: Target) -> None:
+    """Store Docker Hub credentials from the environment or a prompt in Secret Manager."""
     from kinetic.aio import infra
 
     site = infra.Site(project=target.project or "", zone=target.zone, cluster=target.cluster)
@@ -175,7 +176,7 @@ def _show(options: TargetOptions, function: str, as_json: bool) -> None:
 
 
 def _target(options: TargetOptions) -> Target:
-    """Return the target whose project builds images; jobs may run on another."""
+    """Return the target whose project builds images; functions may run elsewhere."""
     from kinetic import configuration
 
     return configuration.resolve(

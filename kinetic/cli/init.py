@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from kinetic.configuration import Target
 
 NO_ACCESS = 4
-"""The exit code if an administrator has to apply something first."""
+"""The exit code if an administrator must first create objects that the user may not."""
 
 SAVED_SETTINGS = ("project", "namespace", "store", "store_claim", "kube_context")
-"""The settings of the saved profile; zone and cluster only without a context."""
+"""The settings of the saved profile; without a context, it also has zone and cluster."""
 
 
 @click.command(short_help="Join a cluster that exists, also one on your own machine.")
@@ -121,6 +121,7 @@ async def _all_manifests(target: Target) -> str:
 async def _join(
     target: Target, controllers: tuple[Controller, ...], *, yes: bool, as_json: bool
 ) -> Joining:
+    """Show the plan, ask, and carry it out; return what was done and what the user may not do."""
     import functools
 
     import anyio.to_thread

@@ -59,6 +59,7 @@ async def read_rows(
 
 
 async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
+    """Return what lists and ``status`` show of a job, by field."""
     from kinetic.errors import KineticError
 
     fields = {
@@ -74,7 +75,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
         cost = {"cost": output.dollars(estimate.cost), "estimate": estimate.to_dict()}
         reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**fields, "status": status, "reason": reason, **cost}
-    except KineticError as exc:  # a list still shows the other jobs
+    except KineticError as exc:  # so that a list shows the other jobs
         return {**fields, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 

@@ -24,7 +24,7 @@ MIN_COLUMN_WIDTH = 12
 """Minimum width of a column, in cells; a narrower one is unreadable."""
 
 MAX_TEXT_LENGTH = 400
-"""Characters of one value in a table; JSON has all of it."""
+"""Maximum number of characters of a value in a table; JSON has the whole value."""
 
 
 def note(text: str) -> None:
@@ -118,6 +118,7 @@ def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
 
 def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return one line of a table, with each cell cut or padded to its width."""
     from rich.cells import cell_len, set_cell_size
 
     fitted = [
@@ -137,7 +138,7 @@ def _terminal_width() -> int | None:
 
 
 def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print what is known about one thing: a line per field, or one JSON object."""
+    """Print the fields of one object: a line per field, or one JSON object."""
     if as_json:
         json_line(schema, content, indent=2)
         return
@@ -148,7 +149,7 @@ def fields(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def lines(text: Iterable[str], *, err: bool = False) -> None:
-    """Print text of a job, such as its log, with control characters made harmless."""
+    """Print lines of a job, such as its log, without control sequences other than colors."""
     for line in text:
         click.echo(remove_control_sequences(line), err=err)
 
@@ -159,7 +160,7 @@ def will_ask(*, yes: bool) -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before removing more than one object.
+    """Ask *question* on a terminal; without one, or with *yes*, take yes for granted.
 
     Call it outside of an event loop, which would swallow the first Ctrl-C at the prompt.
 

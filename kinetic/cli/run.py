@@ -12,8 +12,8 @@ from kinetic.cli import output
 from kinetic.cli.client import (
     FilePath,
     TargetOptions,
+    format_error,
     json_option,
-    name_error,
     run_async,
     with_target_options,
 )
@@ -88,7 +88,7 @@ def run(
         if settings:
             raise click.UsageError("--name, --max-concurrent, --retries, --budget require --map")
         functions.check(function, arguments)
-        run_async(_end_on_sigterm(_run_job(options, function, arguments, detach, as_json)))
+        run_async(_cancel_on_sigterm(_run_job(options, function, arguments, detach, as_json)))
         return
     if detach:
         raise click.UsageError("--detach takes one call: this process submits the items of a --map")
@@ -103,16 +103,17 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-async def _end_on_sigterm(job: Coroutine[Any, Any, None]) -> None:
+async def _cancel_on_sigterm(coroutine: Coroutine[Any, Any, None]) -> None:
     from kinetic.aio._plain_call import cancelled_on_sigterm
 
     with cancelled_on_sigterm():
-        await job
+        await coroutine
 
 
 async def _run_job(
     options: TargetOptions, function: Any, arguments: dict[str, Any], detach: bool, as_json: bool
 ) -> None:
+    """Submit one call; print its ID with *detach*, otherwise its output and its value."""
     import asyncio
 
     from kinetic._tasks import release
@@ -127,7 +128,7 @@ async def _run_job(
             output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
         try:
             value = await job.result(stream_logs=not as_json)
-        except asyncio.CancelledError:  # Ctrl-C or SIGTERM: no other process knows its ID
+        except asyncio.CancelledError:  # by Ctrl-C or SIGTERM: no one else removes the job
             await release(job.cleanup(), operation=f"removing {job.job_id}")
             output.note(f"{job.job_id} was cancelled and removed")
             raise
@@ -159,7 +160,7 @@ async def _run_batch(
                 if isinstance(outcome, Succeeded):
                     key, text = "value", repr(outcome.value)
                 else:
-                    key, text = "error", name_error(outcome.error)
+                    key, text = "error", format_error(outcome.error)
                 if as_json:
                     output.json_line("run.item", {"index": index, "ok": outcome.ok, key: text})
                 else:

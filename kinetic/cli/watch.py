@@ -31,10 +31,10 @@ COMPACT_HEIGHT = 10
 """Below this many rows the terminal shows title and bar on one line."""
 
 REFRESH_S = 1.0
-"""How often the screen, whose durations grow, and a JSON line are refreshed."""
+"""Seconds between two drawings of the screen, whose durations grow; or two lines of JSON."""
 
 LINE_S = 5.0
-"""Minimum time between two lines without a terminal."""
+"""Minimum seconds between two lines without a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,7 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
 
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
+    """Print some views, and the last one, as a line each; return the last progress."""
     clock = asyncio.get_running_loop().time
     next_due, last_line, progress = 0.0, "", Progress()
     async for view in views:
@@ -109,7 +110,7 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progre
 
 
 async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Progress:
-    """Show each view, and again every second: durations grow while nothing else changes."""
+    """Show each view until the user presses q, and redraw it every second: durations grow."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -200,6 +201,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
 async def _note_failures(
     batch: aio.BatchHandle[Any], noted: set[int], failures: deque[tuple[int, str]]
 ) -> None:
+    """Append the last failures that *noted* lacks, with reasons; add all of them to *noted*."""
     new_failures = [job for job in await batch.failures() if job.group_index not in noted]
     noted.update(job.group_index or 0 for job in new_failures[:-MAX_FAILURES_SHOWN])
     for job in new_failures[-MAX_FAILURES_SHOWN:]:

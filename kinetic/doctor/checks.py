@@ -15,7 +15,7 @@ from kinetic.errors import KineticError
 __all__ = ["Report", "Result", "State"]
 
 LIMIT_S = 30.0
-"""Maximum time of one check, not counting the checks that it needs."""
+"""Maximum seconds of one check, not counting the checks that it needs."""
 
 
 class State(enum.StrEnum):
@@ -52,7 +52,7 @@ def failed(evidence: str, advice: str = "") -> Finding:
 
 
 def skipped(evidence: str) -> Finding:
-    """Return the finding that a check couldn't examine its subject."""
+    """Return the finding of a check that couldn't run."""
     return Finding(State.SKIPPED, evidence)
 
 
@@ -143,6 +143,7 @@ async def run_checks(checks: Sequence[Check]) -> Report:
 
 
 async def _run_check(check: Check, results: dict[str, Result]) -> Result:
+    """Run *check*, or skip it if *results* has a failed check that it needs, also indirectly."""
     cause, started = "", time.monotonic()
     for name in check.needs:
         cause = cause or (name if results[name].state is State.FAILED else results[name].because)

@@ -27,7 +27,7 @@ GROUP = "cluster"
 
 NO_RETRIES = RetryPolicy(total_s=0.0)
 LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
-"""No retries: the doctor reports what fails now."""
+"""Limits without retries: the doctor reports what fails now."""
 
 SET_API_GROUPS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
 """The API group of each value of KINETIC_MULTIHOST."""
@@ -164,7 +164,7 @@ class Cluster:
         if not missing:
             return ok(f"all {len(wanted)} that kinetic uses")
         user = await user_name(self._api)
-        # One Role for each namespace.
+        # `role` makes the Role of a whole namespace, so pass it one right of each.
         by_namespace = {right.namespace: right for right in reversed(missing)}
         roles = "---\n".join(role(right, user) for right in reversed(by_namespace.values()))
         is_needed = any(self._is_needed(right) for right in missing)
@@ -176,9 +176,11 @@ class Cluster:
 
     @property
     def _set_kind(self) -> str:
+        """The kind of object for jobs on several hosts: a key of `SET_API_GROUPS`, if valid."""
         return (self._environ.get("KINETIC_MULTIHOST") or "lws").strip().lower()
 
     def _is_needed(self, right: Right) -> bool:
+        """Return whether every job of this target needs *right*."""
         if right.resource == "workloads":
             return bool(self._placement.queue)
         if self._target.backend == "pathways" and right.group == SET_API_GROUPS.get(self._set_kind):

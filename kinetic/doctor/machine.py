@@ -22,13 +22,13 @@ GROUP = "this machine"
 MIB = 1024 * 1024
 
 DISK_FULL = 100 * MIB
-"""With less free space on a disk, no job can run."""
+"""With less free space than this many bytes on a disk, no job can run."""
 
 DISK_LOW = 2048 * MIB
-"""With less free space on a disk, some jobs may fail."""
+"""With less free space than this many bytes on a disk, some jobs may fail."""
 
 MEMORY_LOW = 512 * MIB
-"""With less free memory, some jobs may fail."""
+"""With less free memory than this many bytes, some jobs may fail."""
 
 
 class Machine:
@@ -72,6 +72,7 @@ class Machine:
         return await anyio.to_thread.run_sync(self._try_folders)
 
     def _try_folders(self) -> Finding:
+        """Check who may write to kinetic's folders, then write to them."""
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
@@ -120,7 +121,7 @@ class Machine:
         return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
 
     async def _has_namespaces(self) -> bool:
-        # The test forks, which is unsafe in this process: it may have threads.
+        # `available` forks, which is unsafe in this process: it may have threads.
         command = "from kinetic._runner.job.namespace import available; print(available())"
         package = Path(configuration.__file__).parents[1]
         environ = {"PATH": os.defpath, "PYTHONPATH": str(package)}

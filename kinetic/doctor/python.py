@@ -59,6 +59,7 @@ async def _packages() -> Finding:
 
 
 def _problem_with(requirement: Requirement) -> str:
+    """Return why the installed packages don't meet *requirement*; empty if they do."""
     version = _installed_version(requirement.name)
     if version is None:
         return f"{requirement.name} is missing"

@@ -17,11 +17,11 @@ from kinetic.function import run
 from kinetic.job_status import JobStatus
 
 LIMIT_S = 1800.0
-"""Maximum time of the job: the cluster may have to add a node, and Cloud Build build an image."""
+"""Maximum seconds of the job: the cluster may add a node, and Cloud Build may build an image."""
 
 
 def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]) -> Check:
-    """Return the check that runs a job on *target*, once the checks *after* have passed."""
+    """Return the check that runs a job on *target*, unless one of the checks *after* fails."""
 
     async def probe() -> Finding:
         with cancelled_on_sigterm():
