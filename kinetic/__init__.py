@@ -60,8 +60,8 @@ __all__ = [
     "submit",
 ]
 
-# Importing kinetic loads this file and nothing else; a name loads what it needs.
-_HOMES = {
+# Importing kinetic loads only this file; the first use of a name loads the module that has it.
+_HOMES = {  # "": the name is that of a module
     "BatchError": "kinetic.errors",
     "BatchHandle": "kinetic.jobs",
     "Cancelled": "kinetic.outcome",

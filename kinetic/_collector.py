@@ -106,10 +106,7 @@ def choose_units(
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the local platform's store: the folder in KINETIC_STORE, else one in *home*.
-
-    A profile or a client can name another one.
-    """
+    """Return the default store of local jobs: the folder in KINETIC_STORE, else one in *home*."""
     configured = environ.get("KINETIC_STORE") or ""
     return (
         Path(configured).expanduser() if configured and "://" not in configured else home / "store"
@@ -153,27 +150,27 @@ class Objects(Protocol):
         ...
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call *work*, which uses this store, with each of *items*; concurrently if that helps."""
+        """Return ``work(item)`` for all *items*, in order; threads may call *work* at once."""
         ...
 
 
 class Directory:
-    """`Objects` of a directory."""
+    """The `Objects` of a store in a directory."""
 
     def __init__(self, root: Path) -> None:
         self.objects = DirectoryObjects(root)
         self.list, self.delete = self.objects.list, self.objects.delete
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """See the protocol."""
+        """Implement `Objects.map`, one after the other."""
         return map(work, items)
 
     def content(self, name: str, start: int) -> bytes:
-        """See the protocol."""
+        """Implement `Objects.content`."""
         return self.objects.get(name, start)[0]
 
     def collect(self, objects: Sequence[ListedObject]) -> bool:
-        """See the protocol."""
+        """Implement `Objects.collect`."""
         return self.objects.collect({member.name: member.used for member in objects})
 
 
@@ -249,6 +246,7 @@ class _Store:
         return [unit for kind in kinds for unit in self._units_of(kind)]
 
     def _units_of(self, kind: str) -> Iterator[_Unit]:
+        """Yield the units in the folder *kind*."""
         members: defaultdict[str, list[ListedObject]] = defaultdict(list)
         for listed in self.objects.list(f"{kind}/"):
             name = "/".join(listed.name.split("/")[:2]) if kind == "data" else listed.name

@@ -17,10 +17,7 @@ log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().uppe
 
 
 class _KineticFilter(logging.Filter):
-    """Drop kinetic's records below *level* from absl's logger.
-
-    For other libraries, which share this logger, the level from before stays.
-    """
+    """Drop kinetic's records below *level*; to other libraries' the logger's old level applies."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()

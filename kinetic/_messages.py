@@ -58,7 +58,7 @@ def remove_control_sequences(text: str) -> str:
     """Return *text* for a terminal: colors stay, all other control sequences go.
 
     A line that carriage returns overwrite, as progress bars do, keeps its last state. Newlines and
-    tabs stay. Each piece of a text can be passed separately.
+    tabs stay. *text* may be a piece of a longer text.
     """
     if "\r" in text:
         text = _OVERWRITTEN.sub(lambda line: "".join(_STYLE.findall(line[0])), text)

@@ -124,6 +124,7 @@ def _passed_through_user_code(trace: TracebackType | None) -> bool:
 
 
 def _hides_own_frames(error: BaseException) -> bool:
+    """Return whether the traceback of *error* leaves kinetic's frames out."""
     from asyncio import CancelledError  # only errors need this module
 
     if hint(error) or isinstance(error, (KeyboardInterrupt, CancelledError)):

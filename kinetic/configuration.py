@@ -307,7 +307,7 @@ def _check_numbers(environ: Mapping[str, str]) -> None:
     for name, rule in _NUMBER_RULES.items():
         text = environ.get(name) or str(rule.least)
         try:
-            is_valid = rule.kind(text) >= rule.least  # false for nan
+            is_valid = rule.kind(text) >= rule.least  # nan fails, too
         except ValueError:
             is_valid = False
         if not is_valid:

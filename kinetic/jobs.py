@@ -384,7 +384,7 @@ class BatchHandle(Generic[T, X]):
     """
 
     if not TYPE_CHECKING:
-        __class_getitem__ = classmethod(types.GenericAlias)  # takes one argument as well as two
+        __class_getitem__ = classmethod(types.GenericAlias)  # one type argument, or two
 
     def __init__(self, batch: aio.BatchHandle[T, X]) -> None:
         self.group_id = batch.group_id

@@ -518,10 +518,7 @@ class MapSettings:
         return cls(**options)
 
     def window_for(self, length: int | None) -> int | None:
-        """Return the window for *length* inputs; None means no limit.
-
-        If the length is unknown (None), the default is twice `max_concurrent`.
-        """
+        """Return the window; by default twice `max_concurrent` if *length* isn't known (None)."""
         if self.window is None and length is None and self.max_concurrent is not None:
             return 2 * self.max_concurrent
         return self.window

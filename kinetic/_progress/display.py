@@ -104,7 +104,7 @@ class Display:
         try:
             threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
             atexit.register(self.settle)
-        except RuntimeError:  # the interpreter shuts down
+        except RuntimeError:  # no thread can start while the interpreter shuts down
             self._started = False
         return self._started
 

@@ -87,7 +87,7 @@ class Screen:
         original = stream.write
         try:
             stream.write = write
-        except AttributeError:  # it has no such attribute to set: its text may mix with the lines
+        except AttributeError:  # ``write`` can't be set, so its text may mix with the lines
             return
         self._patched_streams.append(stream)
 

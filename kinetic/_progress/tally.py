@@ -129,6 +129,7 @@ class Tally:
             self._retries[index] = retries
 
     def _move(self, index: int, before: State, state: State, now: float) -> None:
+        """Change an item's state from *before* to *state*, and what is counted by state."""
         self._states[index] = state
         self._counts[before] -= 1
         self._counts[state] += 1

@@ -62,7 +62,7 @@ class Hook:
 
 
 class CallResult(Generic[T]):
-    """The value or exception of a call; set once, in the thread of the loop."""
+    """The value or exception of a call; the thread of the loop sets it, then calls *notify*."""
 
     __slots__ = ("_error", "_tell", "_value", "done")
 
@@ -180,7 +180,7 @@ class LoopThread:
             self.loop.close()
             while self.waiting:
                 self.waiting.pop().fail(asyncio.CancelledError())
-            self.milestones.put(None)  # in place of that of `_serve`, if that failed before it
+            self.milestones.put(None)  # for the patient hooks, in case `_serve` has failed
             self.milestones.put(None)
 
     async def _serve(self) -> None:

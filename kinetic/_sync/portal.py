@@ -299,10 +299,7 @@ class PortalCall:
                 logging.exception("a callback failed; the call continues")
 
     def _abandon(self, call_result: CallResult[Any]) -> None:
-        """After an interrupt, cancel the call; wait for its clean-up until a second interrupt.
-
-        Only a patient call is cancelled; nothing waits for any other.
-        """
+        """Cancel the call if it's patient; wait for its clean-up until the next interrupt."""
         if self._loop_thread is None or call_result.done:
             return
         if not self._patient:
@@ -457,7 +454,7 @@ def _close_at_exit() -> None:
     if process is not None and process.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, _close_portals, exitpriority=0)  # atexit doesn't run in it
+        Finalize(None, _close_portals, exitpriority=0)  # a child of multiprocessing skips atexit
 
 
 def _close_portals() -> None:

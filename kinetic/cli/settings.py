@@ -165,7 +165,7 @@ def _unset() -> None:
 @yes_option
 def _remove(name: str, yes: bool) -> None:
     """Remove a profile."""
-    _load()[name]  # an unknown name fails before the question
+    _load()[name]  # raises for an unknown name, before the question
     output.confirm(f"Remove the profile {name!r}?", yes=yes)
     _update(lambda saved: saved.remove(name))
     output.note(f"removed the profile {name!r}")

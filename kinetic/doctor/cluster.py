@@ -132,6 +132,7 @@ class Cluster:
         return ok(f"Kubernetes {answer.get('gitVersion', 'of an unknown version')}")
 
     async def _namespace(self) -> Finding:
+        """Check that the namespace exists and admits the pods of jobs."""
         name = self._placement.namespace
         try:
             answer = await self._api.call("GET", self._namespace_path)
@@ -156,6 +157,7 @@ class Cluster:
         )
 
     async def _permissions(self) -> Finding:
+        """Check what the user may do; the advice is YAML that grants the missing rights."""
         wanted = rights(self._placement.namespace)
         granted_rights = await all_or_none(*(is_allowed(self._api, right) for right in wanted))
         missing = [
@@ -188,6 +190,7 @@ class Cluster:
         return right.resource not in NEEDED_BY
 
     async def _service_account(self) -> Finding:
+        """Check that the service account of pods exists and acts as a Google account."""
         name, namespace = self._placement.service_account, self._placement.namespace
         try:
             answer = await self._api.call(
@@ -212,6 +215,7 @@ class Cluster:
         return ok(f"{name!r} exists")
 
     async def _set_controllers(self) -> Finding:
+        """Check that the controller of jobs on several hosts is installed."""
         installed: list[str] = []
         for kind, group in SET_API_GROUPS.items():
             try:
@@ -231,6 +235,7 @@ class Cluster:
         )
 
     async def _nodes(self) -> Finding:
+        """Check that nodes are ready, without pressure, and with the drivers of their GPUs."""
         nodes = await self._list("/api/v1/nodes")
         if not nodes:
             advice = "add a node pool, unless the cluster adds nodes when pods need them"
@@ -264,6 +269,7 @@ class Cluster:
         return ok(evidence)
 
     async def _pending(self) -> Finding:
+        """Check that no pod has been pending for `MAX_PENDING_S`."""
         pods = await self._list(f"{self._namespace_path}/pods", "status.phase=Pending")
         limit = f"{MAX_PENDING_S / 60:g} min"
         overdue = [pod["metadata"] for pod in pods if _age_s(pod) > MAX_PENDING_S]
@@ -279,6 +285,7 @@ class Cluster:
         )
 
     async def _warnings(self) -> Finding:
+        """Check the namespace for warning events with one of `EVENT_REASONS`."""
         warnings = await self._list(f"{self._namespace_path}/events", "type=Warning")
         events = [event for event in warnings if event.get("reason") in EVENT_REASONS]
         if not events:

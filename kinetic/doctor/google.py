@@ -87,6 +87,7 @@ class Google:
         return ok("enabled")
 
     async def _apis(self) -> Finding:
+        """Check that the APIs that kinetic uses are enabled."""
         project = self._target.project
         query = [("names", f"projects/{project}/services/{api}") for api in APIS]
         path = f"/v1/projects/{self._quoted_project}/services:batchGet"
@@ -106,6 +107,7 @@ class Google:
         return ok(f"all {len(APIS)} are enabled")
 
     async def _registry(self) -> Finding:
+        """Check that the repository of bundled images exists."""
         from kinetic.aio.images.registry import build_settings
 
         host, project, repository, _ = build_settings(self._target).image.split("/")
@@ -123,6 +125,7 @@ class Google:
         return ok(f"{host}/{project}/{repository}")
 
     async def _quotas(self) -> Finding:
+        """Show the quotas for accelerators in the region."""
         region = self._target.zone.rpartition("-")[0] or self._target.zone
         path = f"/compute/v1/projects/{self._quoted_project}/regions/{region}"
         answer = await self._get("compute", path)

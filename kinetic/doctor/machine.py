@@ -76,7 +76,7 @@ class Machine:
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
-                evidence, _, advice = objection.partition("type ")
+                evidence, _, advice = objection.partition("type ")  # the advice is the command
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
             with tempfile.TemporaryFile(dir=_nearest_existing(folder)) as probe:
@@ -131,6 +131,7 @@ class Machine:
         return bool(probe.stdout.strip())
 
     async def _supervisor(self) -> Finding:
+        """Check that the supervisor, if one runs, speaks this version's protocol."""
         supervisor = await running(self._home)
         if supervisor is None:
             return ok("not running; the first job starts it")

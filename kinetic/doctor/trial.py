@@ -38,6 +38,7 @@ def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]
 
 
 async def _run_job(target: Target, container_image: str | None) -> Finding:
+    """Run a tiny job, and report how long each step took."""
     if target.backend != "local" and target.project is None and not container_image:
         return failed(
             "without a project kinetic can't build an image",
