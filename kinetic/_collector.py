@@ -89,8 +89,8 @@ def choose_units(
 ) -> list[U]:
     """Return the units to remove: those beyond the age limit, then the least recently used ones.
 
-    The latter only while all units together exceed the size limit. Keeps units whose name is
-    *needed*, and those used in the last *kept_s* seconds.
+    It chooses the latter only while all units together exceed the size limit. It keeps units whose
+    name is *needed*, and those used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -270,7 +270,8 @@ class _Store:
     ) -> Iterator[Unit]:
         """Delete the units that `choose_units` chooses; yield those that were deleted.
 
-        *units* are those of *kinds*; None: list them now. *folder* comes before their kind.
+        *units* are those of *kinds* if the caller has listed them. The kind of a yielded unit
+        begins with *folder*.
         """
         units = self.units(kinds) if units is None else units
         units_to_remove = choose_units(units, needed, limits, STORE_KEPT_S, time.time())
@@ -384,7 +385,7 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(listed: ListedObject) -> bool:
-    """Return whether this is an outcome that another process may have written for the attempt's."""
+    """Return whether this is an outcome that may not be by the attempt's own process."""
     outcome = _outcome_of(listed)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 

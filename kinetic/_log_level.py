@@ -17,7 +17,7 @@ log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().uppe
 
 
 class _KineticFilter(logging.Filter):
-    """Drop kinetic's records below *level*; to other libraries' the logger's old level applies."""
+    """Drop kinetic's records below *level*, and others' below the logger's original level."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _KineticFilter(logging.Filter):
         if record.pathname.startswith(PACKAGE_FOLDER):
             return record.levelno >= self._level
         if self._logger.level != self._logger_level:
-            return True  # the program has changed the logger's level since; it applies already
+            return True  # the program has changed the level since, and the logger applies it
         return record.levelno >= (self._original_level or logging.getLogger().level)
 
 

@@ -533,7 +533,7 @@ def _of_size(tpu: Tpu, size: str) -> Accelerator:
 
 
 def _on_hosts(accelerator: Accelerator, hosts: int) -> Accelerator:
-    """Return *accelerator* in the layout with that number of hosts."""
+    """Return *accelerator* on that number of hosts; for a TPU, this chooses the layout."""
     if accelerator.kind == "cpu" and 0 < hosts <= MOST_HOSTS:
         return replace(accelerator, hosts=hosts)
     for layout in accelerator.layouts:

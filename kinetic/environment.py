@@ -15,7 +15,7 @@ _PROCESS_VARIABLES = {
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
 }
-"""Variables of this process and machine, which the beginning of a name never captures."""
+"""Variables of this process and machine, which a pattern with ``*`` never captures."""
 
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
 

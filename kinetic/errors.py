@@ -28,7 +28,7 @@ KineticError
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          version, digest, or signature doesn't match
-└── PortalError(RuntimeError)          a sync call would deadlock, or kinetic.aio is outside asyncio
+└── PortalError(RuntimeError)          a sync call would deadlock; or kinetic.aio without asyncio
 
 BatchError(Exception)                  from a batch: .failures  .partial_results
 

@@ -79,8 +79,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
         self._plain: Callable[..., R_co] = function
         self._options = options
-        self._receiver: tuple[Any, ...] = ()  # of a bound method, the instance
-        self._root: RemoteFunction[..., R_co] | None = None  # of a bound method, the unbound one
+        self._receiver: tuple[Any, ...] = ()  # a bound method's instance, else empty
+        self._root: RemoteFunction[..., R_co] | None = None  # a bound method's unbound one
         self._is_async = _is_async(function)
         _copy_metadata(self, function)
         if self._is_async and sys.version_info >= (3, 12):
@@ -412,7 +412,7 @@ def _reason_for_refusal(function: object) -> str:
     if isinstance(function, type):
         return f"kinetic.run can't run the class {name}; decorate a function that uses it"
     if hasattr(function, "cache_clear") and hasattr(function, "cache_info"):
-        return f"{name} has a cache, which jobs don't share; put @kinetic.run below its decorator"
+        return f"{name} has a cache, which jobs don't share; put @kinetic.run below @cache"
     if not callable(function):
         return f"kinetic.run decorates functions, not {kind}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

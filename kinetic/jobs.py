@@ -1008,7 +1008,7 @@ def _identity(value: T) -> T:
 # --- the end of the loop ---
 
 _UNSUBMITTED_BATCHES: set[aio.BatchHandle[Any]] = set()
-"""The batches that this process may still have to submit inputs of."""
+"""The batches whose inputs this process may still have to submit."""
 
 
 def _keep_until_submitted(batch: aio.BatchHandle[Any]) -> None:
@@ -1037,7 +1037,7 @@ async def _finish_submitting() -> None:
 
 
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
-    """Wait until *batch* has submitted its inputs; log that, and that it goes on after Ctrl-C."""
+    """Wait until *batch* has submitted its inputs; log this, and after Ctrl-C that it goes on."""
     if unsubmitted := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "

@@ -164,7 +164,7 @@ _SETTING_RULES = {
 
 
 def check(**values: object) -> None:
-    """Check each of *values*, which are arguments by name, by the rule for its name.
+    """Check arguments, which are given by name, each by the rule for its name.
 
     Raises:
         ConfigurationError: A value is wrong: the message has its name, the rule, and the value.
@@ -340,7 +340,7 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
 
 
 def _find_decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
-    """Return the plain function and its settings; None if no decorator is in *function*."""
+    """Return the plain function and its settings; None if *function* isn't decorated."""
     if _has_settings(function):
         return function.__wrapped__, function.__kinetic__
     if isinstance(function, functools.partial) and (found := _find_decorated(function.func)):

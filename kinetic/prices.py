@@ -140,7 +140,7 @@ def budget_price(
     *,
     listed: bool = True,
 ) -> Price:
-    """Return the price by which a budget is spent.
+    """Return the price by which kinetic compares costs with a budget.
 
     Raises:
         ConfigurationError: No price is known, or the file of KINETIC_PRICES is wrong.

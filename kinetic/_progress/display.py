@@ -87,7 +87,7 @@ class Display:
         self._drawer = None
 
     def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
-        """Begin an entry that gets a line after *delay* seconds; None if nothing draws it."""
+        """Begin an entry, to draw after *delay* seconds; return None if nothing draws it."""
         mode = choose_mode(os.environ, sys.stderr)
         if mode == "off" or not self._start():
             return None
@@ -110,7 +110,7 @@ class Display:
 
 
 class _Drawer:
-    """Draw the entries that begin by commands, until they end; only the thread of `run` draws."""
+    """Draw entries while they last; commands begin and end them. One thread calls `run`."""
 
     def __init__(self, commands: queue.SimpleQueue[_Command]) -> None:
         self._commands = commands
@@ -141,7 +141,7 @@ class _Drawer:
                 self._surface.close(quietly=True)
 
     def _next_command(self) -> tuple[Entry | None, Callable[[], object] | None]:
-        """Return the next command, or after a tick an empty one."""
+        """Return the next command, or (None, None) if none comes within a tick."""
         try:
             return self._commands.get(timeout=TICK_S if self._entries else None)
         except queue.Empty:

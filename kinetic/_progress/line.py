@@ -17,7 +17,7 @@ BAR, SHORTEST_BAR = 24, 8
 
 
 def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """Return the lines of one entry, at most *width* cells wide; drop parts by their rank."""
+    """Return the lines of one entry, at most *width* cells wide; drop parts of high ranks."""
     from rich.text import Text
 
     parts = _step_parts(value) if isinstance(value, Step) else _batch_parts(value or Progress())

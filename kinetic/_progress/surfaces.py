@@ -42,7 +42,7 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._is_line_open: bool | None = None  # does others' last text lack a newline?
+        self._is_line_open: bool | None = None  # others' text ends without newline; None: unknown
         self._patched_streams: list[Any] = []
         for candidate in streams:
             if not any(candidate is patched for patched in self._patched_streams):
@@ -92,7 +92,7 @@ class Screen:
         self._patched_streams.append(stream)
 
     def _write_above(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
-        """Erase the lines, write *text* by *original*, and draw the lines below it."""
+        """Erase the lines, write *text* with *original*, and draw the lines below it."""
         has_lock = self._lock.acquire(timeout=self._patience)
         try:
             if has_lock and text:

@@ -311,7 +311,7 @@ def _earlier_attempts(
 def _messages(
     listed: Sequence[Item], groups: dict[int, int], budget: _ByteBudget
 ) -> tuple[dict[str, int], list[list[Any]]]:
-    """Return a list of (message, group), and before it the position in that list for each row."""
+    """Return each failed row's position in a list of (message, group), and that list."""
     message_of_row: dict[str, int] = {}
     messages: list[list[Any]] = []
     indices: dict[tuple[str, int], int] = {}

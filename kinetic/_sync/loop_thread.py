@@ -91,7 +91,7 @@ class CallResult(Generic[T]):
         try:
             raise self._error
         finally:
-            del self  # otherwise the error refers to itself by its traceback
+            del self  # otherwise the error refers to itself through its traceback
 
     def _settle(self) -> None:
         self.done = True
@@ -184,8 +184,8 @@ class LoopThread:
             self.milestones.put(None)
 
     async def _serve(self) -> None:
-        # The hooks run in this task, because anyio's worker threads end with the loop's first task.
-        # The hooks need them: at the end of the interpreter, no new thread can start.
+        # anyio's worker threads end with this task. The hooks need them and run in it: at the
+        # end of the interpreter, no new thread can start.
         if not self._stop_requested:
             await self._stopped.wait()
         self.is_ending = True

@@ -124,7 +124,7 @@ class Portal:
             return loop_thread
 
     def close(self) -> None:
-        """Close the loop: run the hooks, cancel other tasks, and wait for that.
+        """Close the loop: run the hooks, cancel other tasks, and wait until it ends.
 
         The wait for patient hooks has no limit; then it lasts up to the grace period. There is no
         wait while an abandoned call runs. A later call starts a new loop.
@@ -187,7 +187,7 @@ class PortalCall:
         self._task: asyncio.Task[None] | None = None
 
     def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
-        """Return a function that has the thread that waits in `call` call *function*.
+        """Return a function that makes the thread in `call` run *function*.
 
         None stays None. Exceptions of *function* are logged, and the call continues.
         """

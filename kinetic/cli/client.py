@@ -154,7 +154,7 @@ def json_option(command: Command) -> Command:
 
 
 class UserError(Exception):
-    """The text of an exception in the user's code, whose type must not choose the exit code."""
+    """An exception of the user's code as text: its type must not choose the exit code."""
 
 
 def format_error(error: BaseException) -> str:

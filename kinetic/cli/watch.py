@@ -31,7 +31,7 @@ COMPACT_HEIGHT = 10
 """Below this many rows the terminal shows title and bar on one line."""
 
 REFRESH_S = 1.0
-"""Seconds between two drawings of the screen, whose durations grow; or two lines of JSON."""
+"""Seconds between two drawings of the screen, whose durations grow, or two JSON lines."""
 
 LINE_S = 5.0
 """Minimum seconds between two lines without a terminal."""
@@ -93,7 +93,7 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
 
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
-    """Print some views, and the last one, as a line each; return the last progress."""
+    """Print a view as a line every few seconds, and the last one; return its progress."""
     clock = asyncio.get_running_loop().time
     next_due, last_line, progress = 0.0, "", Progress()
     async for view in views:

@@ -102,7 +102,7 @@ async def _cluster_checks(
     target: configuration.Target, environ: Mapping[str, str], exit_stack: AsyncExitStack
 ) -> list[Check]:
     """Return the checks of a cluster and its buckets; *exit_stack* closes their connections."""
-    for module in ("backends.gke", "gcs.http"):  # half a second, so not on the loop
+    for module in ("backends.gke", "gcs.http"):  # a thread: it takes half a second
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import (
         builds_url,

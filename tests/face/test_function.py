@@ -213,7 +213,7 @@ async def stream() -> Any:
     [
         (classmethod(factorial.__wrapped__), "goes below @classmethod"),
         (staticmethod(factorial.__wrapped__), "goes below @staticmethod"),
-        (functools.cache(factorial.__wrapped__), "below its decorator"),
+        (functools.cache(factorial.__wrapped__), "below @cache"),
         (WithProperty.here, "not property"),
         (Model, "can't run the class Model"),
         (factorial, r"use factorial\.options"),
