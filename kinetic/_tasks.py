@@ -110,7 +110,7 @@ async def release(
 
     After *grace* seconds without a new value of *progress*, cancel *work*. Log a failure of *work*
     instead of raising it, because the caller already raises another error. Raise a cancellation of
-    the caller once *work* has ended. If the caller was *interrupted* before, this cancels *work*.
+    the caller once *work* has ended; if the caller was already *interrupted*, cancel *work* first.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {operation}")
