@@ -1,4 +1,4 @@
-"""A server that can be told to fail, and a store on it that tries again soon."""
+"""A server with faults, and stores on it that retry quickly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = Limits(
     retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02),
     piece_bytes=64 * 1024,
 )
-"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+"""Long limits: server and store share a process, so when it stalls, the store sees silence."""
 
 SILENCE_S = 0.5
 
@@ -31,14 +31,16 @@ async def server() -> AsyncIterator[GcsServer]:
 
 @pytest.fixture
 async def store(server: GcsServer) -> AsyncIterator[GcsStore]:
-    made = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
-    yield made
-    await made.aclose()
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
+    yield store
+    await store.aclose()
 
 
 @pytest.fixture
 async def wary(server: GcsServer) -> AsyncIterator[GcsStore]:
-    """A store for a server that is silent: it soon notices."""
-    made = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=replace(QUICK, idle_s=SILENCE_S))
-    yield made
-    await made.aclose()
+    """Open a store that soon notices that the server is silent."""
+    store = GcsStore(
+        "gs://kn-test", {EMULATOR: server.url}, limits=replace(QUICK, idle_s=SILENCE_S)
+    )
+    yield store
+    await store.aclose()

@@ -1,4 +1,4 @@
-"""fake-gcs-server as a process of its own, if this machine has it."""
+"""Run fake-gcs-server as a separate process, if this machine has it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.cluster import children
 
 VARIABLE = "KINETIC_TEST_GCS_SERVER"
 BINARY = os.environ.get(VARIABLE) or shutil.which("fake-gcs-server") or ""
-"""Read at import: the tests' own environment has no variables of kinetic's."""
+"""Read at import, because tests run without kinetic's environment variables."""
 
 MISSING = (
-    f"there is no fake-gcs-server: `go install github.com/fsouza/fake-gcs-server@v1.56.1` puts it "
+    "fake-gcs-server is missing: `go install github.com/fsouza/fake-gcs-server@v1.56.1` puts it "
     f"into ~/go/bin; add that to PATH, or set {VARIABLE} to the file"
 )
 START_S = 60.0
@@ -28,8 +28,8 @@ START_S = 60.0
 
 @contextmanager
 def running(log: Path, host: str = "127.0.0.1") -> Iterator[str]:
-    """Start it with the bucket ``kn-test``, at an address of this machine; its URL."""
-    port = str(children.free_port(host))  # that no client is given before the server has it
+    """Start the server with the bucket ``kn-test`` on *host*, and yield its URL."""
+    port = str(children.free_port(host))  # no client connection gets it before the server
     address = f"{host}:{port}"
     command = [BINARY, "-backend", "memory", "-scheme", "http", "-host", host, "-port", port]
     command += ["-external-url", f"http://{address}", "-public-host", address]
@@ -44,31 +44,31 @@ def running(log: Path, host: str = "127.0.0.1") -> Iterator[str]:
     ):
         try:
             url = f"http://{address}"
-            _ready(url, process, log)
+            _await_ready(url, process, log)
             yield url
         finally:
             process.terminate()
 
 
-def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     request = urllib.request.Request(
         f"{url}/storage/v1/b?project=p",
         data=b'{"name": "kn-test"}',
         headers={"Content-Type": "application/json"},
     )
-    until = time.monotonic() + START_S
+    deadline = time.monotonic() + START_S
     while True:
         try:
             with urllib.request.urlopen(request, timeout=START_S):
                 return
         except OSError:
-            assert process.poll() is None and time.monotonic() < until, log.read_text()
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
 def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a fake-gcs-server; all tests share its bucket."""
+    """Start a fake-gcs-server, whose bucket all tests share, and return its URL."""
     if not BINARY:
         pytest.skip(MISSING)
     with running(tmp_path_factory.mktemp("gcs") / "log") as url:

@@ -1,8 +1,7 @@
-"""A small Cloud Storage: the parts of its JSON API that a store needs, as published, and faults.
+"""A fake Cloud Storage in memory: the parts of the JSON API that a store needs, and faults.
 
-It holds objects in memory and differs from the servers there are where those differ from the
-service: preconditions count for resumable uploads and deletions too, the status of a resumable
-upload can be asked for, and names that the service refuses are refused.
+It follows the service where other emulators don't. Preconditions apply to resumable uploads and
+deletions, clients can ask for the status of a resumable upload, and invalid names are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import google_crc32c
 from aiohttp import web
 
 PERSISTED = 256 * 1024
-"""Of a resumable upload that is cut, whole multiples of this are kept."""
+"""When a resumable upload is cut, the server keeps whole multiples of this many bytes."""
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Stored:
 
 @dataclass
 class Upload:
-    """A resumable upload under way; ``object`` once it is done."""
+    """A resumable upload; ``done`` is the object's resource once the upload is complete."""
 
     resource: dict[str, Any]
     precondition: int | None
@@ -48,15 +47,20 @@ class Upload:
 
 @dataclass
 class Fault:
-    """What goes wrong, ``times`` times, with requests of a kind (see `GcsServer.requests`).
+    """A fault in the next ``times`` requests of a kind (see `GcsServer.requests`).
 
-    Before anything is done: ``status`` with ``text`` and ``headers``, or with none
-    of them the connection is cut. ``late``: the same after the effect is there.
-    ``at``: the connection is cut after so many bytes of a body, either way;
-    that of an answer once ``among`` requests have been under way together.
-    ``stall``: no answer, ever, or until the connection is cut after ``stall_s``; with ``at``, none
-    after those bytes.
-    ``body``: makes another content of what is sent; ``crc32c``: a wrong checksum is told.
+    By default, the server does nothing and answers ``status`` with ``text`` and ``headers``; with
+    status 0, it cuts the connection. The other fields change this:
+
+    - ``late``: the request takes effect before the fault.
+    - ``at``: the connection is cut after this many bytes of a request's or answer's body. An
+      answer is cut only once ``among`` requests have run at the same time.
+    - ``stall``: the server doesn't answer, or with ``at`` stops after those bytes. It cuts the
+      connection after ``stall_s``; None means never.
+    - ``body``: a function that changes the content.
+    - ``crc32c``: a wrong checksum to report.
+
+    ``seen`` counts how often the fault has happened.
     """
 
     kind: str
@@ -75,7 +79,7 @@ class Fault:
 
 
 class Cut(Exception):
-    """End the connection without another word."""
+    """Close the connection without an answer."""
 
 
 def crc32c(body: bytes) -> str:
@@ -88,16 +92,16 @@ def error(status: int, message: str, reason: str = "") -> web.Response:
 
 
 def _range_of(request: web.Request) -> str:
-    """What part of the content a request of an upload brings; without the header, the whole."""
+    """Return the part of the content that an upload request has: all of it without the header."""
     size = request.content_length or 0
     return request.headers.get("Content-Range", f"bytes 0-{size - 1}/{size}")
 
 
 class GcsServer:
-    """``async with GcsServer() as server``: listens on ``server.url``, has the bucket ``kn-test``.
+    """``async with GcsServer() as server`` serves the bucket ``kn-test`` on ``server.url``.
 
-    ``requests`` counts them by kind: create, begin, put, ask, metadata, media, list, delete,
-    renew, token. ``tokens`` are those accepted; None accepts requests without one.
+    ``requests`` counts requests by kind: create, begin, put, ask, metadata, media, list, delete,
+    renew, token. ``tokens`` are the accepted ones; None accepts requests without a token.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -137,9 +141,9 @@ class GcsServer:
         self._ended.set()
         await self._runner.cleanup()
 
-    def fail(self, kind: str, **how: Any) -> Fault:
-        """Let requests of *kind* go wrong; ``*`` is any."""
-        fault = Fault(kind, **how)
+    def fail(self, kind: str, **fields: Any) -> Fault:
+        """Add a fault to requests of *kind*; ``*`` is any kind."""
+        fault = Fault(kind, **fields)
         self.faults.append(fault)
         return fault
 
@@ -149,17 +153,17 @@ class GcsServer:
         self.proxied |= {request.headers.get("Proxy-Authorization", "")} - {""}
         self.busy += 1
         self.most = max(self.most, self.busy)
-        fault = next((one for one in self.faults if one.times and one.kind in ("*", kind)), None)
+        fault = next((x for x in self.faults if x.times and x.kind in ("*", kind)), None)
         try:
             if fault is not None:
                 fault.times -= 1
                 fault.seen += 1
-                if not fault.late and await self._spoilt(fault):
+                if not fault.late and await self._replaces_answer(fault):
                     return self._answer(fault)
             if kind != "token" and (refused := self._unauthorized(request)):
                 return refused
             answer = await getattr(self, f"_on_{kind}")(request, fault or Fault(kind))
-            if fault is not None and fault.late and await self._spoilt(fault):
+            if fault is not None and fault.late and await self._replaces_answer(fault):
                 return self._answer(fault)
             return answer
         except Cut:
@@ -169,8 +173,8 @@ class GcsServer:
         finally:
             self.busy -= 1
 
-    async def _spoilt(self, fault: Fault) -> bool:
-        """Whether the fault is the answer; those in the middle of a body come later."""
+    async def _replaces_answer(self, fault: Fault) -> bool:
+        """Return whether the fault replaces the answer instead of damaging a body; stall first."""
         if fault.at is not None or fault.body is not None or fault.crc32c:
             return False
         if fault.stall:
@@ -246,26 +250,26 @@ class GcsServer:
 
     @staticmethod
     def _precondition(request: web.Request) -> int | None:
-        wanted = request.query.get("ifGenerationMatch")
-        return None if wanted is None else int(wanted)
+        generation = request.query.get("ifGenerationMatch")
+        return None if generation is None else int(generation)
 
-    def _refused(self, name: str, wanted: int | None) -> web.Response | None:
-        there = self.objects[name].generation if name in self.objects else 0
-        if wanted is not None and wanted != there:
+    def _refused(self, name: str, precondition: int | None) -> web.Response | None:
+        generation = self.objects[name].generation if name in self.objects else 0
+        if precondition is not None and precondition != generation:
             return error(412, "At least one of the pre-conditions did not hold.", "conditionNotMet")
         if name in ("", ".", "..") or re.search("[\r\n]", name) or len(name.encode()) > 1024:
             return error(400, "Invalid object name", "invalid")
         return None
 
     def _store(
-        self, resource: dict[str, Any], body: bytes, wanted: int | None, fault: Fault
+        self, resource: dict[str, Any], body: bytes, precondition: int | None, fault: Fault
     ) -> web.Response:
         name = resource["name"]
-        if refused := self._refused(name, wanted):
+        if refused := self._refused(name, precondition):
             return refused
         if fault.body is not None:
             body = fault.body(body)
-            if fault.status:  # as the service does: it compares what it was told with what came
+            if fault.status:  # the service compares the request's checksum with the body's
                 return error(400, f"Provided CRC32C doesn't match calculated {crc32c(body)}")
         metadata = {key: str(value) for key, value in resource.get("metadata", {}).items()}
         if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > 8192:
@@ -299,9 +303,10 @@ class GcsServer:
                 status=308, headers={"Range": f"bytes=0-{last}"} if upload.received else {}
             )
         body = bytes(upload.received)
-        told = upload.resource.get("crc32c", "")
-        if told and told != crc32c(body):
-            return error(400, f"Provided CRC32C {told} doesn't match calculated {crc32c(body)}")
+        checksum = upload.resource.get("crc32c", "")
+        if checksum and checksum != crc32c(body):
+            message = f"Provided CRC32C {checksum} doesn't match calculated {crc32c(body)}"
+            return error(400, message)
         answer = self._store(upload.resource, body, upload.precondition, fault)
         if answer.status == 200:
             upload.done = self._resource(upload.resource["name"])
@@ -312,21 +317,21 @@ class GcsServer:
         upload = self.uploads.get(request.query["upload_id"])
         if upload is None:
             return error(404, "No such upload")
-        stated = _range_of(request)
-        self.ranges.append(stated)
-        first, size = int(re.findall(r"\d+", stated)[0]), int(stated.rpartition("/")[2])
+        part = _range_of(request)
+        self.ranges.append(part)
+        first, size = int(re.findall(r"\d+", part)[0]), int(part.rpartition("/")[2])
         if upload.done is not None:
             return web.json_response(upload.done)
         if first > len(upload.received):
             return error(400, f"expected offset {len(upload.received)}")
         known, taken = len(upload.received) - first, 0
         async for chunk in request.content.iter_any():
-            # The service ignores bytes that it has.
+            # Like the service, ignore bytes that were received before.
             upload.received += chunk[max(0, known - taken) :]
             taken += len(chunk)
             if fault.at is not None and taken >= fault.at:
                 del upload.received[len(upload.received) // PERSISTED * PERSISTED :]
-                if fault.status == 308:  # it takes some of it and says so
+                if fault.status == 308:  # the answer says how much was received
                     break
                 if fault.stall:
                     await self._stall(fault)
@@ -349,9 +354,9 @@ class GcsServer:
         headers = {"X-Goog-Generation": str(stored.generation)}
         if size < 1 << 20:  # the service doesn't know the checksum of every object
             headers["X-Goog-Hash"] = f"crc32c={crc32c(stored.body)}"
-        if wanted := request.headers.get("Range", ""):
-            self.ranges.append(wanted)
-            first, last = wanted.removeprefix("bytes=").split("-")
+        if requested := request.headers.get("Range", ""):
+            self.ranges.append(requested)
+            first, last = requested.removeprefix("bytes=").split("-")
             start, stop = int(first), int(last) + 1 if last else size
             if start >= size:
                 return error(416, "Request range not satisfiable")
@@ -370,9 +375,8 @@ class GcsServer:
         for start in range(0, end, 1 << 20):
             await answer.write(bytes(body[start : min(end, start + (1 << 20))]))
         if fault.at is not None:
-            # What was written is on its way before the connection ends.
-            await asyncio.sleep(0.05)
-            for _ in range(2000):  # then there never will be so many: `most` tells it
+            await asyncio.sleep(0.05)  # lets the client receive what was written
+            for _ in range(2000):  # gives up after 20 s; tests see it in `most`
                 if self.most >= fault.among:
                     break
                 await asyncio.sleep(0.01)
@@ -387,10 +391,8 @@ class GcsServer:
         prefix, token = request.query.get("prefix", ""), request.query.get("pageToken", "")
         after = base64.urlsafe_b64decode(token).decode() if token else None
         page = min(1000, int(request.query.get("maxResults", "1000")))
-        names = sorted(
-            (one for one in self.objects if one.startswith(prefix)), key=lambda one: one.encode()
-        )
-        rest = [one for one in names if after is None or one.encode() > after.encode()]
+        names = sorted((x for x in self.objects if x.startswith(prefix)), key=str.encode)
+        rest = [name for name in names if after is None or name.encode() > after.encode()]
         answer: dict[str, Any] = {"kind": "storage#objects"}
         if rest:
             answer["items"] = [self._resource(name) for name in rest[:page]]
@@ -401,12 +403,12 @@ class GcsServer:
     def _deleted(self, name: str, query: Mapping[str, str]) -> web.Response:
         if name not in self.objects:
             return error(404, f"No such object: kn-test/{name}", "notFound")
-        there = self.objects[name]
-        known = {
-            "ifGenerationMatch": there.generation,
-            "ifMetagenerationMatch": there.metageneration,
+        stored = self.objects[name]
+        conditions = {
+            "ifGenerationMatch": stored.generation,
+            "ifMetagenerationMatch": stored.metageneration,
         }
-        if any(query.get(which, str(number)) != str(number) for which, number in known.items()):
+        if any(query.get(key, str(number)) != str(number) for key, number in conditions.items()):
             return error(412, "At least one of the pre-conditions did not hold.")
         del self.objects[name]
         return web.Response(status=204)

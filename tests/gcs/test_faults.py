@@ -1,4 +1,4 @@
-"""What a store makes of a service that fails: it tries again, or says what to do; never both."""
+"""When the service fails, the store either retries or raises an error that says what to do."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ OPERATIONS: dict[str, Work] = {
 
 
 async def _replace(store: GcsStore) -> None:
-    there = await store.get("there")
-    await store.replace("there", b"newer", generation=there.generation)
+    stored = await store.get("there")
+    await store.replace("there", b"newer", generation=stored.generation)
 
 
 @pytest.fixture(params=OPERATIONS)
@@ -56,16 +56,17 @@ def operation(request: pytest.FixtureRequest) -> Work:
     [{"times": 12, "status": 503}, {"times": 3}, {"times": 3, "late": True}],
     ids=["503", "cut before the effect", "cut after it"],
 )
-async def test_what_passes_is_sat_out(
+async def test_a_temporary_fault_is_retried(
     server: GcsServer, store: GcsStore, tmp_path: Path, operation: Work, how: dict[str, Any]
 ) -> None:
     await store.create("there", b"content")
-    storm = server.fail("*", **how)
+    fault = server.fail("*", **how)
     await operation(store, tmp_path)
-    assert storm.seen == how["times"] or "late" in how  # a content was whole before it was cut
+    # After a late cut, the store may find that its content has arrived and not try again.
+    assert fault.seen == how["times"] or "late" in how
 
 
-# The library that begins a large upload waits for ten seconds.
+# The library that starts a large upload waits for ten seconds.
 LONG = {"create large": pytest.mark.full}
 
 
@@ -89,7 +90,7 @@ async def test_silence_is_not_waited_for(
     + [Fault("*", 10**6), Fault("*", 10**6, status=200, text="{no json")],
     ids=lambda fault: str(fault.status) + ("" if fault.text != "{no json" else " no json"),
 )
-async def test_whatever_happens_is_told_in_our_own_words(
+async def test_every_fault_raises_an_error_of_kinetic(
     server: GcsServer, tmp_path: Path, operation: Work, fault: Fault
 ) -> None:
     policy = RetryPolicy(total_s=0.05, first_pause_s=0.002, longest_pause_s=0.01)
@@ -104,26 +105,27 @@ async def test_whatever_happens_is_told_in_our_own_words(
     finally:
         await store.aclose()
     assert list(tmp_path.iterdir()) == []
-    if failure is None:  # what is not there is deleted; another was faster; who reads an answer?
+    if failure is None:
+        # Deleting succeeds on 404 and ignores an answer's body; creating returns False on 412.
         assert fault.status in (200, 404, 412)
         return
     assert "gs://kn-test" in str(failure)
     assert getattr(failure, "retryable", False) == (fault.status in (0, 200, 429, 503))
 
 
-async def test_patience_ends(server: GcsServer) -> None:
+async def test_retries_end_after_the_time_limit(server: GcsServer) -> None:
     limits = Limits(retry=RetryPolicy(total_s=1.0, first_pause_s=0.01, longest_pause_s=0.05))
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
-    storm = server.fail("*", times=10**6, status=503, text="Backend Error")
+    fault = server.fail("*", times=10**6, status=503, text="Backend Error")
     async with asyncio.timeout(60):
         with pytest.raises(Unavailable, match="Backend Error") as raised:
             await store.list("")
     assert raised.value.retryable
-    assert storm.seen > 3
+    assert fault.seen > 3
     await store.aclose()
 
 
-async def test_a_wish_to_wait_longer_than_patience_is_handed_on(
+async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
     server: GcsServer, store: GcsStore
 ) -> None:
     server.fail("create", status=429, headers={"Retry-After": "60"})
@@ -150,7 +152,7 @@ async def test_a_missing_permission_is_named_with_its_bucket(
         await OPERATIONS[name](store, tmp_path)
 
 
-async def test_a_limit_of_the_rate_is_no_missing_permission(
+async def test_a_rate_limit_is_not_taken_for_a_missing_permission(
     server: GcsServer, store: GcsStore
 ) -> None:
     text = json.dumps({"error": {"message": "slow", "errors": [{"reason": "rateLimitExceeded"}]}})
@@ -158,7 +160,7 @@ async def test_a_limit_of_the_rate_is_no_missing_permission(
     assert await store.create("x", b"")
 
 
-async def test_a_connection_that_cannot_be_trusted_is_told_at_once(server: GcsServer) -> None:
+async def test_an_untrusted_connection_fails_at_once(server: GcsServer) -> None:
     store = GcsStore("gs://kn-test", {EMULATOR: server.url.replace("http", "https")})
     with pytest.raises(BackendError, match="no trusted connection") as raised:
         async with asyncio.timeout(30):
@@ -173,14 +175,14 @@ async def test_a_missing_bucket_is_named(server: GcsServer, store: GcsStore) -> 
         await store.list("a")
 
 
-async def test_a_creator_whose_reply_is_lost_knows_that_it_was_him(
+async def test_create_succeeds_when_the_reply_to_it_is_lost(
     server: GcsServer, store: GcsStore
 ) -> None:
     server.fail("create", late=True)
     assert await store.create("x", b"mine", {"k": "v"})
     assert dict((await store.get("x")).metadata) == {"k": "v"}
     assert not await store.create("x", b"other")
-    assert server.requests["metadata"] == 2  # the first looked; the last had no need to
+    assert server.requests["metadata"] == 2  # by the first creation and by `get`, not by the last
 
 
 async def test_of_fifty_creators_whose_replies_are_lost_one_wins(
@@ -193,7 +195,7 @@ async def test_of_fifty_creators_whose_replies_are_lost_one_wins(
     assert (await store.get("race")).body == bodies[won.index(True)]
 
 
-async def test_a_replacer_whose_reply_is_lost_knows_that_it_was_him(
+async def test_replace_succeeds_when_the_reply_to_it_is_lost(
     server: GcsServer, store: GcsStore
 ) -> None:
     await store.create("lease", b"1")
@@ -208,7 +210,7 @@ async def test_a_replacer_whose_reply_is_lost_knows_that_it_was_him(
 
 
 @pytest.mark.parametrize("body", [b"right", LARGE], ids=["small", "large"])
-async def test_a_content_that_arrives_damaged_each_time_is_not_left_there(
+async def test_content_that_arrives_damaged_each_time_is_not_kept(
     server: GcsServer, store: GcsStore, body: bytes
 ) -> None:
     for kind in ("create", "put"):
@@ -219,7 +221,7 @@ async def test_a_content_that_arrives_damaged_each_time_is_not_left_there(
 
 
 @pytest.mark.parametrize("way", ["get", "fetch"])
-async def test_a_content_that_comes_damaged_is_asked_for_again(
+async def test_a_damaged_download_is_repeated(
     server: GcsServer, store: GcsStore, tmp_path: Path, way: str
 ) -> None:
     await store.create("there", b"content")
@@ -244,7 +246,7 @@ async def test_of_many_deletions_only_those_that_failed_are_repeated(
     assert server.requests["delete"] == 251 + 20
 
 
-async def test_what_was_replaced_while_it_was_read_is_read_again(
+async def test_an_object_replaced_during_a_download_is_read_again(
     server: GcsServer, store: GcsStore, tmp_path: Path
 ) -> None:
     await store.create("x", LARGE)
@@ -258,7 +260,7 @@ async def test_what_was_replaced_while_it_was_read_is_read_again(
     assert (tmp_path / "x").read_bytes() == LARGE[::-1]
 
 
-async def test_a_file_that_is_there_is_not_overwritten(store: GcsStore, tmp_path: Path) -> None:
+async def test_fetch_does_not_overwrite_a_file(store: GcsStore, tmp_path: Path) -> None:
     await store.create("there", b"new")
     (tmp_path / "copy").write_bytes(b"old")
     with pytest.raises(BackendError, match="copy"):

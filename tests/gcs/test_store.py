@@ -1,4 +1,4 @@
-"""The store as a guest of a process: what it costs, how it is closed, whose loop it is on."""
+"""The store's requests, names, closing, and event loops."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 async def test_what_each_operation_costs(
     server: GcsServer, store: GcsStore, tmp_path: Path
 ) -> None:
-    """In requests; the JSON API has none that gives metadata and content together."""
+    """Count requests; the JSON API has none that returns metadata and content together."""
 
-    async def cost(work: object) -> dict[str, int]:
+    async def cost(operation: Awaitable[object]) -> dict[str, int]:
         server.requests.clear()
-        await work  # type: ignore[misc]
+        await operation
         return dict(server.requests)
 
     assert await cost(store.create("a", b"x" * 1000, {"k": "v"})) == {"create": 1}
@@ -59,7 +60,7 @@ async def test_what_each_operation_costs(
 async def test_a_lease_takes_one_request_to_make_and_one_to_renew(
     server: GcsServer, store: GcsStore
 ) -> None:
-    """A bucket's generations are no small numbers: the first is told when it is made."""
+    """The answer to the creation has the generation that the first renewal needs."""
     hold = await _lease.begin(store, "batches/b/", time.monotonic)
     await hold.renew()
     await hold.renew()
@@ -70,27 +71,28 @@ async def test_a_listing_of_many_pages_is_sorted_and_whole(
     server: GcsServer, store: GcsStore
 ) -> None:
     names = [f"{'%é🙂'[number % 3]}/{number}" for number in range(2500)]
-    place = Location("kn-test", "")
+    location = Location("kn-test", "")
     server.objects = {
-        place.object_name(name): Stored(b"x" * (number % 7), {"n": name}, number + 1)
+        location.object_name(name): Stored(b"x" * (number % 7), {"n": name}, number + 1)
         for number, name in enumerate(names)
     }
     listed = await store.list("")
-    assert [one.name for one in listed] == sorted(names)
-    assert all(one.metadata == {"n": one.name} for one in listed)
-    assert sum(one.size for one in listed) == sum(number % 7 for number in range(2500))
+    assert [found.name for found in listed] == sorted(names)
+    assert all(found.metadata == {"n": found.name} for found in listed)
+    assert sum(found.size for found in listed) == sum(number % 7 for number in range(2500))
     assert server.requests["list"] == 3
 
 
 async def test_metadata_is_what_was_given_and_nothing_else(store: GcsStore) -> None:
     await store.create("bare", b"")
     await store.create("large", b"x" * 100_000, {"é": "ü", "empty": ""})
-    assert [dict(one.metadata) for one in await store.list("")] == [{}, {"é": "ü", "empty": ""}]
+    listed = await store.list("")
+    assert [dict(found.metadata) for found in listed] == [{}, {"é": "ü", "empty": ""}]
     assert dict((await store.get("large")).metadata) == {"é": "ü", "empty": ""}
 
 
-async def test_only_what_is_shared_has_a_custom_time(server: GcsServer, store: GcsStore) -> None:
-    """A lifecycle rule by that time collects nothing else, whatever its name."""
+async def test_only_shared_objects_have_a_custom_time(server: GcsServer, store: GcsStore) -> None:
+    """A lifecycle rule on that time deletes no other objects, whatever their names."""
     for size in (10, 100_000):
         await store.create(f"jobs/{size}", b"x" * size)
         await store.create(f"code/{size}", b"x" * size, shared=True)
@@ -101,7 +103,7 @@ async def test_only_what_is_shared_has_a_custom_time(server: GcsServer, store: G
 
 
 @pytest.mark.parametrize("count", [1, 20])
-async def test_somebody_whose_clock_is_ahead_has_renewed_it_before(
+async def test_renewing_keeps_a_later_time_set_by_a_client_whose_clock_is_ahead(
     server: GcsServer, store: GcsStore, count: int
 ) -> None:
     names = [f"code/{number}" for number in range(count)]
@@ -113,10 +115,10 @@ async def test_somebody_whose_clock_is_ahead_has_renewed_it_before(
 
 
 @pytest.mark.parametrize("count", [3, 20])
-async def test_what_is_renewed_or_made_anew_while_it_is_collected_stays(
+async def test_collect_keeps_objects_that_were_renewed_or_recreated_since_the_listing(
     server: GcsServer, store: GcsStore, count: int
 ) -> None:
-    """Between the look of who collects and the deletion: the server itself compares."""
+    """The server checks preconditions when it deletes."""
     names = [f"data/{number:02}" for number in range(count)]
     for name in names:
         await store.create(name, b"", shared=True)
@@ -129,30 +131,30 @@ async def test_what_is_renewed_or_made_anew_while_it_is_collected_stays(
     assert {*server.objects} == {*names[1:3]}
 
 
-async def test_a_folder_is_a_store_of_its_own(server: GcsServer) -> None:
+async def test_a_folder_is_a_separate_store(server: GcsServer) -> None:
     environ = {EMULATOR: server.url.removeprefix("http://")}
     folder = GcsStore("gs://kn-test/of/mine/", environ)
     whole = GcsStore("gs://kn-test", environ)
     assert (folder.url, whole.url) == ("gs://kn-test/of/mine", "gs://kn-test")
     await whole.create("other", b"")
     await folder.create("x", b"1")
-    assert [one.name for one in await folder.list("")] == ["x"]
-    assert [one.name for one in await whole.list("")] == ["of/mine/x", "other"]
+    assert [found.name for found in await folder.list("")] == ["x"]
+    assert [found.name for found in await whole.list("")] == ["of/mine/x", "other"]
     await folder.delete(["x"])
     await folder.aclose()
     await whole.aclose()
 
 
 @pytest.mark.parametrize("url", ["gs://", "gs:///x", "gs://Upper", "s3://bucket", "bucket", "gs:b"])
-def test_what_names_no_bucket_is_refused(url: str) -> None:
+def test_a_url_without_a_bucket_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="gs://BUCKET"):
         GcsStore(url, {})
 
 
-async def test_the_longest_name_is_kept_and_a_longer_one_told(store: GcsStore) -> None:
+async def test_the_longest_name_works_and_a_longer_one_is_refused(store: GcsStore) -> None:
     name = "é" * 512
     assert await store.create(name, b"")
-    assert [one.name for one in await store.list("é")] == [name]
+    assert [found.name for found in await store.list("é")] == [name]
     with pytest.raises(BackendError, match="1025 bytes"):
         await store.create(f"{name}x", b"")
 
@@ -161,21 +163,21 @@ async def test_the_longest_name_is_kept_and_a_longer_one_told(store: GcsStore) -
 def test_every_name_has_an_object_name_that_the_service_takes(
     name: str, cut: int, folder: str
 ) -> None:
-    place = Location("bucket", folder)
-    full = place.object_name(name)
-    assert place.name(full) == name
-    assert full.startswith(place.object_name(name[:cut]))
+    location = Location("bucket", folder)
+    full = location.object_name(name)
+    assert location.name(full) == name
+    assert full.startswith(location.object_name(name[:cut]))
     own = full.removeprefix(folder)
     assert not re.search("[\x00-\x1f\x7f-\x9f]", full) and not own.startswith(".")
 
 
-def test_an_object_that_no_name_has_is_not_of_the_store() -> None:
-    place = Location("bucket", "")
-    assert place.name("50% of %41") is None
-    assert place.name("%2Eplain") == ".plain"
+def test_an_object_name_that_no_name_maps_to_is_not_the_stores() -> None:
+    location = Location("bucket", "")
+    assert location.name("50% of %41") is None
+    assert location.name("%2Eplain") == ".plain"
 
 
-async def test_a_closed_store_says_so_and_what_was_under_way_fails(
+async def test_a_closed_store_says_so_and_pending_requests_fail(
     server: GcsServer,
 ) -> None:
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
@@ -185,22 +187,22 @@ async def test_a_closed_store_says_so_and_what_was_under_way_fails(
         await asyncio.sleep(0)
     await store.aclose()
     await store.aclose()
-    for work in (waiting, store.list(""), store.create("x", b"")):
+    for operation in (waiting, store.list(""), store.create("x", b"")):
         with pytest.raises(BackendError, match="closed"):
-            await work
+            await operation
 
 
 @pytest.mark.parametrize("way", ["get", "fetch"])
-async def test_who_reads_when_a_store_is_closed_is_told(
+async def test_a_download_fails_when_the_store_is_closed(
     server: GcsServer, store: GcsStore, tmp_path: Path, way: str
 ) -> None:
     await store.create("x", b"a" * 3_000_000)
     stalled = server.fail("media", times=10, at=700_000, stall=True)
-    work = store.get("x") if way == "get" else store.fetch("x", tmp_path / "copy")
-    reading = asyncio.create_task(work)
+    download = store.get("x") if way == "get" else store.fetch("x", tmp_path / "copy")
+    reading = asyncio.create_task(download)
     while not stalled.seen:
         await asyncio.sleep(0)
-    await asyncio.sleep(0.1)  # until it reads; earlier or later, it is told
+    await asyncio.sleep(0.1)  # usually until it reads; it fails either way
     await store.aclose()
     async with asyncio.timeout(60):
         with pytest.raises(BackendError, match="closed"):
@@ -218,7 +220,7 @@ def test_each_loop_has_a_store_and_a_store_one_loop() -> None:
             store = GcsStore("gs://kn-test", {EMULATOR: server.url})
             assert await store.create("x", b"")
             await asyncio.to_thread(elsewhere, store)
-            assert [one.name for one in await store.list("")] == ["x"]
+            assert [found.name for found in await store.list("")] == ["x"]
             await store.aclose()
 
     async def both() -> None:
@@ -252,7 +254,7 @@ gc.collect()
 """
 
 
-def test_it_is_closed_without_a_word() -> None:
+def test_closing_the_store_prints_no_warning() -> None:
     code = QUIET.format(root=str(ROOT))
     done = programs.run(sys.executable, *("-W", "error", "-X", "dev", "-c", code))
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Access tokens: one is asked for at a time, whoever waits for it, and a bad one is told."""
+"""Access tokens: all requests share one fetch, refused tokens are renewed, errors are clear."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def credentials(server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 async def store(server: GcsServer) -> AsyncIterator[GcsStore]:
-    made = GcsStore("gs://kn-test", {}, endpoint=server.url, limits=QUICK)
-    yield made
-    await made.aclose()
+    store = GcsStore("gs://kn-test", {}, endpoint=server.url, limits=QUICK)
+    yield store
+    await store.aclose()
 
 
-async def test_a_hundred_cold_requests_ask_for_one_token(
-    server: GcsServer, store: GcsStore
-) -> None:
+async def test_a_hundred_first_requests_fetch_one_token(server: GcsServer, store: GcsStore) -> None:
     await asyncio.gather(*(store.create(str(number), b"") for number in range(100)))
     assert server.requests["token"] == 1
 
@@ -47,13 +45,14 @@ async def test_a_token_that_is_refused_is_renewed_once(
 ) -> None:
     await store.create("x", b"content")
     assert server.tokens is not None
-    for work in (store.get("x"), store.list(""), store.fetch("x", tmp_path / "x")):
+    for operation in (store.get("x"), store.list(""), store.fetch("x", tmp_path / "x")):
         server.tokens.clear()
-        await work
-    assert 4 <= server.requests["token"] <= 5  # the two requests of a get may both find it refused
+        await operation
+    # Both requests of a `get` may find the token refused.
+    assert 4 <= server.requests["token"] <= 5
 
 
-async def test_a_service_that_accepts_no_token_is_not_asked_for_ever(
+async def test_a_service_that_accepts_no_token_is_asked_twice(
     server: GcsServer, store: GcsStore
 ) -> None:
     server.fail("list", times=100, status=401, text="Invalid Credentials")
@@ -62,9 +61,7 @@ async def test_a_service_that_accepts_no_token_is_not_asked_for_ever(
     assert server.requests["list"] == 2
 
 
-async def test_a_login_that_is_revoked_is_told_as_well_and_not_waited_for(
-    server: GcsServer, store: GcsStore
-) -> None:
+async def test_a_revoked_login_fails_without_retries(server: GcsServer, store: GcsStore) -> None:
     await store.create("x", b"")
     assert server.tokens is not None
     server.tokens.clear()
@@ -74,16 +71,14 @@ async def test_a_login_that_is_revoked_is_told_as_well_and_not_waited_for(
     assert server.requests["token"] == 2
 
 
-async def test_a_server_of_tokens_that_fails_is_asked_again(
-    server: GcsServer, store: GcsStore
-) -> None:
+async def test_a_failing_token_server_is_asked_again(server: GcsServer, store: GcsStore) -> None:
     server.fail("token", times=2, status=503)
     server.fail("token", times=2)
     assert await store.create("x", b"")
 
 
 @pytest.mark.parametrize("how", [{"stall": True}, {"status": 503}], ids=["silent", "failing"])
-async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
+async def test_a_request_that_waits_for_a_token_fails_when_the_store_is_closed(
     server: GcsServer, store: GcsStore, how: dict[str, Any]
 ) -> None:
     server.fail("token", times=10**6, **how)
@@ -97,7 +92,7 @@ async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (None, r"credentials\.json, which does not exist"),
         ("{", r"credentials\.json, which holds no credentials"),
@@ -107,17 +102,17 @@ async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
     ],
 )
 async def test_credentials_that_cannot_be_used_are_named(
-    store: GcsStore, credentials: Path, content: str | None, words: str
+    store: GcsStore, credentials: Path, content: str | None, message: str
 ) -> None:
     if content is None:
         credentials.unlink()
     else:
         credentials.write_text(content)
-    with pytest.raises(AuthError, match=rf"{words}.*gcloud auth application-default login"):
+    with pytest.raises(AuthError, match=rf"{message}.*gcloud auth application-default login"):
         await store.list("")
 
 
-async def test_a_proxy_of_the_environment_is_used(
+async def test_the_proxy_in_the_environment_is_used(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:secret@"))
@@ -152,7 +147,7 @@ asyncio.run(main())
 """
 
 
-def test_a_machine_without_credentials_is_told_how_to_get_them(tmp_path: Path) -> None:
+def test_the_error_without_credentials_says_how_to_get_them(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "127.0.0.1:9"}
     done = programs.run(sys.executable, *("-W", "error", "-X", "dev", "-c", NOWHERE), env=environ)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Large contents: in flat memory, going on where they were cut, and nothing left half-way."""
+"""Large transfers need little memory, survive faults, and leave nothing behind when they fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODY = b"".join(number.to_bytes(4, "big") for number in range(3 * MIB // 4))
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A file of 3 MiB, no two blocks of which are equal."""
+    """Write a file of 3 MiB in which no two blocks are equal."""
     path = tmp_path / "source"
     path.write_bytes(BODY)
     return path
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "how", [{"at": MIB + 1}, {"at": MIB, "status": 308}, {"status": 410}], ids=["cut", "308", "410"]
 )
-async def test_an_upload_that_was_not_taken_whole_starts_again(
+async def test_an_upload_that_is_not_received_whole_starts_again(
     server: GcsServer, store: GcsStore, source: Path, how: dict[str, Any]
 ) -> None:
     server.fail("put", times=2, **how)
@@ -44,13 +44,13 @@ async def test_an_upload_that_was_not_taken_whole_starts_again(
     assert server.requests["begin"] > 1
 
 
-async def test_a_service_that_takes_nothing_is_not_asked_for_ever(
+async def test_an_upload_fails_when_the_service_receives_nothing(
     server: GcsServer, store: GcsStore, source: Path
 ) -> None:
-    nothing = server.fail("put", times=10**6, at=0, status=308)
+    fault = server.fail("put", times=10**6, at=0, status=308)
     with pytest.raises(BackendError, match="308"):
         await store.create("x", source)
-    assert nothing.seen == 3
+    assert fault.seen == 3
 
 
 @pytest.mark.parametrize(
@@ -61,24 +61,24 @@ async def test_a_service_that_takes_nothing_is_not_asked_for_ever(
 async def test_an_upload_that_stalls_is_sent_again(
     server: GcsServer, source: Path, silent: dict[str, float]
 ) -> None:
-    """By aiohttp on a new connection, and then by the store."""
+    """First aiohttp sends it on a new connection, then the store sends it again."""
     hasty = replace(QUICK, idle_s=0.5, retry=replace(QUICK.retry, total_s=0.3))
     source.write_bytes(BODY * 8)
-    for taken in (1, 12):  # further apart than the buffers between the two are long
-        server.fail("put", at=taken * MIB, stall=True, **silent)
+    for mebibytes in (1, 12):  # further apart than the connection's buffers are large
+        server.fail("put", at=mebibytes * MIB, stall=True, **silent)
     async with aclosing(GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)) as store:
         assert await store.create("x", source)
     assert server.objects["x"].body == BODY * 8
     assert server.requests["put"] == 3
 
 
-async def test_patience_begins_afresh_when_an_upload_gets_further(
+async def test_the_time_limit_starts_again_when_an_upload_gets_further(
     server: GcsServer, source: Path
 ) -> None:
     hasty = replace(QUICK, idle_s=0.5, retry=replace(QUICK.retry, total_s=0.3))
     source.write_bytes(BODY * 8)
-    for taken in (1, 8, 13, 18):  # further apart than the buffers between the two are long
-        server.fail("put", at=taken * MIB, stall=True, stall_s=0.6)
+    for mebibytes in (1, 8, 13, 18):  # further apart than the connection's buffers are large
+        server.fail("put", at=mebibytes * MIB, stall=True, stall_s=0.6)
     async with aclosing(GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)) as store:
         assert await store.create("x", source)
     assert server.objects["x"].body == BODY * 8
@@ -87,21 +87,21 @@ async def test_patience_begins_afresh_when_an_upload_gets_further(
 async def test_an_upload_whose_last_reply_is_lost_is_found_complete(
     server: GcsServer, store: GcsStore, source: Path
 ) -> None:
-    server.fail("put", times=2, late=True)  # aiohttp repeats what fails on an old connection
+    server.fail("put", times=2, late=True)  # twice: aiohttp repeats requests on a used connection
     assert await store.create("x", source, {"k": "v"})
     assert server.requests["metadata"] == 1
     assert dict((await store.get("x")).metadata) == {"k": "v"}
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["second try", "first try"])
-async def test_an_upload_that_comes_second_at_its_end_does_not_overwrite(
+async def test_an_upload_that_ends_second_does_not_overwrite(
     server: GcsServer, store: GcsStore, source: Path, cut: bool
 ) -> None:
     fault = server.fail("put", at=MIB) if cut else server.fail("begin", late=True)
     slow = asyncio.create_task(store.create("x", source))
     while not fault.seen:
         await asyncio.sleep(0)
-    held = server.fail("begin", times=10**6, status=503)  # it goes on only after the other
+    held = server.fail("begin", times=10**6, status=503)  # holds it until the other has ended
     assert await store.create("x", b"faster")
     held.times = 0
     assert not await slow
@@ -121,7 +121,7 @@ async def test_an_upload_cancelled_before_its_content_leaves_no_object(
     assert server.requests["put"] <= 1
 
 
-async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
+async def test_a_file_that_shrinks_during_its_upload_fails_it_and_leaves_no_object(
     server: GcsServer, wary: GcsStore, source: Path
 ) -> None:
     fault = server.fail("put", at=MIB)
@@ -134,7 +134,7 @@ async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
     assert server.objects == {}
 
 
-async def test_a_file_that_is_not_there_is_told(store: GcsStore, tmp_path: Path) -> None:
+async def test_the_error_names_a_missing_file(store: GcsStore, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="nowhere"):
         await store.create("x", tmp_path / "nowhere")
 
@@ -154,8 +154,9 @@ async def test_a_download_that_is_cut_starts_again(
 
 
 def open_below(folder: Path) -> list[str]:
-    """The files there that this process has open."""
-    return [one.path for one in psutil.Process().open_files() if one.path.startswith(str(folder))]
+    """Return the files in *folder* that this process has open."""
+    paths = [file.path for file in psutil.Process().open_files()]
+    return [path for path in paths if path.startswith(str(folder))]
 
 
 @pytest.mark.parametrize("way", ["create", "fetch"])
@@ -165,10 +166,10 @@ async def test_a_cancelled_transfer_leaves_no_file_open(
     await store.create("x", source)
     kind = {"create": "put", "fetch": "media"}[way]
     stalled = server.fail(kind, times=10, at=700_000, stall=True)
-    work: Any = (
+    transfer: Any = (
         store.create("y", source) if way == "create" else store.fetch("x", tmp_path / "copy")
     )
-    moving = asyncio.create_task(work)
+    moving = asyncio.create_task(transfer)
     while not stalled.seen:
         await asyncio.sleep(0)
     assert open_below(tmp_path)
@@ -190,11 +191,13 @@ async def test_an_upload_cancelled_as_it_begins_leaves_no_file_open(
         moving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await moving
-        await asyncio.get_running_loop().run_in_executor(None, int)  # after its worker thread
+        await asyncio.get_running_loop().run_in_executor(None, int)  # queued behind its thread work
         assert not open_below(tmp_path)
 
 
-async def test_large_and_small_pass_each_other(server: GcsServer, source: Path) -> None:
+async def test_large_and_small_uploads_share_few_connections(
+    server: GcsServer, source: Path
+) -> None:
     limits = Limits(connections=8, transfers=2, piece_bytes=64 * 1024)
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
     large = [store.create(f"large {number}", source) for number in range(10)]
@@ -245,5 +248,5 @@ async def test_a_quarter_of_a_gigabyte_takes_little_memory(
     assert up < 24 * MIB and both < 48 * MIB, (up / MIB, both / MIB)
     assert copy.stat().st_size == 256 * MIB
     with source.open("rb") as first, copy.open("rb") as second:
-        while one := first.read(MIB):
-            assert one == second.read(MIB)
+        while block := first.read(MIB):
+            assert block == second.read(MIB)

@@ -1,1 +1,1 @@
-"""The library on a Kubernetes cluster: a real control plane, pods as processes, a GCS server."""
+"""Run kinetic on a Kubernetes cluster: a real control plane, pods as processes, a GCS server."""

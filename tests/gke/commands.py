@@ -1,4 +1,4 @@
-"""A file whose function `kinetic run` is asked to run on a cluster."""
+"""Define the function that `kinetic run` runs on a cluster."""
 
 from __future__ import annotations
 

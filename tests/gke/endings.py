@@ -1,8 +1,7 @@
-"""What can be done to the objects of a job, when, and to what kind of job: a grid of cells.
+"""A grid of interventions: what is done to a job's objects, when, and to which kind of job.
 
-A cell is carried out by `Deed.done`, and what came of it is held against the few things that must
-always be true: whoever waits hears of the end, whoever comes later hears the same, and nothing of
-it is left.
+`Trial.run` carries out one cell of the grid and checks what must always be true: a waiting client
+sees the job end, a later client sees the same end, and cleanup leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from tests.engine.notifications import Fault, Unreliable
 
 HELD = "example.test/held"
 POLL_S = 0.05
-HERE_S = 180.0
-"""Maximum seconds until a job reaches the state in which something is done to it.
+SETUP_S = 180.0
+"""Maximum seconds until a job reaches the moment at which the action follows.
 
-That is only the setup: a machine of two processors starts the programs of up to 32 hosts at once.
+Setup is slow: a machine with two processors starts the programs of up to 32 hosts at once.
 """
 END_S = 90.0
-"""Seconds in which its end has to be told: Kubernetes' own delays (a grace, a back-off) and some.
+"""Maximum seconds until a job's end is reported: Kubernetes' own delays and a margin.
 
-Of a Job that is nowhere nobody but its submitter knows for a minute whether it still comes.
+For a minute after a Job vanishes, only its submitter knows whether it will launch the Job again.
 """
 LOST_S = 75.0
-"""Seconds that one lost notification may cost: a reading is a minute after the one before."""
+"""Maximum delay from one lost notification: clients read the state again once a minute."""
 REPORT_S = 20.0
-"""Seconds after which it is asked what holds it."""
+"""Seconds to wait for an end before asking for the job's reason."""
 FINALIZER = "example.test/stuck"
 
 KINDS = ("job", "item", "jobset", "lws")
 MOMENTS = ("pending", "starting", "running", "committing", "ended")
 CLIENTS = ("watching", "later")
-DEEDS = (
+ACTIONS = (
     "pod deleted",
     "pod force-deleted",
     "pod evicted",
@@ -67,93 +66,93 @@ DEEDS = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One place of the grid; what is done *besides* follows at once."""
+    """One cell of the grid; *second_action* follows the first immediately."""
 
-    deed: str
+    action: str
     moment: str
     kind: str
     client: str
-    besides: str = ""
+    second_action: str = ""
 
     def __str__(self) -> str:
-        return f"{self.deed}+{self.besides}/{self.moment}/{self.kind}/{self.client}"
+        return f"{self.action}+{self.second_action}/{self.moment}/{self.kind}/{self.client}"
 
 
 def every_cell(kind: str) -> list[Cell]:
-    """The whole grid, for one kind of job."""
-    return [Cell(deed, moment, kind, who) for deed, moment, who in _all()]
+    """Return the whole grid for one kind of job."""
+    return [Cell(action, moment, kind, client) for action, moment, client in _all()]
 
 
 def random_cells(kind: str, count: int, seed: int) -> list[Cell]:
-    """So many places of the grid, with two deeds each: any, and one that holds nothing fast."""
+    """Return *count* random cells, each with a second action that blocks no deletion."""
     chance = random.Random(f"{kind} {seed}")
-    plain = [one for one in DEEDS if "finalizer" not in one and "orphaned" not in one]
-    places = list(_all())
+    plain = [action for action in ACTIONS if "finalizer" not in action and "orphaned" not in action]
+    combinations = list(_all())
     return [
-        Cell(deed, moment, kind, who, chance.choice(plain))
-        for deed, moment, who in chance.choices(places, k=count)
+        Cell(action, moment, kind, client, chance.choice(plain))
+        for action, moment, client in chance.choices(combinations, k=count)
     ]
 
 
 def sampled(kind: str, count: int, seed: int) -> list[Cell]:
-    """So many different places of the grid."""
+    """Return *count* different cells of the grid."""
     return random.Random(f"{kind} {seed}").sample(every_cell(kind), count)
 
 
 def pairwise(kind: str) -> list[Cell]:
-    """So many cells that any two values of different columns meet in one."""
+    """Return cells that, over all kinds, contain each pair of values from different columns."""
     found: list[Cell] = []
-    for i, deed in enumerate(DEEDS):
+    for i, action in enumerate(ACTIONS):
         for j, moment in enumerate(MOMENTS):
             if KINDS[(i + j) % len(KINDS)] == kind:
-                who = CLIENTS[((i + j) // len(KINDS) + j) % len(CLIENTS)]
-                found.append(Cell(deed, moment, kind, who))
+                client = CLIENTS[((i + j) // len(KINDS) + j) % len(CLIENTS)]
+                found.append(Cell(action, moment, kind, client))
     return found
 
 
 def _all() -> Iterator[tuple[str, str, str]]:
-    yield from itertools.product(DEEDS, MOMENTS, CLIENTS)
+    yield from itertools.product(ACTIONS, MOMENTS, CLIENTS)
 
 
 class Signals(Protocol):
-    """What a job and its test say to each other, a word at a time."""
+    """Named signals between a job and its test."""
 
-    def give(self, word: str) -> None:
-        """Say it, for good."""
+    def set(self, name: str) -> None:
+        """Set the signal *name* permanently."""
 
-    def given(self, word: str) -> bool:
-        """Whether it was said."""
+    def is_set(self, name: str) -> bool:
+        """Return whether the signal *name* is set."""
         ...
 
 
 @dataclass(frozen=True)
 class Files:
-    """Signals of who shares a folder."""
+    """Signals as files in a shared folder."""
 
     folder: str
 
-    def give(self, word: str) -> None:
-        Path(self.folder, word).touch()
+    def set(self, name: str) -> None:
+        Path(self.folder, name).touch()
 
-    def given(self, word: str) -> bool:
-        return Path(self.folder, word).exists()
+    def is_set(self, name: str) -> bool:
+        return Path(self.folder, name).exists()
 
 
 @dataclass(frozen=True)
 class Objects:
-    """Signals of who shares a bucket of a *server*, but no disk; *prefix* begins their names."""
+    """Signals as objects in a bucket on *server*; their names start with *prefix*."""
 
     server: str
     bucket: str
     prefix: str
 
-    def give(self, word: str) -> None:
+    def set(self, name: str) -> None:
         url = f"{self.server}/upload/storage/v1/b/{self.bucket}/o?uploadType=media"
-        with urllib.request.urlopen(f"{url}&name={self.prefix}{word}", data=b"-", timeout=30):
+        with urllib.request.urlopen(f"{url}&name={self.prefix}{name}", data=b"-", timeout=30):
             pass
 
-    def given(self, word: str) -> bool:
-        url = f"{self.server}/storage/v1/b/{self.bucket}/o/{self.prefix}{word}"
+    def is_set(self, name: str) -> bool:
+        url = f"{self.server}/storage/v1/b/{self.bucket}/o/{self.prefix}{name}"
         try:
             with urllib.request.urlopen(url, timeout=30):
                 return True
@@ -164,30 +163,30 @@ class Objects:
 
 
 class Slow:
-    """A value that takes until it may be committed to be pickled: what returns it is committing."""
+    """A value whose pickling waits for the signal ``commit``: it holds a job while committing."""
 
-    def __init__(self, signals: Signals, word: str) -> None:
-        self.signals, self.word = signals, word
+    def __init__(self, signals: Signals, value: str) -> None:
+        self.signals, self.value = signals, value
 
     def __reduce__(self) -> Any:
-        self.signals.give("committing")
-        while not self.signals.given("commit"):
+        self.signals.set("committing")
+        while not self.signals.is_set("commit"):
             time.sleep(0.01)
-        return str, (self.word,)
+        return str, (self.value,)
 
 
 def work(signals: Signals) -> Any:
-    """In the job: tell that it runs, wait for the word, and return; later attempts do not wait."""
+    """Signal from the job that it runs, wait for ``go``, and return; later attempts don't wait."""
     first = os.environ["KINETIC_ATTEMPT"] == "1"
-    signals.give(f"in.{os.environ.get('KINETIC_HOST', '0')}")
-    while first and not signals.given("go"):
+    signals.set(f"in.{os.environ.get('KINETIC_HOST', '0')}")
+    while first and not signals.is_set("go"):
         time.sleep(0.01)
     return Slow(signals, "value") if first else "value"
 
 
 @dataclass(slots=True)
-class Deed:
-    """One cell, on a namespace; no node ever gets the image *held*."""
+class Trial:
+    """Run one cell in a namespace; no node can pull the image *held*."""
 
     cell: Cell
     namespace: Namespace
@@ -196,7 +195,7 @@ class Deed:
     held: str = HELD
     options: dict[str, Any] = field(default_factory=lambda: {"cpu": 0.05})
     fault: Fault | None = None
-    """Of the watch of whoever waits; whoever comes afterwards has none."""
+    """A fault in the watch of the waiting client; the client that attaches afterwards has none."""
 
     # --- the job ---
 
@@ -209,7 +208,7 @@ class Deed:
         return {**options, "container_image": image}
 
     async def _submitted(self, client: aio.Client) -> str:
-        """Its id, once it is where the cell says."""
+        """Submit the job, wait until it reaches the cell's moment, and return its ID."""
         function = kinetic.run(**self._options())(work)
         if self.cell.kind == "item":
             batch = await client.run_async_map(function, [self.signals], progress=False)
@@ -218,86 +217,87 @@ class Deed:
         else:
             job = await client.submit(function, self.signals)
         if self.cell.moment in ("committing", "ended"):
-            await self._give("go")
+            await self._set("go")
         if self.cell.moment == "ended":
-            await self._give("commit")
+            await self._set("commit")
         try:
-            async with asyncio.timeout(HERE_S):
-                while not await self._is_there(job):
+            async with asyncio.timeout(SETUP_S):
+                while not await self._is_at_moment(job):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            said = f"{await job.status()}, {await job.reason()!r}"
-            raise AssertionError(f"not {self.cell.moment} after {HERE_S:g} s: {said}") from None
+            state = f"{await job.status()}, {await job.reason()!r}"
+            raise AssertionError(f"not {self.cell.moment} after {SETUP_S:g} s: {state}") from None
         return job.job_id
 
-    async def _is_there(self, job: aio.JobHandle[Any]) -> bool:
+    async def _is_at_moment(self, job: aio.JobHandle[Any]) -> bool:
         pods = await self.pods()
         match self.cell.moment:
             case "pending":
                 return bool(pods)
             case "starting":
-                statuses = [one["status"].get("containerStatuses") or [{}] for one in pods]
+                statuses = [pod["status"].get("containerStatuses") or [{}] for pod in pods]
                 return bool(pods) and all(
-                    one[0].get("state", {}).get("waiting") for one in statuses
+                    containers[0].get("state", {}).get("waiting") for containers in statuses
                 )
             case "running":
-                wanted = 2 if self.cell.kind in ("jobset", "lws") else 1
-                return all([await self._given(f"in.{host}") for host in range(wanted)])
+                hosts = 2 if self.cell.kind in ("jobset", "lws") else 1
+                return all([await self._is_set(f"in.{host}") for host in range(hosts)])
             case "committing":
-                return await self._given("committing")
+                return await self._is_set("committing")
             case _:
                 return await job.status() is JobStatus.SUCCEEDED
 
-    # --- what is done ---
+    # --- the action and its checks ---
 
-    async def done(self) -> None:
-        """Do it, and hold what is told against what is true."""
+    async def run(self) -> None:
+        """Carry out the cell and check the job's end."""
         async with self._client(self.fault) as first:
-            identity = await self._submitted(first)
+            job_id = await self._submitted(first)
             if self.cell.client == "later":
                 await first.aclose()
                 await self._do()
                 async with self._client(self.fault) as second:
-                    told = await self._told(second, identity)
+                    end = await self._wait_for_end(second, job_id)
             else:
-                waiting = asyncio.create_task(self._told(first, identity))
+                waiting = asyncio.create_task(self._wait_for_end(first, job_id))
                 await asyncio.sleep(0)
                 await self._do()
-                told = await waiting
+                end = await waiting
         async with self._client() as third:
-            again = await self._end(await third.attach(identity), END_S)
-            assert again == told or told[0] == "SubmitterLost", (
-                f"who came later heard {again!r}, before that it was {told!r}"
+            later_end = await self._end(await third.attach(job_id), END_S)
+            assert later_end == end or end[0] == "SubmitterLost", (
+                f"a later client saw {later_end!r}, the first one {end!r}"
             )
             await self._unstick([*await self._owners(), *await self.pods()])
-            if self.cell.deed == "owner deleted, pods orphaned":  # somebody wants to keep them
+            if self.cell.action == "owner deleted, pods orphaned":  # kinetic doesn't delete orphans
                 await self._call("DELETE", "pods")
-            await self._leave(third, identity)
-        self._judge(*told)
+            await self._clean_up(third, job_id)
+        self._check(*end)
 
-    def _judge(self, kind: str, words: str) -> None:
+    def _check(self, kind: str, message: str) -> None:
         moment = self.cell.moment
         if kind == "value":
             assert moment not in ("pending", "starting"), "it cannot have run"
             return
-        assert moment != "ended", f"its value was there, and is lost: {words}"
+        assert moment != "ended", f"its value existed and is lost: {message}"
         if moment in ("running", "committing"):
-            assert "never started" not in words, words
+            assert "never started" not in message, message
 
-    async def _told(self, client: aio.Client, identity: str) -> tuple[str, str]:
-        """What `result` says; what holds it up is said, too, if a finalizer or a lack of room does.
+    async def _wait_for_end(self, client: aio.Client, job_id: str) -> tuple[str, str]:
+        """Return what `result` returns or raises, and check the reason of a job that is held up.
 
-        Kubernetes, or who submits it, makes another pod for one that was taken away. What cannot
-        start then waits, or is ended when it is certain that it waits in vain.
+        Kubernetes or the submitter replaces a deleted pod. A pod that can't start keeps the job
+        waiting, or ends it once waiting is certain to be useless.
         """
-        held, waits = "finalizer" in self.cell.deed, self.cell.moment in ("pending", "starting")
-        handle = await client.attach(identity)
+        held = "finalizer" in self.cell.action
+        waits = self.cell.moment in ("pending", "starting")
+        handle = await client.attach(job_id)
         if held or waits:
             with contextlib.suppress(TimeoutError):
                 return await self._end(handle, REPORT_S)
             reason = await handle.reason()
-            assert reason or handle.group_id, "it waits, and nothing is said"
-            # Others may have their grace first, or a submitter its minute to send it again.
+            assert reason or handle.group_id, "it waits and has no reason"
+            # First a pod's grace may pass, or the minute in which a submitter may launch again.
             until = time.monotonic() + END_S
             while held and not waits and FINALIZER not in reason:
                 assert time.monotonic() < until, reason
@@ -310,8 +310,8 @@ class Deed:
         try:
             return await self._end(handle, END_S if self.fault is None else END_S + LOST_S)
         except TimeoutError:
-            said = f"{await handle.status()}, {await handle.reason()!r}"
-            raise AssertionError(f"no end within {END_S:g} s: {said}") from None
+            state = f"{await handle.status()}, {await handle.reason()!r}"
+            raise AssertionError(f"no end within {END_S:g} s: {state}") from None
 
     async def _end(self, handle: aio.JobHandle[Any], within: float) -> tuple[str, str]:
         try:
@@ -320,9 +320,9 @@ class Deed:
         except KineticError as exc:
             return type(exc).__name__, str(exc)
 
-    async def _leave(self, client: aio.Client, identity: str) -> None:
-        """Clean up; nothing is left then but what somebody else holds fast."""
-        handle = await client.attach(identity)
+    async def _clean_up(self, client: aio.Client, job_id: str) -> None:
+        """Clean up and check that, once finalizers are removed, nothing is left."""
+        handle = await client.attach(job_id)
         if handle.group_id is not None:
             await client.cleanup(handle.group_id)
         else:
@@ -331,21 +331,21 @@ class Deed:
         try:
             async with asyncio.timeout(END_S):
                 while left := [*await self._owners(), *await self.pods()]:
-                    await self._unstick(left)  # again: others change the list at the same time
+                    await self._unstick(left)  # again: controllers also write the finalizers
                     await asyncio.sleep(10 * POLL_S)
         except TimeoutError:
-            raise AssertionError(f"left: {[self._path(one) for one in left]}") from None
+            raise AssertionError(f"left: {[self._path(found) for found in left]}") from None
 
     async def _do(self) -> None:
-        await self._act(self.cell.deed)
-        if self.cell.besides:
-            await self._act(self.cell.besides)
+        await self._act(self.cell.action)
+        if self.cell.second_action:
+            await self._act(self.cell.second_action)
         if self.cell.moment == "committing":
-            await self._give("commit")
+            await self._set("commit")
 
-    async def _act(self, deed: str) -> None:
-        what, _, how = deed.partition(" ")
-        match what, how:
+    async def _act(self, action: str) -> None:
+        target, _, verb = action.partition(" ")
+        match target, verb:
             case "pod", "deleted":
                 await self._delete_pod()
             case "pod", "force-deleted":
@@ -375,14 +375,14 @@ class Deed:
 
     async def _delete_pod(self, **options: Any) -> None:
         for pod in (await self.pods())[-1:]:
-            with contextlib.suppress(Refused):  # it has just gone
+            with contextlib.suppress(Refused):  # the pod is already deleted
                 await self._call("DELETE", f"pods/{pod['metadata']['name']}", options or None)
 
     async def _evict(self) -> None:
         for pod in (await self.pods())[-1:]:
             name = pod["metadata"]["name"]
-            about = {"name": name, "namespace": self.namespace.name}
-            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": about}
+            metadata = {"name": name, "namespace": self.namespace.name}
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
             with contextlib.suppress(Refused):
                 await self._call("POST", f"pods/{name}/eviction", body)
 
@@ -393,30 +393,30 @@ class Deed:
                 await self._call("DELETE", path, None, propagationPolicy=policy)
 
     async def _end_orphans(self) -> None:
-        """Whoever orphans pods looks after them; those that wait would do so for ever."""
+        """End the orphaned pods: delete those that would wait forever, let the others finish."""
         if self.cell.moment in ("pending", "starting"):
             await self._delete_pod()
         else:
             await self._let_go()
 
     async def _let_go(self) -> None:
-        await self._give("go")
-        await self._give("commit")
+        await self._set("go")
+        await self._set("commit")
 
-    async def _give(self, word: str) -> None:
-        await asyncio.to_thread(self.signals.give, word)
+    async def _set(self, name: str) -> None:
+        await asyncio.to_thread(self.signals.set, name)
 
-    async def _given(self, word: str) -> bool:
-        return await asyncio.to_thread(self.signals.given, word)
+    async def _is_set(self, name: str) -> bool:
+        return await asyncio.to_thread(self.signals.is_set, name)
 
     async def _suspend(self) -> None:
         lws = self.cell.kind == "lws"
         for stopped in (True, False):
             change = {"replicas": 0 if stopped else 1} if lws else {"suspend": stopped}
             for owner in await self._owners():
-                with contextlib.suppress(Refused):  # it has ended
+                with contextlib.suppress(Refused):  # the owner has ended
                     await self._call("PATCH", self._path(owner), {"spec": change})
-            if "finalizer" in self.cell.deed:  # what it holds, or what belongs to that, may stay
+            if "finalizer" in self.cell.action:  # the finalizer may keep pods alive
                 continue
             async with asyncio.timeout(END_S):
                 while stopped and any(map(_runs, await self.pods())):
@@ -426,7 +426,7 @@ class Deed:
             await self._delete_owner("Background")
 
     async def _pass_the_deadline(self) -> None:
-        """As somebody does who wants it to end: Jobs have a field for that, pods, too."""
+        """End the job through a deadline; sets have no such field and are suspended instead."""
         if self.cell.kind in ("job", "item"):
             for owner in await self._owners():
                 body = {"spec": {"activeDeadlineSeconds": 1}}
@@ -438,42 +438,43 @@ class Deed:
     # --- finalizers ---
 
     async def _stick(self, objects: list[dict[str, Any]]) -> None:
-        for one in objects:
-            kept = [*one["metadata"].get("finalizers", ()), FINALIZER]
-            with contextlib.suppress(Refused):  # it goes already
-                await self._call("PATCH", self._path(one), {"metadata": {"finalizers": kept}})
+        for found in objects:
+            finalizers = [*found["metadata"].get("finalizers", ()), FINALIZER]
+            with contextlib.suppress(Refused):  # its deletion has begun
+                change = {"metadata": {"finalizers": finalizers}}
+                await self._call("PATCH", self._path(found), change)
 
     async def _unstick(self, objects: list[dict[str, Any]]) -> None:
-        for one in objects:
-            if FINALIZER not in (there := one["metadata"].get("finalizers", ())):
+        for found in objects:
+            if FINALIZER not in (finalizers := found["metadata"].get("finalizers", ())):
                 continue
-            kept = [name for name in there if name != FINALIZER]
+            change = {"metadata": {"finalizers": [x for x in finalizers if x != FINALIZER]}}
             with contextlib.suppress(Refused):
-                await self._call("PATCH", self._path(one), {"metadata": {"finalizers": kept}})
+                await self._call("PATCH", self._path(found), change)
 
-    # --- what there is ---
+    # --- clients and objects ---
 
     @asynccontextmanager
     async def _client(self, fault: Fault | None = None) -> AsyncGenerator[aio.Client]:
         platform, name = None, self.namespace.name
         if fault is not None:
-            sound = await open_platform(configuration.resolve(namespace=name))
-            unreliable: Any = Unreliable(sound.cluster, fault)
-            platform = replace(sound, cluster=unreliable)
+            reliable = await open_platform(configuration.resolve(namespace=name))
+            unreliable: Any = Unreliable(reliable.cluster, fault)
+            platform = replace(reliable, cluster=unreliable)
         async with aio.Client(namespace=name, platform=platform) as client:
             yield client
 
     async def pods(self) -> list[dict[str, Any]]:
-        """Those of the cell's job, by name."""
+        """Return the pods of the cell's job, sorted by name."""
         found = await self._items("pods")
-        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     async def _owners(self) -> list[dict[str, Any]]:
         return await self._items(COLLECTIONS[self.cell.kind])
 
     async def _items(self, collection: str) -> list[dict[str, Any]]:
         answer = await self._call("GET", collection)
-        return [{"collection": collection, **one} for one in answer["items"]]
+        return [{"collection": collection, **item} for item in answer["items"]]
 
     def _path(self, found: dict[str, Any]) -> str:
         return f"{found['collection']}/{found['metadata']['name']}"
@@ -482,19 +483,19 @@ class Deed:
         return await asyncio.to_thread(self.namespace.call, method, path, body, **query)
 
 
-async def wrongs(deeds: Iterable[Deed], at_once: int) -> str:
-    """Carry them out, so many side by side; what was wrong, a line for each."""
-    turns, wrong = asyncio.Semaphore(at_once), list[str]()
+async def run_all(trials: Iterable[Trial], at_once: int) -> str:
+    """Run the trials, *at_once* at a time, and return a line for each that failed."""
+    turns, failures = asyncio.Semaphore(at_once), list[str]()
 
-    async def play(deed: Deed) -> None:
+    async def run_one(trial: Trial) -> None:
         async with turns:
             try:
-                await deed.done()
+                await trial.run()
             except Exception as exc:
-                wrong.append(f"{deed.cell} {deed.fault or ''}: {type(exc).__name__}: {exc}")
+                failures.append(f"{trial.cell} {trial.fault or ''}: {type(exc).__name__}: {exc}")
 
-    await asyncio.gather(*map(play, deeds))
-    return "\n".join(wrong)
+    await asyncio.gather(*map(run_one, trials))
+    return "\n".join(failures)
 
 
 COLLECTIONS = {

@@ -1,4 +1,4 @@
-"""What stands between a client and a server in tests: it counts, refuses, cuts and falls silent."""
+"""Proxies between a client and a server that count, refuse, cut off, or fall silent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import aiohttp
 from aiohttp import web
 
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: the other side hears of the end as of a failure, and at once."""
+"""A value of SO_LINGER with which closing a socket sends a reset at once."""
 
 HOP = ("host", "connection", "content-length", "transfer-encoding")
 PIECE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One request and its answer; ``name`` is that of an object, or the beginning of several."""
+class RecordedRequest:
+    """A request and the status of its answer; ``name`` is an object's name, or a list's prefix."""
 
     kind: str
     name: str
@@ -32,13 +32,13 @@ class Asked:
 
 
 class Front:
-    """``async with Front(url) as front:`` has the GCS server at *url* behind ``front.url``."""
+    """``async with Front(url) as front:`` serves the GCS server at *url* under ``front.url``."""
 
     def __init__(self, url: str) -> None:
         self._behind = url
         self._fails_until = 0.0
         self._wanted = ""
-        self.asked: list[Asked] = []
+        self.requests: list[RecordedRequest] = []
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(auto_decompress=False)
@@ -53,13 +53,13 @@ class Front:
         await self._session.close()
 
     def fail(self, seconds: float, kind: str) -> None:
-        """Every request gets 503: for so long, and until one of *kind* was among them."""
+        """Answer 503 for *seconds*, and then on until a request of *kind* has got one."""
         self._fails_until = asyncio.get_running_loop().time() + seconds
         self._wanted = kind
 
     def counted(self, since: int = 0) -> Counter[str]:
-        """Requests by kind and by the first part of the name: ``create code``, ``get jobs``, …"""
-        return Counter(f"{one.kind} {one.name.partition('/')[0]}" for one in self.asked[since:])
+        """Count requests by kind and first part of the name: ``create code``, ``get jobs``, …"""
+        return Counter(f"{x.kind} {x.name.partition('/')[0]}" for x in self.requests[since:])
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
@@ -68,10 +68,10 @@ class Front:
             answer = web.Response(status=503, text="Backend Error")
         else:
             answer = await self._forwarded(request, body)
-        asked = _asked(request, body, answer.status)
-        if fails and asked.kind == self._wanted:
+        record = _record(request, body, answer.status)
+        if fails and record.kind == self._wanted:
             self._wanted = ""
-        self.asked.append(asked)
+        self.requests.append(record)
         return answer
 
     async def _forwarded(self, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -84,22 +84,22 @@ class Front:
             return web.Response(status=found.status, body=await found.read(), headers=kept)
 
 
-def _asked(request: web.BaseRequest, body: bytes, status: int) -> Asked:
+def _record(request: web.BaseRequest, body: bytes, status: int) -> RecordedRequest:
     path = urllib.parse.unquote(request.path)
-    _, there, name = path.partition("/o/")
-    if request.method == "GET" and not there:
-        return Asked(kind="list", name=request.query.get("prefix", ""), status=status)
+    _, separator, name = path.partition("/o/")
+    if request.method == "GET" and not separator:
+        return RecordedRequest(kind="list", name=request.query.get("prefix", ""), status=status)
     kind = {"GET": "get", "DELETE": "delete", "PATCH": "update"}.get(request.method, "create")
     if request.method == "GET" and request.query.get("alt") != "media":
         kind = "look at"
-    if not there:
-        named = re.search(rb'"name": ?"([^"]+)"', body)
-        name = named[1].decode() if named else request.query.get("name", path)
-    return Asked(kind=kind, name=name, status=status)
+    if not separator:
+        match = re.search(rb'"name": ?"([^"]+)"', body)
+        name = match[1].decode() if match else request.query.get("name", path)
+    return RecordedRequest(kind=kind, name=name, status=status)
 
 
 class Relay:
-    """``async with Relay(port) as relay:`` leads connections to ``relay.port`` on to *port*."""
+    """``async with Relay(port) as relay:`` forwards connections from ``relay.port`` to *port*."""
 
     def __init__(self, port: int) -> None:
         self._behind = port
@@ -121,22 +121,22 @@ class Relay:
         for writer in self._silent:
             writer.transport.abort()
         await asyncio.gather(*pumps, return_exceptions=True)
-        await asyncio.sleep(0)  # the transports let go of their sockets
+        await asyncio.sleep(0)  # lets the transports close their sockets
 
     def cut(self) -> None:
-        """Reset all connections there are; new ones can be made."""
+        """Reset all connections; new ones can still be made."""
         for pump, writers in self._pumps.items():
             self.cuts += 1
             pump.cancel()
             for writer in writers:
-                where: socket.socket = writer.get_extra_info("socket")
+                connection: socket.socket = writer.get_extra_info("socket")
                 with contextlib.suppress(OSError):
-                    where.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 writer.transport.abort()
         self._pumps.clear()
 
     def fall_silent(self) -> None:
-        """All connections there are stay open, and nothing comes through; new ones can be made."""
+        """Keep all connections open but transfer nothing; new ones can still be made."""
         for pump, writers in self._pumps.items():
             self.cuts += 1
             pump.cancel()
@@ -145,16 +145,16 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            on, back = await asyncio.open_connection("127.0.0.1", self._behind)
+            answers, upstream = await asyncio.open_connection("127.0.0.1", self._behind)
         except OSError:
             writer.transport.abort()
             return
-        if self._over:  # meanwhile
-            for one in (writer, back):
-                one.transport.abort()
+        if self._over:  # the relay was closed during the await
+            for stream in (writer, upstream):
+                stream.transport.abort()
             return
-        pump = asyncio.create_task(_both(reader, back, on, writer))
-        self._pumps[pump] = (writer, back)
+        pump = asyncio.create_task(_pump_both(reader, upstream, answers, writer))
+        self._pumps[pump] = (writer, upstream)
         pump.add_done_callback(self._ended)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
@@ -162,14 +162,14 @@ class Relay:
             writer.transport.abort()
 
 
-async def _both(
+async def _pump_both(
     reader: asyncio.StreamReader,
-    back: asyncio.StreamWriter,
-    on: asyncio.StreamReader,
+    upstream: asyncio.StreamWriter,
+    answers: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Until both sides have said all they had to say."""
-    await asyncio.gather(_pump(reader, back), _pump(on, writer))
+    """Transfer data in both directions until both sides have closed."""
+    await asyncio.gather(_pump(reader, upstream), _pump(answers, writer))
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

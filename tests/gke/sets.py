@@ -1,4 +1,4 @@
-"""What carries the hosts of a job: each kind of set, and the right to delete one's own."""
+"""Fixtures for the kinds of sets that carry a job's hosts, and a pod's right to delete its set."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COLLECTIONS = {
 
 @pytest.fixture(params=COLLECTIONS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What carries the hosts."""
+    """Configure and return the kind of set that carries the hosts."""
     monkeypatch.setenv("KINETIC_MULTIHOST", request.param)
     return str(request.param)
 
 
 @pytest.fixture
 def permitted(configured: Namespace) -> Namespace:
-    """The pods may delete their own set."""
+    """Let the pods delete their own set."""
     permit_runner(configured)
     return configured

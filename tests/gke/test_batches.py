@@ -1,4 +1,4 @@
-"""What only a cluster can show of jobs and batches; tests/platforms has the rest."""
+"""Test behavior of jobs and batches that needs a cluster; tests/platforms has the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 120.0
 
 @on_cluster
 def marked(folder: str, x: int) -> int:
-    """Leaves a mark for each start; the first attempt lasts until it is ended."""
+    """Leave a marker file at each start; the first attempt runs until it is stopped."""
     attempt = os.environ["KINETIC_ATTEMPT"]
     Path(folder, f"{x}.{attempt}").touch(exist_ok=False)
     if attempt == "1":
@@ -31,7 +31,7 @@ def marked(folder: str, x: int) -> int:
 async def test_a_disrupted_item_is_started_again_by_the_cluster(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
-    """Each attempt runs once, and no retry of the user's is used up."""
+    """Each attempt runs once, and the disruption uses up no retry."""
     async with asyncio.timeout(DEADLINE_S):
         batch = await client.run_async_map(marked, [(str(tmp_path), 7)], max_concurrent=1)
         await until(lambda: (tmp_path / "7.1").exists())
@@ -45,29 +45,29 @@ async def test_a_disrupted_item_is_started_again_by_the_cluster(
 
 @on_cluster
 def contents(folder: str, file: str) -> dict[str, str]:
-    """Of both, by the name of the file."""
-    found = [*Path(folder).rglob("*.txt"), Path(file)]
-    return {path.name: path.read_text() for path in found}
+    """Return the text of *file* and of each file in *folder*, by file name."""
+    paths = [*Path(folder).rglob("*.txt"), Path(file)]
+    return {path.name: path.read_text() for path in paths}
 
 
 @pytest.mark.everyday
 async def test_data_that_lies_in_a_bucket_arrives(
     client: aio.Client, configured: Namespace
 ) -> None:
-    """A folder of it, and a single object as one file."""
+    """A prefix becomes a folder, and a single object becomes a file."""
     url = os.environ["KINETIC_STORE"]
     async with aclosing(GcsStore(url)) as store:
         for name in ("a.txt", "deep/b.txt"):
             assert await store.create(f"set/{name}", name.encode())
     async with asyncio.timeout(DEADLINE_S):
         folder, file = kinetic.Data(f"{url}/set/"), kinetic.Data(f"{url}/set/deep/b.txt")
-        found = await client.run(contents, folder, file)
-    assert found == {"a.txt": "a.txt", "b.txt": "deep/b.txt"}
+        texts = await client.run(contents, folder, file)
+    assert texts == {"a.txt": "a.txt", "b.txt": "deep/b.txt"}
 
 
 def names(namespace: Namespace, kind: str) -> list[str]:
-    """Of all objects of a kind."""
-    return [one["metadata"]["name"] for one in namespace.call("GET", kind)["items"]]
+    """Return the names of all objects of a kind."""
+    return [item["metadata"]["name"] for item in namespace.call("GET", kind)["items"]]
 
 
 @kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1, capture_env_vars=["SWEEP_RATE"])
@@ -79,8 +79,8 @@ def environment() -> dict[str, str]:
 async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
     client: aio.Client, configured: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image's own PATH and HOME stay, and no password of a proxy reaches the cluster."""
-    own = {
+    """The pod keeps the image's PATH and HOME, and no proxy password reaches the cluster."""
+    submitters = {
         "PATH": "/of/the/submitter",
         "HOME": "/of/the/submitter",
         "SHELL": "/of/the/submitter",
@@ -89,7 +89,7 @@ async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
         "HTTP_PROXY": "http://me:hush@proxy.test:3128",
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    for name, value in own.items():
+    for name, value in submitters.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SWEEP_RATE", "0.1")
     async with asyncio.timeout(DEADLINE_S):
@@ -98,10 +98,12 @@ async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
         secrets = await asyncio.to_thread(configured.call, "GET", "secrets")
         await job.cleanup()
     assert seen["SWEEP_RATE"] == "0.1"
-    assert not own.items() & seen.items()
+    assert not submitters.items() & seen.items()
     assert {"PATH", "HOME"} <= seen.keys()
     content = [
-        sorted(one["data"]) for one in secrets["items"] if job.job_id in str(one["metadata"])
+        sorted(secret["data"])
+        for secret in secrets["items"]
+        if job.job_id in str(secret["metadata"])
     ]
     assert content == [["env.0", "key"]]
 

@@ -1,4 +1,4 @@
-"""The command line on a cluster with a bucket."""
+"""Run the command line on a cluster with a bucket."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_job_and_a_batch_from_the_command_line(
     assert kinetic("jobs", "status", job).code == 3
 
 
-def test_without_a_right_it_says_so(
+def test_a_missing_permission_points_to_the_doctor(
     kinetic: Kinetic, configured: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = kinetic("jobs", "list", "--kube-context", "dev")
-    assert said.code == 4, said.err
-    assert "kinetic doctor" in said.err
+    refused = kinetic("jobs", "list", "--kube-context", "dev")
+    assert refused.code == 4, refused.err
+    assert "kinetic doctor" in refused.err
 
 
 def test_a_context_that_is_not_there_is_a_wrong_setting(
@@ -58,9 +58,9 @@ def test_the_nodes_that_take_an_accelerator_are_counted(
     configured.kubelet.add_node("l4-1", gpu=1, labels=gpu)
     configured.kubelet.add_node("l4-4", gpu=4, labels=gpu)
     rows: dict[str, int] = {}
-    while rows.get("gpu-l4") != 2:  # a new node is closed until the controllers have seen it
+    while rows.get("gpu-l4") != 2:  # a new node has a taint until the controllers have seen it
         listed = kinetic("accelerators", "--live", "--json").json["items"]
-        rows = {one["accelerator"]: one["nodes"] for one in listed}
+        rows = {row["accelerator"]: row["nodes"] for row in listed}
     assert (rows["gpu-l4"], rows["gpu-l4x4"], rows["tpu-v5p-4"]) == (2, 1, 0)
     assert rows["cpu"] >= 1
     refused = kinetic("accelerators", "--live", "--kube-context", "dev")

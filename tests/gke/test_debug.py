@@ -1,4 +1,4 @@
-"""A debugger is attached to a job on a cluster, by way of the API server alone."""
+"""Attach a debugger to a job on a cluster through the API server alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def which():
     return host
 """
 ROLES = "rbac.authorization.k8s.io/v1"
-WITHOUT = [
+RULES_WITHOUT_PORT_FORWARD = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"]},
     {"apiGroups": [""], "resources": ["pods", "pods/log", "secrets", "events"], "verbs": ["*"]},
 ]
@@ -46,7 +46,7 @@ WITHOUT = [
 def project(
     configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ModuleType]:
-    """The user's module ``experiment``."""
+    """Import the user's module ``experiment``."""
     (tmp_path / "experiment.py").write_text(PROGRAM)
     monkeypatch.delenv("KINETIC_PACKAGE_ROOT")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -55,24 +55,25 @@ def project(
 
 
 def bind(namespace: Namespace, role: dict[str, Any], user: str) -> None:
-    """Make *role*, give it to *user*, and wait until that counts."""
+    """Create *role*, grant it to *user*, and wait until the grant takes effect."""
     namespace.call("POST", f"{ROLES}/roles", role)
-    kind = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
-    which = {"kind": "Role", "name": role["metadata"]["name"], "apiGroup": kind["apiGroup"]}
-    binding = {"apiVersion": ROLES, "kind": "RoleBinding", "metadata": {"name": which["name"]}}
+    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    ref = {"kind": "Role", "name": role["metadata"]["name"], "apiGroup": subject["apiGroup"]}
+    binding = {"apiVersion": ROLES, "kind": "RoleBinding", "metadata": {"name": ref["name"]}}
     namespace.call(
-        "POST", f"{ROLES}/rolebindings", binding | {"subjects": [kind], "roleRef": which}
+        "POST", f"{ROLES}/rolebindings", binding | {"subjects": [subject], "roleRef": ref}
     )
     await_granted(namespace, role, user)
 
 
-async def test_the_function_stops_where_the_editor_says_for_who_may_forward_ports(
+async def test_the_function_stops_at_a_breakpoint_once_the_user_may_forward_ports(
     configured: Namespace, project: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may not is told the Role that helps; when the job has ended, so has the forwarder."""
+    """Before that, the error prints the Role to apply. The forwarder ends with the job."""
     monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
-    begun = {"apiVersion": ROLES, "kind": "Role", "metadata": {"name": "begun"}, "rules": WITHOUT}
-    await asyncio.to_thread(bind, configured, begun, "dev")
+    base = {"apiVersion": ROLES, "kind": "Role", "metadata": {"name": "base"}}
+    base_role = base | {"rules": RULES_WITHOUT_PORT_FORWARD}
+    await asyncio.to_thread(bind, configured, base_role, "dev")
     async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
         job = await client.submit(project.doubled.options(accelerator="cpu"), 21)
         with pytest.raises(errors.AuthError, match="pods/portforward") as refused:
@@ -80,8 +81,8 @@ async def test_the_function_stops_where_the_editor_says_for_who_may_forward_port
         _, _, printed = str(refused.value).partition("this:\n")
         role, _ = yaml.safe_load_all(printed)
         await asyncio.to_thread(bind, configured, role, "dev")
-        forwarder, told = await attached(job)
-        frame, seen = await asyncio.to_thread(stopped_at, told, project.__file__, 10)
+        forwarder, port = await attached(job)
+        frame, seen = await asyncio.to_thread(stopped_at, port, project.__file__, 10)
         assert (frame["name"], frame["source"]["path"]) == ("doubled", project.__file__)
         assert seen == {"x": "21", "y": "42"}
         assert await job.result() == 42
@@ -91,7 +92,7 @@ async def test_the_function_stops_where_the_editor_says_for_who_may_forward_port
 
 
 @pytest.mark.usefixtures("groups")
-async def test_the_debugger_of_a_chosen_host_lets_all_begin(
+async def test_attaching_to_a_chosen_host_starts_all_hosts(
     client: aio.Client, project: ModuleType
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -99,8 +100,8 @@ async def test_the_debugger_of_a_chosen_host_lets_all_begin(
         job = await client.submit(which)
         with pytest.raises(errors.ConfigurationError, match="workers 0 to 1, not 2"):
             await job.debug_attach(worker=2)
-        forwarder, told = await attached(job, worker=1)
-        frame, seen = await asyncio.to_thread(stopped_at, told, project.__file__, 14)
+        forwarder, port = await attached(job, worker=1)
+        frame, seen = await asyncio.to_thread(stopped_at, port, project.__file__, 14)
         assert (frame["name"], seen) == ("which", {"host": "'1'"})
         assert await job.result() == "0"
         await job.cleanup()

@@ -1,4 +1,4 @@
-"""Whatever is done to a job's objects, its end is told: in time, to everybody, and truly."""
+"""Whatever happens to a job's objects, every client sees its true end in time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
 from tests.engine.notifications import FAULTS, Fault
 
-from .endings import HELD, KINDS, Cell, Deed, Files, every_cell, pairwise, random_cells, wrongs
+from .endings import HELD, KINDS, Cell, Files, Trial, every_cell, pairwise, random_cells, run_all
 
 AT_ONCE = 16
-"""Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""
+"""How many cells run at once; a pod takes two seconds and mostly waits for a processor."""
 
 
 SETS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lws", "jobset")]
@@ -30,7 +30,7 @@ def kind(
     groups: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """What carries the jobs."""
+    """Configure and return the kind of object that carries the jobs."""
     kind = str(request.param)
     if kind in ("lws", "jobset"):
         monkeypatch.setenv("KINETIC_BACKEND", "pathways")
@@ -39,35 +39,35 @@ def kind(
     return kind
 
 
-async def played(
+async def run_cells(
     cells: list[Cell],
     namespace: Namespace,
     folder: Path,
     faults: Sequence[Fault | None] = (),
 ) -> str:
-    """Carry out *cells*, each in a namespace of its own, with these *faults*; what was wrong."""
+    """Run each cell in a separate namespace with its fault, and return a line for each failure."""
     plane, kubelet = namespace.control_plane, namespace.kubelet
     with ExitStack() as stack:
-        deeds: list[Deed] = []
+        trials: list[Trial] = []
         for number, (cell, fault) in enumerate(zip_longest(cells, faults)):
-            yours = stack.enter_context(fresh_namespace(plane, kubelet))
-            (place := folder / str(number)).mkdir(parents=True)
-            deeds.append(Deed(cell, yours, Files(str(place)), fault=fault))
+            own = stack.enter_context(fresh_namespace(plane, kubelet))
+            (signals := folder / str(number)).mkdir(parents=True)
+            trials.append(Trial(cell, own, Files(str(signals)), fault=fault))
         if cells[0].kind == "lws":
-            await asyncio.gather(*(asyncio.to_thread(permit_runner, x.namespace) for x in deeds))
-        return await wrongs(deeds, AT_ONCE)
+            await asyncio.gather(*(asyncio.to_thread(permit_runner, x.namespace) for x in trials))
+        return await run_all(trials, AT_ONCE)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["item", "job", *SETS], indirect=True)
 async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path: Path) -> None:
-    """Of what is done, when, to which kind, and who waits."""
-    wrong = await played(pairwise(kind), namespace, tmp_path)
-    assert not wrong, wrong
+    """Test each pair of action, moment, kind of job, and waiting client."""
+    failures = await run_cells(pairwise(kind), namespace, tmp_path)
+    assert not failures, failures
 
 
 def random_rounds(kind: str) -> list[Cell]:
-    """Of a hundred random rounds, those of this kind."""
+    """Return this kind's share of a hundred random cells with two actions."""
     return random_cells(kind, 100 // len(KINDS), seed=1)
 
 
@@ -77,34 +77,34 @@ def random_rounds(kind: str) -> list[Cell]:
 async def test_everything_with_everything_and_two_things_at_once(
     kind: str, cells: Callable[[str], list[Cell]], namespace: Namespace, tmp_path: Path
 ) -> None:
-    wrong = await played(cells(kind), namespace, tmp_path)
-    assert not wrong, wrong
+    failures = await run_cells(cells(kind), namespace, tmp_path)
+    assert not failures, failures
 
 
 LATE_S = 15.0
-"""By then the first reading has been."""
+"""How late a notification arrives: after the client has first read the state."""
 
 
 OTHERS = [
-    pytest.param(deed, kind, marks=pytest.mark.slow)
-    for deed in ("pod deleted", "nothing done", "owner deleted")
+    pytest.param(action, kind, marks=pytest.mark.slow)
+    for action in ("pod deleted", "nothing done", "owner deleted")
     for kind in KINDS
-    if (deed, kind) != ("pod deleted", "job")
+    if (action, kind) != ("pod deleted", "job")
 ]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("deed", "kind"), [("pod deleted", "job"), *OTHERS], indirect=["kind"])
+@pytest.mark.parametrize(("action", "kind"), [("pod deleted", "job"), *OTHERS], indirect=["kind"])
 async def test_no_single_notification_is_needed(
-    kind: str, deed: str, namespace: Namespace, tmp_path: Path
+    kind: str, action: str, namespace: Namespace, tmp_path: Path
 ) -> None:
-    """Each that comes while a job runs and ends is dropped, late, or told twice, in turn."""
-    cell, sound = Cell(deed, "running", kind, "watching"), Fault("dropped", -1)
-    wrong = await played([cell], namespace, tmp_path / "sound", [sound])
-    assert not wrong, wrong
-    faults = [Fault(what, at, LATE_S) for what in FAULTS for at in range(sound.count)]
-    wrong = await played([cell] * len(faults), namespace, tmp_path / "faulty", faults)
-    assert not wrong, wrong
+    """Drop, delay, or repeat each notification of a job's run and end in turn."""
+    cell, reliable = Cell(action, "running", kind, "watching"), Fault("dropped", -1)
+    failures = await run_cells([cell], namespace, tmp_path / "reliable", [reliable])
+    assert not failures, failures
+    faults = [Fault(fault, at, LATE_S) for fault in FAULTS for at in range(reliable.count)]
+    failures = await run_cells([cell] * len(faults), namespace, tmp_path / "faulty", faults)
+    assert not failures, failures
     cases = sum(fault.happened for fault in faults)
     print(f"cases: {cases}")
     assert cases >= len(FAULTS)

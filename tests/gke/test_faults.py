@@ -1,4 +1,4 @@
-"""Batches while servers and connections fail: nothing is lost, and nothing is done twice."""
+"""Batches lose nothing and run nothing twice while servers and connections fail."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ slow = (pytest.mark.slow, pytest.mark.timeout(2400))
 
 @on_cluster
 def marked(folder: str, x: int) -> int:
-    """Leaves a mark of its own, each time it runs."""
+    """Leave another marker file each time the function runs."""
     Path(folder, f"{x}.{os.environ['KINETIC_ATTEMPT']}.{time.time_ns()}").touch()
     time.sleep(0.1)
     return -x
 
 
 class Sweep:
-    """*number* items, each of which leaves a mark."""
+    """A batch of *number* items that leave markers."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder = folder / "marks"
@@ -43,7 +43,7 @@ class Sweep:
         self.number = number
 
     async def begin(self, client: aio.Client, go: asyncio.Event | None = None) -> None:
-        """Submit the items; those from number 10 on wait for *go*."""
+        """Submit the items; the ones from number 10 on wait for *go*."""
 
         async def inputs() -> AsyncIterator[tuple[str, int]]:
             for x in range(self.number):
@@ -54,57 +54,57 @@ class Sweep:
         self.batch = await client.run_async_map(marked, inputs(), max_concurrent=12, retries=1)
 
     async def reach(self, part: float) -> None:
-        """Wait until so many have run."""
+        """Wait until this fraction of the items has run."""
         await until(lambda: sum(self.runs().values()) >= part * self.number)
 
     def runs(self) -> Counter[int]:
-        """How often each of them has run."""
+        """Count how often each item has run."""
         return Counter(int(path.name.partition(".")[0]) for path in self.folder.iterdir())
 
     async def end(self) -> None:
-        """All values are there, and each item has run once."""
+        """Check that every value arrives and each item has run once."""
         assert await self.batch.results() == [-x for x in range(self.number)]
         assert self.runs() == dict.fromkeys(range(self.number), 1)
 
 
-async def until_told(caplog: pytest.LogCaptureFixture, words: str) -> str:
-    """Wait for the one warning with *words*."""
-    while not (told := [text for text in caplog.messages if words in text]):
+async def until_warned(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """Wait for the one warning that contains *text*."""
+    while not (found := [message for message in caplog.messages if text in message]):
         await asyncio.sleep(0.05)
-    (text,) = told
-    return text
+    (message,) = found
+    return message
 
 
 ROLES = "rbac.authorization.k8s.io/v1"
 
 
-def granted(namespace: Namespace) -> dict[str, Any]:
-    """Let ``dev`` do what kinetic needs there; the binding, which can be made again."""
+def grant(namespace: Namespace) -> dict[str, Any]:
+    """Grant ``dev`` what kinetic needs, and return the binding so that tests can restore it."""
     right = Right(verb="create", group="batch", resource="jobs", namespace=namespace.name)
-    made, binding = yaml.safe_load_all(role(right, "dev"))
-    namespace.call("POST", f"{ROLES}/roles", made)
+    document, binding = yaml.safe_load_all(role(right, "dev"))
+    namespace.call("POST", f"{ROLES}/roles", document)
     namespace.call("POST", f"{ROLES}/rolebindings", binding)
-    await_granted(namespace, {"rules": made["rules"][:1]}, "dev")
+    await_granted(namespace, {"rules": document["rules"][:1]}, "dev")
     return binding
 
 
-async def test_a_right_that_is_gone_for_a_while_fails_no_item(
+async def test_a_permission_that_is_missing_for_a_while_fails_no_item(
     configured: Namespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    binding = await asyncio.to_thread(granted, configured)
+    binding = await asyncio.to_thread(grant, configured)
     monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
     sweep = Sweep(tmp_path, 30)
     async with aio.Client() as client:
         await sweep.begin(client)
         await sweep.reach(1 / 4)
-        at = f"{ROLES}/rolebindings"
-        configured.call("DELETE", f"{at}/{binding['metadata']['name']}")
-        told = await until_told(caplog, "is paused")
-        assert "kubectl apply" in told and "verb 'create' on resource 'jobs'" in told
-        configured.call("POST", at, binding)
+        bindings = f"{ROLES}/rolebindings"
+        configured.call("DELETE", f"{bindings}/{binding['metadata']['name']}")
+        warning = await until_warned(caplog, "is paused")
+        assert "kubectl apply" in warning and "verb 'create' on resource 'jobs'" in warning
+        configured.call("POST", bindings, binding)
         await sweep.end()
 
 
@@ -113,10 +113,10 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 
 @contextmanager
 def denied(namespace: Namespace) -> Iterator[None]:
-    """While in the block, a policy denies all Jobs of the namespace, a little later."""
+    """Deny all new Jobs of the namespace by a policy; it takes effect a little later."""
     name = f"no-jobs-{namespace.name}"
     rule = {"apiGroups": ["batch"], "apiVersions": ["*"], "operations": ["CREATE"]}
-    where = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
     policy = {
         "matchConstraints": {"resourceRules": [rule | {"resources": ["jobs"]}]},
         "validations": [{"expression": "false", "message": "maintenance until noon"}],
@@ -124,7 +124,7 @@ def denied(namespace: Namespace) -> Iterator[None]:
     binding = {
         "policyName": name,
         "validationActions": ["Deny"],
-        "matchResources": {"namespaceSelector": where},
+        "matchResources": {"namespaceSelector": selector},
     }
     metadata = {"metadata": {"name": name}}
     namespace.admin.call("POST", f"{POLICIES}ies", metadata | {"spec": policy})
@@ -137,7 +137,7 @@ def denied(namespace: Namespace) -> Iterator[None]:
 
 
 def accepts_jobs(namespace: Namespace) -> bool:
-    """Say whether the API server takes a Job; it makes none."""
+    """Return whether the API server accepts a Job, without creating one."""
     pod = {"containers": [{"name": "x", "image": "x"}], "restartPolicy": "Never"}
     job = {"metadata": {"generateName": "probe-"}, "spec": {"template": {"spec": pod}}}
     try:
@@ -156,8 +156,7 @@ async def test_a_policy_that_denies_jobs_for_a_while_fails_no_item(
     with denied(configured):
         await until(lambda: not accepts_jobs(configured))
         go.set()
-        told = await until_told(caplog, "is paused")
-        assert "maintenance until noon" in told
+        assert "maintenance until noon" in await until_warned(caplog, "is paused")
     await sweep.end()
 
 
@@ -169,17 +168,17 @@ async def test_a_login_that_ends_for_a_while_fails_no_item(
     await sweep.reach(1 / 4)
     await asyncio.to_thread(plane.revoke_token)
     try:
-        assert "log in again" in await until_told(caplog, "is paused")
+        assert "log in again" in await until_warned(caplog, "is paused")
     finally:
         plane.publish_tokens()
     await sweep.end()
 
 
 @pytest.fixture
-def through(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Lead the client to another port than the API server's, and everybody to another GCS."""
+def redirect(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Give the client another port for the API server, and client and pods another GCS server."""
 
-    def lead(api: int | None = None, gcs: str | None = None) -> None:
+    def apply(api: int | None = None, gcs: str | None = None) -> None:
         if api is not None:
             config = json.loads(configured.control_plane.kubeconfig.read_text())
             config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{api}"
@@ -190,15 +189,15 @@ def through(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs)
             configured.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs)
 
-    return lead
+    return apply
 
 
 def lists(namespace: Namespace) -> int:
-    """How often kinetic had to begin from a list: who can, goes on watching from where he was."""
+    """Count how often kinetic listed pods; a watch that can resume needs no new list."""
     return namespace.control_plane.requests(namespace.name)["list pods"]
 
 
-async def test_the_api_server_dies_forgets_and_knows_the_old_token_no_more(
+async def test_the_api_server_dies_and_comes_back_without_its_history_or_the_old_token(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
     plane, sweep = configured.control_plane, Sweep(tmp_path, 40)
@@ -206,10 +205,10 @@ async def test_the_api_server_dies_forgets_and_knows_the_old_token_no_more(
     await sweep.reach(1 / 4)
     before = lists(configured)
     await asyncio.to_thread(plane.kill_api)
-    await asyncio.to_thread(plane.compact)  # while nobody can tell of what comes last
-    await asyncio.to_thread(plane.expire_token)  # which starts it again
+    await asyncio.to_thread(plane.compact)  # while watches are down: none can resume after this
+    await asyncio.to_thread(plane.expire_token)  # this restarts the API server
     await sweep.end()
-    assert lists(configured) > before, "410: what there was to go on from is gone"
+    assert lists(configured) > before, "the watch got 410 and had to list again"
 
 
 @pytest.mark.parametrize("number", [pytest.param(500, marks=slow)])
@@ -223,7 +222,7 @@ async def test_the_api_server_dies_and_forgets_amid_hundreds_of_jobs(
         await asyncio.to_thread(fault)
     await sweep.reach(4 / 5)
     await asyncio.to_thread(plane.kill_api)
-    await asyncio.sleep(20)  # so long it is gone
+    await asyncio.sleep(20)  # the length of the outage
     await asyncio.to_thread(plane.start_api)
     await sweep.end()
     assert lists(configured) >= 4
@@ -231,21 +230,21 @@ async def test_the_api_server_dies_and_forgets_amid_hundreds_of_jobs(
 
 @pytest.mark.parametrize(("number", "seconds"), [(4, 2), pytest.param(60, 30, marks=slow)])
 async def test_the_bucket_answers_503(
-    gcs_server: str, through, tmp_path: Path, number: int, seconds: float
+    gcs_server: str, redirect, tmp_path: Path, number: int, seconds: float
 ) -> None:
     sweep = Sweep(tmp_path, number)
     async with Front(gcs_server) as front:
-        through(gcs=front.url)
+        redirect(gcs=front.url)
         async with aio.Client() as client:
             await sweep.begin(client)
             await sweep.reach(1 / 4)
             front.fail(seconds, "create")
             await sweep.end()
-    assert "create" in {one.kind for one in front.asked if one.status == 503}
+    assert "create" in {request.kind for request in front.requests if request.status == 503}
 
 
 @pytest.mark.parametrize(
-    ("number", "how"),
+    ("number", "break_off"),
     [
         (6, Relay.cut),
         pytest.param(100, Relay.cut, marks=slow),
@@ -255,21 +254,21 @@ async def test_the_bucket_answers_503(
 async def test_connections_are_lost(
     configured: Namespace,
     gcs_server: str,
-    through,
+    redirect,
     tmp_path: Path,
     number: int,
-    how: Callable[[Relay], None],
+    break_off: Callable[[Relay], None],
 ) -> None:
-    """Reset, or half open: nothing comes through them any more, and nobody says so."""
+    """Connections are reset, or stay open and transfer nothing."""
     sweep = Sweep(tmp_path, number)
     bucket = int(gcs_server.rpartition(":")[2])
     async with Relay(configured.control_plane.port) as api, Relay(bucket) as gcs:
-        through(api.port, f"http://127.0.0.1:{gcs.port}")
+        redirect(api.port, f"http://127.0.0.1:{gcs.port}")
         async with aio.Client() as client:
             await sweep.begin(client)
-            for part in (1 / 4, 1 / 2, 3 / 4) if how is Relay.cut else (1 / 4,):
+            for part in (1 / 4, 1 / 2, 3 / 4) if break_off is Relay.cut else (1 / 4,):
                 await sweep.reach(part)
-                how(api)
-                how(gcs)
+                break_off(api)
+                break_off(gcs)
             await sweep.end()
         assert api.cuts and gcs.cuts

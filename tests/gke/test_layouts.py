@@ -1,4 +1,4 @@
-"""Eight chips of a TPU come on one machine or on two: the cluster's nodes decide."""
+"""The cluster's nodes decide whether eight TPU chips are on one machine or on two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hosts() -> str:
         ("ct6e-standard-4t", 4, 2, "pathways", "tpu-v6e-8:hosts=2"),
     ],
 )
-async def test_the_nodes_of_a_cluster_decide_on_how_many_hosts_a_slice_is(
+async def test_the_nodes_of_a_cluster_decide_how_many_hosts_a_slice_has(
     configured: Namespace,
     monkeypatch: pytest.MonkeyPatch,
     machine: str,
@@ -58,7 +58,7 @@ async def test_the_nodes_of_a_cluster_decide_on_how_many_hosts_a_slice_is(
         await job.cleanup()
 
 
-async def test_without_such_a_node_the_usual_layout_is_taken_and_the_other_named(
+async def test_without_such_a_node_kinetic_uses_the_default_layout_and_names_the_other(
     client: aio.Client, configured: Namespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):

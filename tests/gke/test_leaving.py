@@ -1,4 +1,4 @@
-"""A block that is left takes all of its batch with it, however many jobs are live."""
+"""Leaving a batch's block deletes its jobs, however many are live."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kinetic.aio.platforms import open_platform
 from tests.cluster.fixtures import IMAGE, Namespace
 
 JOBS = int(os.environ.get("KINETIC_TEST_LIVE_JOBS", "300"))
-"""More than one request deletes in good time."""
+"""More jobs than one request can delete in time."""
 
 
-@kinetic.run(accelerator="cpu", cpu=9, container_image=IMAGE)  # one of them fits at a time
+@kinetic.run(accelerator="cpu", cpu=9, container_image=IMAGE)  # the node fits one at a time
 def wait(_: int) -> None:
     import time
 
@@ -28,12 +28,12 @@ def wait(_: int) -> None:
 
 
 async def jobs(namespace: Namespace) -> int:
-    """How many there are that have not ended: a runner that reads the stop ends by itself."""
+    """Count the jobs that haven't ended; a runner that reads the stop ends by itself."""
     answer = await asyncio.to_thread(namespace.call, "GET", "batch/v1/jobs")
     ended = {"Complete", "Failed"}
     return sum(
-        not any(told["type"] in ended for told in one["status"].get("conditions", ()))
-        for one in answer["items"]
+        not any(condition["type"] in ended for condition in job["status"].get("conditions", ()))
+        for job in answer["items"]
     )
 
 
@@ -44,18 +44,18 @@ async def test_nothing_of_many_live_jobs_is_left(configured: Namespace) -> None:
         async with batch:
             await batch.submitted()
             assert await jobs(configured) == JOBS
-            left = asyncio.get_running_loop().time()
-        took = asyncio.get_running_loop().time() - left
+            start = asyncio.get_running_loop().time()
+        took = asyncio.get_running_loop().time() - start
         assert await jobs(configured) == 0
         print(f"{JOBS} jobs were gone after {took:.1f} s")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("found", ["attached to", "listed"])
-async def test_what_a_dead_client_left_goes_with_the_next_look(
+async def test_the_next_client_deletes_the_jobs_that_a_dead_client_left(
     configured: Namespace, found: str
 ) -> None:
-    """It had stored its stop, and died before it deleted anything."""
+    """The dead client had stored its stop but deleted nothing."""
     async with aio.Client() as client:
         batch = await client.run_async_map(wait, range(20), max_concurrent=None)
         await batch.submitted()

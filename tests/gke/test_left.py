@@ -1,4 +1,4 @@
-"""What is left when all is cleaned up: in the cluster, and in the bucket, by listing everything."""
+"""List everything in the cluster and the bucket to see what is left after cleanup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ on_hosts = kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1
 SHARED = ("code/", "data/", "functions/", "requirements/")
 ROOT_KEY = "secrets/kinetic-root-key"
 CA = "configmaps/kube-root-ca.crt"
-"""The controllers put it into each namespace, sooner or later."""
+"""The controllers eventually put it into each namespace."""
 
 
 @on_cluster
@@ -55,10 +55,10 @@ def host() -> str:
 
 
 def everything(namespace: Namespace) -> set[str]:
-    """Whatever there is in it, of all kinds that the API server knows, but for its own news."""
+    """Return all objects of the namespace, of every kind except events."""
     found: set[str] = set()
     groups = namespace.admin.call("GET", "/apis")["groups"]
-    versions = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)]
+    versions = ["/api/v1", *(f"/apis/{x['preferredVersion']['groupVersion']}" for x in groups)]
     for version in versions:
         for kind in namespace.admin.call("GET", version)["resources"]:
             name = str(kind["name"])
@@ -68,26 +68,26 @@ def everything(namespace: Namespace) -> set[str]:
             try:
                 items: list[Any] = namespace.admin.call("GET", path).get("items") or []
             except Refused:
-                continue  # of a server that is gone
-            found |= {f"{name}/{one['metadata']['name']}" for one in items}
+                continue  # an aggregated API whose server is gone
+            found |= {f"{name}/{item['metadata']['name']}" for item in items}
     return found
 
 
 def objects(server: str, bucket: str) -> set[str]:
-    """The names of all objects."""
+    """Return the names of all objects in the bucket."""
     found: set[str] = set()
     token = ""
     while True:
         query = urllib.parse.urlencode({"maxResults": "1000", "pageToken": token})
         with urllib.request.urlopen(f"{server}/storage/v1/b/{bucket}/o?{query}") as answer:
             page = json.load(answer)
-        found |= {str(one["name"]) for one in page.get("items") or ()}
+        found |= {str(item["name"]) for item in page.get("items") or ()}
         if not (token := page.get("nextPageToken") or ""):
             return found
 
 
-async def left(namespace: Namespace, before: set[str]) -> None:
-    """Wait until nothing is there but what was before, and the key of the namespace."""
+async def nothing_left(namespace: Namespace, before: set[str]) -> None:
+    """Wait until the namespace has no objects except those in *before* and its root key."""
     while new := await asyncio.to_thread(everything, namespace) - before - {ROOT_KEY, CA}:
         print("still there:", sorted(new), file=sys.stderr)
         await asyncio.sleep(0.3)
@@ -109,11 +109,11 @@ async def test_nothing_is_left_but_shared_content(
     folder.mkdir()
     (folder / "a.txt").write_text("content")
     async with asyncio.timeout(DEADLINE_S):
-        well = await client.submit(files_of, kinetic.Data(str(folder)))
+        succeeding = await client.submit(files_of, kinetic.Data(str(folder)))
         failing = await client.submit(odd_fails, 1)
         stopped = await client.submit(wait_long)
         several = await client.submit(host)
-        assert await well == ["a.txt"]  # which cleans it up
+        assert await succeeding == ["a.txt"]  # this also cleans up the job
         with pytest.raises(ValueError, match="1"):
             await failing
         assert await several.result(cleanup=False) == "0"
@@ -123,9 +123,9 @@ async def test_nothing_is_left_but_shared_content(
         with pytest.raises(errors.BatchError):
             await batch.results(cleanup=False)
         assert await asyncio.to_thread(objects, gcs_server, bucket)
-        for one in (failing, stopped, several, batch):
-            await one.cleanup()
-        await left(configured, before)
+        for handle in (failing, stopped, several, batch):
+            await handle.cleanup()
+        await nothing_left(configured, before)
     names = await asyncio.to_thread(objects, gcs_server, bucket)
     assert {name for name in names if not name.startswith(SHARED)} == set()
     assert {name.split("/")[0] for name in names} >= {"data", "functions"}
@@ -134,12 +134,12 @@ async def test_nothing_is_left_but_shared_content(
 async def test_the_secrets_of_a_batch_go_when_it_completes(
     client: aio.Client, configured: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for its environment, while something of it may be tried again."""
+    """A batch with failed items keeps its environment, because they can be retried."""
     monkeypatch.setenv("MINE", "geheim")
 
     def secrets() -> set[str]:
         items = configured.call("GET", "secrets")["items"]
-        names = {str(one["metadata"]["name"]) for one in items}
+        names = {str(item["metadata"]["name"]) for item in items}
         return names - {"kinetic-root-key"}
 
     async with asyncio.timeout(DEADLINE_S):
@@ -148,19 +148,19 @@ async def test_the_secrets_of_a_batch_go_when_it_completes(
         while len(await asyncio.to_thread(secrets)) > 1:
             await asyncio.sleep(0.1)
         assert await asyncio.to_thread(secrets) == {f"kept-{batch.group_id}"}
-        assert await batch.retry_failed() == 1  # its pod finds what it needs
+        assert await batch.retry_failed() == 1  # its pod finds its environment
         with pytest.raises(errors.BatchError, match="ValueError: 1"):
             await batch.results(cleanup=False)
-        well = await client.run_async_map(odd_fails, [0, 2], max_concurrent=2)
-        await well.wait()
+        succeeding = await client.run_async_map(odd_fails, [0, 2], max_concurrent=2)
+        await succeeding.wait()
         while await asyncio.to_thread(secrets) != {f"kept-{batch.group_id}"}:
             await asyncio.sleep(0.1)
         async with aio.Client() as other:
-            found = await other.attach_batch(well.group_id)
-            await found.resume()  # nothing is left to do, and nothing needed for it
+            found = await other.attach_batch(succeeding.group_id)
+            await found.resume()  # succeeds without secrets: no item is left to run
             assert [len(value) for value in await found.results()] == [2_000_000] * 2
         await batch.cleanup()
-        await well.cleanup()
+        await succeeding.cleanup()
 
 
 @on_hosts
@@ -174,7 +174,7 @@ def wait_for(gate: str) -> str:
 async def test_one_list_has_the_jobs_on_one_host_and_those_on_several(
     client: aio.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a client is configured for: all three are in the same place."""
+    """The configured backend doesn't matter: all three jobs share a store and a namespace."""
     gate = tmp_path / "gate"
     async with asyncio.timeout(DEADLINE_S):
         jobs = [await client.submit(wait_long)]
@@ -189,8 +189,8 @@ async def test_one_list_has_the_jobs_on_one_host_and_those_on_several(
         gate.touch()
         async with aio.Client(backend="pathways") as other:
             found = [await other.attach(job.job_id) for job in jobs]
-            for one in found[1:]:
-                assert await one.result(cleanup=False) == "0"
-            for one in found:
-                await one.cleanup()
+            for handle in found[1:]:
+                assert await handle.result(cleanup=False) == "0"
+            for handle in found:
+                await handle.cleanup()
             assert await other.list_jobs() == []

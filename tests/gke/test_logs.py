@@ -1,4 +1,4 @@
-"""The log of a job whose pod the cluster replaces, and of one that is tried again."""
+"""Read the logs of jobs whose pods are replaced or deleted, and of items that are retried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 100.0
 
 @on_cluster
 def marked(folder: str) -> str:
-    """The first attempt lasts until it is ended."""
+    """Print lines and leave a marker; the first attempt then runs until it is stopped."""
     attempt = os.environ["KINETIC_ATTEMPT"]
     for number in range(3):
         print(f"{attempt}: line {number}", flush=True)
@@ -40,35 +40,35 @@ def fail_once(gate: str, x: int) -> int:
 async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
-    """Nothing is lost and nothing told twice, whoever follows."""
+    """Each follower gets every line once."""
     async with asyncio.timeout(DEADLINE_S), aio.Client() as other:
         job = await client.submit(marked, str(tmp_path))
         found = await other.attach(job.job_id)
 
-        heard: list[list[str]] = [[], []]
+        logs: list[list[str]] = [[], []]
 
-        async def lines(of: aio.JobHandle[str], told: list[str]) -> list[str]:
-            async for line in of.logs(follow=True):
-                told.append(line)  # noqa: PERF401 # before it has ended
-            return told
+        async def follow(handle: aio.JobHandle[str], lines: list[str]) -> list[str]:
+            async for line in handle.logs(follow=True):
+                lines.append(line)  # noqa: PERF401 # the test reads the list before the log ends
+            return lines
 
-        both = zip((job, found), heard, strict=True)
-        following = [asyncio.create_task(lines(*one)) for one in both]
+        followers = zip((job, found), logs, strict=True)
+        following = [asyncio.create_task(follow(*pair)) for pair in followers]
         await until(lambda: (tmp_path / "1").exists())
-        # Else the pod, and its log, may be gone before anybody has asked for it.
-        await until(lambda: all("1: line 2" in told for told in heard))
+        # Without this wait, the pod and its log may be gone before anybody asks for the log.
+        await until(lambda: all("1: line 2" in lines for lines in logs))
         (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
         name = f"{configured.name}/{pod['metadata']['name']}"
         await asyncio.to_thread(configured.kubelet.preempt, name)
         assert await job.result(cleanup=False) == "2"
-        for told in await asyncio.gather(*following):
-            said = [line for line in told if line[:2] in ("1:", "2:")]
+        for lines in await asyncio.gather(*following):
+            printed = [line for line in lines if line[:2] in ("1:", "2:")]
             first = [f"1: line {number}" for number in range(3)]
-            assert said == [*first, *(f"2: line {number}" for number in range(3)), "2: last"]
+            assert printed == [*first, *(f"2: line {number}" for number in range(3)), "2: last"]
         await job.cleanup()
 
 
-async def test_a_log_goes_on_with_the_job_of_the_next_try(
+async def test_a_log_goes_on_with_the_job_of_the_next_attempt(
     client: aio.Client, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -76,11 +76,11 @@ async def test_a_log_goes_on_with_the_job_of_the_next_try(
         batch = await client.run_async_map(fail_once, [(str(gate), 7)], retries=1)
         await batch.submitted()
         job = await batch.job(0)
-        told = []
+        lines = []
         async for line in job.logs(follow=True):
-            told.append(line)
-            gate.touch()  # who comes later follows the next try alone
-        assert [line for line in told if line.endswith(": here")] == ["1: here", "2: here"]
+            lines.append(line)
+            gate.touch()  # only now: a log opened later would show the next attempt alone
+        assert [line for line in lines if line.endswith(": here")] == ["1: here", "2: here"]
         await batch.cleanup()
 
 
@@ -92,7 +92,7 @@ def talk(lines: int) -> int:
 
 
 async def test_a_log_outlives_its_pod(client: aio.Client, configured: Namespace) -> None:
-    """Deleted by somebody else; whoever follows hears the end of it, too."""
+    """After somebody deletes the pod, every way to read the log still returns all lines."""
     expected = [f"line {number}" for number in range(3)]
     async with asyncio.timeout(DEADLINE_S), aio.Client() as other:
         job = await client.submit(talk, 3)
@@ -107,8 +107,8 @@ async def test_a_log_outlives_its_pod(client: aio.Client, configured: Namespace)
         while not await gone():
             await asyncio.sleep(0.05)
         found = await other.attach(job.job_id)
-        for one in (job, found):
-            assert [line async for line in one.logs()] == expected
-            assert [line async for line in one.logs(follow=True)] == expected
-            assert await one.tail(1) == expected[-1]
+        for handle in (job, found):
+            assert [line async for line in handle.logs()] == expected
+            assert [line async for line in handle.logs(follow=True)] == expected
+            assert await handle.tail(1) == expected[-1]
         await job.cleanup()

@@ -1,4 +1,4 @@
-"""One job on several hosts of a cluster: it runs once, and nothing of it is left."""
+"""A job on several hosts of a cluster runs once and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("groups")
 
 @on_hosts
 def met(folder: str, gate: str = "") -> list[str]:
-    """Each host leaves a mark, and none ends before all have, and before there is a *gate*."""
+    """Leave a marker on each host, then wait for the other hosts' markers and for *gate*."""
     host = os.environ["KINETIC_HOST"]
     Path(folder, f"{host}.{os.getpid()}").touch(exist_ok=False)
     print("here is", host, flush=True)
@@ -54,12 +54,12 @@ async def test_the_first_hosts_value_comes_back_and_it_runs_once(
         async for line in job.logs(follow=True):
             seen.add(line)
             if len(seen) == 3:
-                gate.touch()  # a set that goes takes its logs along
+                gate.touch()  # only now: deleting a set deletes its logs
         assert seen == {f"[{host}] here is {host}" for host in range(3)}
         value = await job.result(cleanup=False)
         assert value[0] == "0"
         assert value[1].endswith(":8476")
-        if kind == "lws":  # by itself: nobody has asked for it
+        if kind == "lws":  # it goes without a cleanup
             await gone(permitted, kind)
         await job.cleanup()
         await gone(permitted, kind)
@@ -74,7 +74,7 @@ def wait_marked(folder: str) -> None:
 
 @on_hosts
 def one_fails(folder: str, host: str, how: str) -> None:
-    """The host of this number fails once the first has begun; the others would go on for ever."""
+    """Fail on this host once all hosts run; the others would run for ten minutes."""
     own = os.environ["KINETIC_HOST"]
     Path(folder, f"{own}.{os.getpid()}").touch(exist_ok=False)
     print("here is", own, flush=True)
@@ -100,16 +100,16 @@ async def test_the_exception_of_any_host_ends_all(
 
 
 @pytest.mark.parametrize("may_delete", [True, False])
-async def test_following_a_log_ends_when_a_host_dies_which_is_not_repeated(
+async def test_following_a_log_ends_when_a_host_dies_and_the_host_is_not_restarted(
     kind: str, may_delete: bool, configured: Namespace, client: aio.Client, tmp_path: Path
 ) -> None:
-    """Also where the set cannot go by itself, and its pods stay; what all have said is kept."""
+    """This also holds when the set can't delete itself; the log of every host is kept."""
     if may_delete:
         permit_runner(configured)
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(one_fails, str(tmp_path), "2", "die")
-        told = {line async for line in job.logs(follow=True)}
-        assert "[2] here is 2" in told
+        lines = {line async for line in job.logs(follow=True)}
+        assert "[2] here is 2" in lines
         with pytest.raises(errors.JobError, match="host 2 of 3"):
             await job
         await job.cleanup(gcs=False)
@@ -121,10 +121,10 @@ async def test_following_a_log_ends_when_a_host_dies_which_is_not_repeated(
     assert len([*tmp_path.glob("2.*")]) == 1
 
 
-async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
+async def test_a_set_goes_when_the_function_ends_although_no_client_runs(
     permitted: Namespace, tmp_path: Path
 ) -> None:
-    marks = tmp_path / "marks"  # for nothing else: each host counts what is there
+    marks = tmp_path / "marks"  # holds nothing but markers: each host counts its files
     marks.mkdir()
     async with asyncio.timeout(DEADLINE_S):
         async with aio.Client() as client:
@@ -138,7 +138,7 @@ async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
     assert sorted(path.name[0] for path in marks.iterdir()) == ["0", "1", "2"]
 
 
-async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
+async def test_a_job_that_may_not_delete_its_set_logs_the_missing_permission(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
     marks, gate = tmp_path / "marks", tmp_path / "gate"
@@ -152,13 +152,13 @@ async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(met, str(marks), str(gate))
         waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=note))
-        await running.wait()  # who looks only later sees no host but those that were made anew
+        await running.wait()  # a later client would see only the recreated hosts
         gate.touch()
         assert (await waiting)[0] == "0"
         lines: list[str] = []
-        while "[0] kind: Role" not in lines:  # the set makes the host anew, which says it again
+        while "[0] kind: Role" not in lines:  # the set recreates the host, which prints it again
             await asyncio.sleep(0.1)
-            with contextlib.suppress(errors.NotFound):  # between the two
+            with contextlib.suppress(errors.NotFound):  # no pod exists before the host is recreated
                 lines = [line async for line in job.logs()]
         assert "[0]   resources: [leaderworkersets]" in lines
         await job.cleanup()
@@ -166,7 +166,7 @@ async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
 
 
 @on_hosts
-def say_nothing() -> None:
+def return_nothing() -> None:
     pass
 
 
@@ -174,9 +174,9 @@ def say_nothing() -> None:
 async def test_a_plain_call_ends_a_set_that_may_not_end_itself(
     configured: Namespace, client: aio.Client
 ) -> None:
-    """Its hosts are started again and again, and its log may have no end."""
+    """The set keeps restarting its hosts, so its log may never end."""
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(say_nothing)
+        job = await client.submit(return_nothing)
         assert await job.result(stream_logs=True) is None
         await gone(configured, "lws")
         await job.cleanup()
@@ -189,9 +189,9 @@ async def test_when_the_first_host_is_preempted_all_run_again(
         job = await client.submit(wait_marked, str(tmp_path))
         await until(lambda: len([*tmp_path.glob("[012].*")]) == 3)
         pods = _items(permitted, "pods")
-        first = next(one for one in pods if one["metadata"]["labels"][INDEX[kind]] == "0")
-        pod = f"{permitted.name}/{first['metadata']['name']}"
-        await asyncio.to_thread(permitted.kubelet.preempt, pod)
+        first = next(pod for pod in pods if pod["metadata"]["labels"][INDEX[kind]] == "0")
+        name = f"{permitted.name}/{first['metadata']['name']}"
+        await asyncio.to_thread(permitted.kubelet.preempt, name)
         await until(lambda: len([*tmp_path.glob("[012].*")]) == 6)
         await job.cancel()
         await job.cleanup()
@@ -199,15 +199,14 @@ async def test_when_the_first_host_is_preempted_all_run_again(
 
 
 async def gone(namespace: Namespace, kind: str) -> None:
-    """Wait until there is neither a set nor a pod."""
+    """Wait until the namespace has neither sets nor pods."""
 
-    def left() -> list[str]:
-        found = [one for what in (COLLECTIONS[kind], "pods") for one in _items(namespace, what)]
-        return [one["metadata"]["name"] for one in found]
+    def left() -> bool:
+        return any(_items(namespace, collection) for collection in (COLLECTIONS[kind], "pods"))
 
     while await asyncio.to_thread(left):
         await asyncio.sleep(0.1)
 
 
-def _items(namespace: Namespace, what: str) -> list[Any]:
-    return namespace.call("GET", what)["items"]
+def _items(namespace: Namespace, collection: str) -> list[Any]:
+    return namespace.call("GET", collection)["items"]

@@ -1,4 +1,4 @@
-"""A namespace that enforces the Pod Security Standard ``restricted``: the API server decides."""
+"""Run jobs in a namespace that enforces the Pod Security Standard ``restricted``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "gpu-l4", "tpu-v6e-8"])
-def test_the_pod_of_an_image_that_kinetic_builds_is_taken(
+def test_the_pod_of_an_image_that_kinetic_builds_is_accepted(
     restricted: Namespace, accelerator: str
 ) -> None:
     built = Image(uri="r.io/base:1", command=("python3",), user=recipe.USER)
@@ -52,7 +52,7 @@ def test_the_pod_of_an_image_that_kinetic_builds_is_taken(
         restricted.call("POST", "pods", pod(spec, replace(at, run_as_user=0)), dryRun="All")
 
 
-async def test_an_image_of_the_users_own_runs_as_the_user_that_is_named(
+async def test_a_users_own_image_runs_as_the_configured_user(
     restricted: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_RUN_AS_USER", "1000")
@@ -60,7 +60,7 @@ async def test_an_image_of_the_users_own_runs_as_the_user_that_is_named(
         assert await client.run(add, 1, 2) == 3
 
 
-async def test_a_refused_image_of_the_users_own_fails_with_the_setting_that_helps(
+async def test_a_users_own_image_that_is_refused_fails_and_names_the_setting(
     restricted: Namespace, client: aio.Client
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):

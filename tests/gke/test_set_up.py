@@ -1,4 +1,4 @@
-"""A namespace that has what the guide's manifest makes, and nothing more, runs jobs."""
+"""A namespace set up with nothing but the guide's manifest runs jobs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,18 @@ def documents() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(MANIFEST.read_text()))
 
 
-async def test_jobs_run_in_a_namespace_that_was_set_up_so(
+async def test_jobs_run_in_a_namespace_set_up_with_the_manifest(
     configured: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Submitted by somebody who may do what it grants, and nothing else."""
+    """The submitter has the permissions that the manifest grants, and no others."""
     monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
-    configured.call("DELETE", "serviceaccounts/kinetic")  # what all other tests begin with
-    *made, binding = documents()
+    configured.call("DELETE", "serviceaccounts/kinetic")  # created for all other tests
+    *others, binding = documents()
     subject = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "dev"}
-    for one in (*made, {**binding, "subjects": [subject]}):
-        configured.call("POST", COLLECTIONS[one["kind"]], one)
-    people = next(
-        one for one in documents() if one["metadata"]["name"] == "kinetic" and "rules" in one
-    )
-    granted = {"rules": [rule for rule in people["rules"] if rule["apiGroups"] == ["batch"]]}
+    for document in (*others, {**binding, "subjects": [subject]}):
+        configured.call("POST", COLLECTIONS[document["kind"]], document)
+    role = next(x for x in others if x["metadata"]["name"] == "kinetic" and "rules" in x)
+    granted = {"rules": [rule for rule in role["rules"] if rule["apiGroups"] == ["batch"]]}
     await asyncio.to_thread(await_granted, configured, granted, "dev")
     async with asyncio.timeout(120), aio.Client() as client:
         job = await client.submit(double, 4)
@@ -55,12 +53,12 @@ async def test_jobs_run_in_a_namespace_that_was_set_up_so(
 
 
 @pytest.mark.timeout(120)
-async def test_who_attaches_is_told_at_once_why_a_job_waits(configured: Namespace) -> None:
-    """The Job alone does not say that no pod of it can be made: its events do."""
+async def test_a_client_that_attaches_sees_at_once_why_a_job_waits(configured: Namespace) -> None:
+    """Only the Job's events say that Kubernetes can't create its pod."""
     configured.call("DELETE", "serviceaccounts/kinetic")
     async with asyncio.timeout(90), aio.Client() as client:
         job = await client.submit(double, 4)
-        while not configured.call("GET", "events")["items"]:  # Kubernetes tries, and says so
+        while not configured.call("GET", "events")["items"]:  # Kubernetes tries and reports it
             await asyncio.sleep(0.1)
         async with aio.Client() as other:
             same = await other.attach(job.job_id)

@@ -1,4 +1,4 @@
-"""A cluster whose jobs keep their objects in a directory that all nodes mount: no bucket at all."""
+"""Jobs keep their objects in a directory that all nodes mount, without a bucket."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def keep(text: str) -> str:
 
 @pytest.fixture
 def shared(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory; this process is configured for it, and for no bucket."""
-    place = tmp_path / "shared store"
-    place.mkdir()
+    """Configure this process for a shared directory instead of a bucket."""
+    folder = tmp_path / "shared store"
+    folder.mkdir()
     for name, value in {
         "KUBECONFIG": str(namespace.kubeconfig),
         "KINETIC_KUBE_CONTEXT": "admin",
         "KINETIC_NAMESPACE": namespace.name,
-        "KINETIC_STORE": str(place),
+        "KINETIC_STORE": str(folder),
         "KINETIC_PACKAGE_ROOT": str(Path(__file__).parent),
     }.items():
         monkeypatch.setenv(name, value)
-    return place
+    return folder
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def client(shared: Path) -> AsyncIterator[aio.Client]:
 async def test_a_job_and_a_batch_run_without_a_bucket(client: aio.Client, shared: Path) -> None:
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(double, 4)
-        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
+        assert [listed.job_id for listed in await client.list_jobs()] == [job.job_id]
         assert [line async for line in job.logs(follow=True)] == ["doubling 4"]
         assert await job == 8
         batch = await client.run_async_map(double, range(3), progress=False)
@@ -65,12 +65,11 @@ async def test_a_job_and_a_batch_run_without_a_bucket(client: aio.Client, shared
 async def test_outputs_are_files_of_the_volume(client: aio.Client, shared: Path) -> None:
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(keep, "hello")
-        place = await job
-        assert Path(place).is_relative_to(shared)
+        assert Path(await job).is_relative_to(shared)
         assert await job.outputs() == ["kept.txt"]
 
 
-async def test_pods_mount_a_claim_instead(
+async def test_pods_mount_a_claim_instead_of_the_directory(
     namespace: Namespace, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_STORE_CLAIM", "results")
@@ -97,7 +96,7 @@ async def test_pods_mount_a_claim_instead(
         namespace.admin.call("DELETE", f"/api/v1/persistentvolumes/{namespace.name}")
 
 
-async def test_a_volume_that_is_not_mounted_here_is_named(
+async def test_the_error_names_a_volume_that_this_machine_does_not_mount(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_STORE", str(shared / "absent"))

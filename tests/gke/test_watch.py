@@ -1,4 +1,4 @@
-"""A batch that is watched from a terminal while its cluster goes away and comes back."""
+"""Watch a batch from a terminal while its API server dies and comes back."""
 
 from __future__ import annotations
 

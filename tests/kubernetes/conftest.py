@@ -1,4 +1,4 @@
-"""A real control plane, the platform on a namespace of the test's own, and a server that fails."""
+"""Fixtures for a platform on a real control plane, and for a fake server with faults."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tests.kubernetes.world import World
 
 @pytest.fixture
 async def place(namespace: Namespace, tmp_path: Path) -> AsyncIterator[Place]:
-    """The platform on `namespace`; closed after the test."""
-    made = Place(namespace, tmp_path)
-    yield made
-    await made.aclose()
+    """Provide the platform's clients on `namespace`; close them after the test."""
+    place = Place(namespace, tmp_path)
+    yield place
+    await place.aclose()
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[FaultServer]:
-    """A server that does to each request what the test sets."""
+    """Start a server that handles each request the way the test sets."""
     async with FaultServer() as running:
         yield running
 
 
 @pytest.fixture
 def config(tmp_path: Path, server: FaultServer) -> Config:
-    """A kubeconfig whose context is `server`."""
+    """Write a kubeconfig whose context leads to `server`."""
     return Config(tmp_path, server.url)
 
 
 @pytest.fixture
 def world(server: FaultServer) -> World:
-    """Jobs and pods, as `server` reports them."""
-    made = World()
-    server.always = made.handle
-    return made
+    """Let `server` serve jobs, pods, and logs."""
+    world = World()
+    server.always = world.handle
+    return world

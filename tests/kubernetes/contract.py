@@ -1,4 +1,4 @@
-"""The jobs of the port's contract as pods."""
+"""Run the jobs of the cluster contract as pods."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ print("last", flush=True)
 print(os.environ["KINETIC_POD_UID"], flush=True)
 sys.exit(order["code"])
 """
-"""In place of the runner."""
+"""What the pods run in place of kinetic's runner."""
 
 
 class Place(cluster.Place):
-    """Jobs of the suite as pods; two fit on the node at once."""
+    """Make the contract's jobs pods; two fit on the node at once."""
 
     def job(self, name: str, **more: Any) -> JobSpec:
-        made = super().job(name, **more)
+        job = super().job(name, **more)
         program = self.folder / "job.py"
-        if not program.exists():  # once: pods of earlier jobs may be reading it just now
+        if not program.exists():  # write it once: pods of earlier jobs may be reading it
             program.write_text(PROGRAM)
         return replace(
-            made,
+            job,
             image=Image(uri=places.IMAGE, command=(sys.executable, str(program))),
-            order=order_of(facts_of(made.order) | {"timeout": made.timeout or 0}),
+            order=order_of(facts_of(job.order) | {"timeout": job.timeout or 0}),
             resources=Resources(cpu=7),
         )

@@ -1,4 +1,4 @@
-"""A server on loopback that does to each request what its test has told it, and counts."""
+"""A server on loopback that handles each request the way its test sets, and records it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Seen:
-    """One request as the server got it."""
+    """A request as the server received it."""
 
     method: str
     path: str
@@ -33,9 +33,9 @@ class Seen:
 
 
 class FaultServer:
-    """``async with FaultServer() as server:`` answers ``{}`` but for what `then` has queued.
+    """``async with FaultServer() as server:`` answers ``{}``, unless `then` has queued a handler.
 
-    ``always`` replaces that answer. What is kept waiting ends with the block.
+    ``always`` replaces that answer. At the end of the block, all pending requests are cut off.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -66,12 +66,12 @@ class FaultServer:
         await self._runner.cleanup()
 
     def then(self, *handlers: Handler) -> None:
-        """Treat the next requests so, one each."""
+        """Queue *handlers* for the next requests, one each."""
         self._next.extend(handlers)
 
     @property
     def paths(self) -> list[str]:
-        return [f"{one.method} {one.path}" for one in self.seen]
+        return [f"{request.method} {request.path}" for request in self.seen]
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append(
@@ -95,7 +95,7 @@ class FaultServer:
                 return handling.result()
             return cut(request)
         except asyncio.CancelledError:
-            self.ended[request.path] += 1  # the client has gone
+            self.ended[request.path] += 1  # the client has closed the connection
             return cut(request)
         finally:
             handling.cancel()
@@ -104,19 +104,19 @@ class FaultServer:
 
 
 def answer(body: Any, status: int = 200, **headers: str) -> Handler:
-    """JSON, or text as it is."""
+    """Answer with *body*: a string as plain text, anything else as JSON."""
     text = body if isinstance(body, str) else json.dumps(body)
     kind = "text/plain" if isinstance(body, str) else "application/json"
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    dashed = {name.replace("_", "-"): value for name, value in headers.items()}
 
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(status=status, text=text, content_type=kind, headers=named)
+        return web.Response(status=status, text=text, content_type=kind, headers=dashed)
 
     return handle
 
 
 def status(code: int, reason: str = "", message: str = "because", **headers: str) -> Handler:
-    """A ``Status`` as an API server sends it."""
+    """Answer with a ``Status`` as an API server sends it."""
     body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason}
     return answer({**body, "message": message}, code, **headers)
 
@@ -128,7 +128,7 @@ def cut(request: web.BaseRequest) -> web.StreamResponse:
 
 
 def reset() -> Handler:
-    """The connection is cut without a word."""
+    """Cut the connection without an answer."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         return cut(request)
@@ -137,7 +137,7 @@ def reset() -> Handler:
 
 
 def silence() -> Handler:
-    """The connection stays, and nothing comes: the other side may be gone."""
+    """Keep the connection open and never answer, like a machine that is gone."""
 
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
         await asyncio.Event().wait()
@@ -147,14 +147,14 @@ def silence() -> Handler:
 
 
 def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
-    """Send *pieces* one by one, and then ``end``, ``cut`` or be ``silent``."""
+    """Send *pieces* one by one, and then ``end``, ``cut``, or be ``silent``."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(status=code)
         await response.prepare(request)
         for piece in pieces:
             await response.write(piece)
-            await asyncio.sleep(0.001)  # so that they arrive one by one
+            await asyncio.sleep(0.001)  # makes the pieces arrive one by one
         if then == "cut":
             cut(request)
         elif then == "silent":
@@ -169,11 +169,11 @@ LIMITS = Limits(
     idle_s=30.0,
     retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02),
 )
-"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+"""Long limits: server and client share a process, so when it stalls, the client sees silence."""
 
 
 class Tokens:
-    """The passes of a test, counted; ``refused`` are those the server shall not take."""
+    """Make credentials with numbered tokens; ``made`` counts them."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -185,7 +185,7 @@ class Tokens:
 
 
 def anonymous(server: FaultServer) -> Access:
-    """Access to *server* without credentials."""
+    """Return access to *server* without credentials."""
 
     async def fresh() -> FreshCredentials[ClusterCredentials]:
         return FreshCredentials(value=ClusterCredentials())

@@ -1,4 +1,4 @@
-"""Kubeconfigs of tests, clients by them, and servers with certificates."""
+"""Kubeconfigs for tests, clients that use them, and servers with certificates."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.kubernetes.faults import FaultServer
 PODS = "/api/v1/namespaces/default/pods"
 QUICK = Limits(connect_s=30.0, idle_s=30.0, retry=RetryPolicy(total_s=0.2))
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
-ONCE = "client.authentication.k8s.io/v1"
+API_VERSION = "client.authentication.k8s.io/v1"
 
 
 class Config:
-    """A kubeconfig with one context ``c``, rewritten as a test goes on."""
+    """A kubeconfig with the single context ``c``, which tests change and write again."""
 
     def __init__(self, folder: Path, server: str) -> None:
         self.path = folder / "config"
@@ -54,11 +54,11 @@ class Config:
         self.path.write_text(json.dumps(document))  # JSON is YAML
 
     def plugin(self, text: str, **section: Any) -> None:
-        """Let *text*, a Python program, give the credentials."""
+        """Make *text*, a Python program, the plugin that returns the credentials."""
         program = self.path.parent / "plugin"
         program.write_text(f"#!{sys.executable} -I\n{text}")
         program.chmod(0o700)
-        self.user = {"exec": {"apiVersion": ONCE, "command": "./plugin", **section}}
+        self.user = {"exec": {"apiVersion": API_VERSION, "command": "./plugin", **section}}
         self.write()
 
     async def open(self) -> Access:
@@ -75,18 +75,18 @@ async def opened(config: Config) -> AsyncIterator[Api]:
 
 
 async def connect(config: Config) -> None:
-    """Write *config*, and send one request with it."""
+    """Write *config* and send a request with it."""
     config.write()
     async with opened(config) as api:
         await api.call("GET", PODS)
 
 
-def shown(server: FaultServer) -> list[str | None]:
-    return [one.headers.get("Authorization") for one in server.seen]
+def authorizations(server: FaultServer) -> list[str | None]:
+    return [request.headers.get("Authorization") for request in server.seen]
 
 
-def personal(folder: Path) -> Path:
-    """A self-signed certificate, ``me.crt``, which names only its address, and ``me.key``."""
+def make_client_certificate(folder: Path) -> Path:
+    """Write ``me.key`` and ``me.crt``, a self-signed certificate that names only its address."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "me")])
     certificate = (
@@ -105,12 +105,12 @@ def personal(folder: Path) -> Path:
 
 @asynccontextmanager
 async def secured(folder: Path, ask: bool = False) -> AsyncIterator[FaultServer]:
-    """A server with a certificate of its own CA, which may ask for the client's."""
-    made = certificates.make(folder)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(made.ca))
-    context.load_cert_chain(made.certificate, made.key)
+    """Start a server with TLS and its own CA; with *ask*, it requires a client certificate."""
+    files = certificates.make(folder)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
+    context.load_cert_chain(files.certificate, files.key)
     if ask:
-        context.load_verify_locations(personal(folder))
+        context.load_verify_locations(make_client_certificate(folder))
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     async with FaultServer(context) as server:

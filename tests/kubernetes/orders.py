@@ -1,4 +1,4 @@
-"""Jobs as the engine asks for them, for the tests of what becomes of them."""
+"""Make job specs like the engine's for tests of manifests and clusters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ LABELS = {
 
 
 def order(**changes: Any) -> JobSpec:
-    """A job of a batch; *changes* are fields of `JobSpec`, or of its order."""
-    given = wire.Input(name="functions/a.pkl", start=0, stop=10, digest="ab")
-    usual: dict[str, Any] = {
+    """Make the spec of a batch's job; *changes* are fields of `JobSpec` or of its order."""
+    stored = wire.Input(name="functions/a.pkl", start=0, stop=10, digest="ab")
+    order_fields: dict[str, Any] = {
         "store": "gs://p-kn-c-jobs",
         "scope": "batches/grp-1/",
         "job_id": "grp-1-7",
         "index": 7,
         "attempt": 2,
         "budgets": RetryBudgets(user=2),
-        "function": given,
-        "arguments": given,
+        "function": stored,
+        "arguments": stored,
         "output_dir": "gs://p-kn-c-jobs/outputs/$(HOME)",
     }
-    usual |= {name: value for name, value in changes.items() if name in wire.Order.__slots__}
-    usual["data"] = tuple(wire.DataRef(**ref) for ref in changes.get("data", ()))
+    order_fields |= {name: value for name, value in changes.items() if name in wire.Order.__slots__}
+    order_fields["data"] = tuple(wire.DataRef(**ref) for ref in changes.get("data", ()))
     fields: dict[str, Any] = {
         "name": "grp-1-7-2",
         "labels": LABELS,
@@ -44,4 +44,4 @@ def order(**changes: Any) -> JobSpec:
         "resources": Resources(),
     }
     fields |= {name: value for name, value in changes.items() if name in JobSpec.__slots__}
-    return JobSpec(order=wire.Order(**usual), **fields)
+    return JobSpec(order=wire.Order(**order_fields), **fields)

@@ -1,4 +1,4 @@
-"""The Kubernetes platform on a namespace of a test's own, and jobs that do as they are told."""
+"""Clients of the Kubernetes platform in a test's namespace, and jobs that a test controls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 IMAGE = "example.org/python:1"
 IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, report_s=1.0, hopeless_s=1.0, least_s=0.5)
 LENIENT = replace(IMPATIENT, least_s=30.0)
-"""Of a client that leaves every job some time to start, whatever its start_timeout is."""
+"""The patience of a client that gives every job 30 s to start, whatever its start_timeout."""
 
 PROGRAM = """
 import json, os, sys, signal
@@ -47,11 +47,11 @@ print("attempt", order["attempt"], flush=True)
 print(os.environ["KINETIC_POD_UID"], flush=True)
 sys.exit(order["code"])
 """
-"""In place of the runner."""
+"""What the pods run in place of kinetic's runner."""
 
 
 class CountingApi(Api):
-    """An `Api` that counts what it is asked for, by verb and resource."""
+    """An `Api` that counts its requests by verb and resource."""
 
     requests: Counter[str]
 
@@ -63,7 +63,7 @@ class CountingApi(Api):
 
 
 class Place:
-    """One or more clients of one namespace, and a folder for the gates of its jobs."""
+    """The clients of a namespace, and a folder for the gates of its jobs."""
 
     def __init__(self, namespace: Namespace, folder: Path) -> None:
         self.namespace = namespace
@@ -76,20 +76,20 @@ class Place:
     async def open(
         self, patience: Patience = IMPATIENT, rhythm: Rhythm | None = None, **placement: Any
     ) -> GkeCluster:
-        """One more client."""
+        """Open a client."""
         at = Placement(namespace=self.namespace.name, **placement)
-        made = GkeCluster(await self._api(), at, patience=patience, rhythm=rhythm)
-        self._opened.append(made)
-        return made
+        cluster = GkeCluster(await self._api(), at, patience=patience, rhythm=rhythm)
+        self._opened.append(cluster)
+        return cluster
 
     async def open_groups(
         self, kind: str, namespace: str = "", patience: Patience = IMPATIENT, **placement: Any
     ) -> PathwaysCluster:
-        """One more client, for jobs on several hosts."""
+        """Open a client for jobs on several hosts."""
         at = Placement(namespace=namespace or self.namespace.name, **placement)
-        made = PathwaysCluster(await self._api(), at, kind=kind, patience=patience)
-        self._opened.append(made)
-        return made
+        cluster = PathwaysCluster(await self._api(), at, kind=kind, patience=patience)
+        self._opened.append(cluster)
+        return cluster
 
     async def _api(self) -> CountingApi:
         environ = {"KUBECONFIG": str(self.namespace.kubeconfig)}
@@ -106,7 +106,7 @@ class Place:
         code: int = 0,
         **more: Any,
     ) -> JobSpec:
-        """A job that prints *lines*, waits for its *gate*, tells who it is, and ends."""
+        """Make a job that prints *lines*, waits for *gate*, prints its attempt, and ends."""
         facts: dict[str, Any] = {
             "lines": lines or [],
             "gate": str(self._gate(gate)) if gate else "",
@@ -139,23 +139,23 @@ class Place:
             os.mkfifo(path)
         return path
 
-    def let_go(self, gate: str) -> None:
-        """Let those who wait for *gate* go on."""
+    def open_gate(self, gate: str) -> None:
+        """Let the jobs that wait for *gate* continue."""
         self._files.append(os.open(self._folder / gate, os.O_RDWR | os.O_NONBLOCK))
 
     async def call(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
-        """A request of the test's own, below the namespace."""
+        """Send a request to the namespace without a client."""
         return await asyncio.to_thread(self.namespace.call, method, path, body, **query)
 
     async def items(self, path: str) -> list[dict[str, Any]]:
-        """What there is in a collection."""
+        """Return the objects of a collection."""
         found: list[dict[str, Any]] = (await self.call("GET", path))["items"]
         return found
 
     async def aclose(self) -> None:
-        """Close all clients, and let no job wait any longer."""
-        for one in self._opened:
-            await one.aclose()
+        """Close all clients and gates."""
+        for cluster in self._opened:
+            await cluster.aclose()
         for fd in self._files:
             os.close(fd)
 
@@ -164,7 +164,7 @@ class Place:
 async def watching(
     cluster: Cluster, labels: Mapping[str, str] | None = None
 ) -> AsyncGenerator[AsyncIterator[Observation]]:
-    """A watch that is closed."""
+    """Open a watch, and close it at the end of the block."""
     watch = cluster.watch({"test": "yes"} if labels is None else labels)
     try:
         yield watch
@@ -173,7 +173,7 @@ async def watching(
 
 
 async def until(cluster: Cluster, name: str, *phases: Phase) -> Observation:
-    """The first word about the job that says it is in one of *phases*: over, if none is named."""
+    """Return the first observation of the job in one of *phases*; by default, one of its end."""
     wanted = phases or (Phase.ENDED, Phase.GONE)
     async with asyncio.timeout(DEADLINE_S), watching(cluster) as watch:
         async for seen in watch:
@@ -183,25 +183,25 @@ async def until(cluster: Cluster, name: str, *phases: Phase) -> Observation:
 
 
 async def gone(cluster: Cluster, *names: str) -> None:
-    """Wait until these jobs are not there any more."""
+    """Wait until these jobs no longer exist."""
     async with asyncio.timeout(DEADLINE_S):
         while await cluster.find(names=names):
             await asyncio.sleep(0.05)
 
 
-async def explained(cluster: Cluster, name: str, words: str) -> None:
-    """Wait until it is known why a job waits. Nobody watches it meanwhile, so nobody ends it."""
+async def explained(cluster: Cluster, name: str, text: str) -> None:
+    """Wait until the message of a waiting job contains *text*. No watch runs that could end it."""
     async with asyncio.timeout(DEADLINE_S):
-        while not any(words in one.message for one in await cluster.find(names=[name])):
+        while not any(text in seen.message for seen in await cluster.find(names=[name])):
             await asyncio.sleep(0.05)
 
 
-async def names(cluster: Cluster, **which: Any) -> list[str]:
-    """The names of what is found."""
-    return sorted(seen.name for seen in await cluster.find(**which))
+async def names(cluster: Cluster, **labels_or_names: Any) -> list[str]:
+    """Return the sorted names of the jobs that match."""
+    return sorted(seen.name for seen in await cluster.find(**labels_or_names))
 
 
-async def log_of(cluster: Cluster, name: str, **how: Any) -> list[str]:
-    """The job's log."""
+async def log_of(cluster: Cluster, name: str, **options: Any) -> list[str]:
+    """Read the job's log."""
     async with asyncio.timeout(DEADLINE_S):
-        return [line async for line in cluster.logs(name, **how)]
+        return [line async for line in cluster.logs(name, **options)]

@@ -1,4 +1,4 @@
-"""Access by a context of a kubeconfig: tokens, certificates, plugins, and what can be wrong."""
+"""Access through a kubeconfig's context: credentials, certificates, proxies, and errors."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ from kinetic.aio.kubernetes.access import open_context
 from kinetic.errors import AuthError, ConfigurationError
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, status
-from tests.kubernetes.kubeconfigs import PODS, Config, connect, opened, personal, secured, shown
+from tests.kubernetes.kubeconfigs import (
+    PODS,
+    Config,
+    authorizations,
+    connect,
+    make_client_certificate,
+    opened,
+    secured,
+)
 
 
-async def test_the_named_context_counts_and_not_the_current_one(
+async def test_the_named_context_is_used_and_not_the_current_one(
     server: FaultServer, config: Config
 ) -> None:
     before = config.path.read_bytes(), config.path.stat().st_mtime_ns
     async with opened(config) as api:
         assert (api.server, api.default_namespace) == (server.url, "default")
         await api.call("GET", PODS)
-    assert shown(server) == ["Bearer first"]
+    assert authorizations(server) == ["Bearer first"]
     assert before == (config.path.read_bytes(), config.path.stat().st_mtime_ns)
     config.context["namespace"] = "team"
     config.write()
@@ -58,7 +66,7 @@ async def test_several_files_are_merged_and_the_first_that_has_a_name_wins(
     config.environ["KUBECONFIG"] = os.pathsep.join(str(path) for path in paths)
     async with opened(config) as api:
         await api.call("GET", PODS)
-    assert shown(server) == ["Bearer from the file beside"]
+    assert authorizations(server) == ["Bearer from the file beside"]
 
 
 @pytest.mark.parametrize(
@@ -69,21 +77,23 @@ async def test_several_files_are_merged_and_the_first_that_has_a_name_wins(
         ({"username": "u", "password": "p:ü"}, "Basic dTpwOsO8"),
     ],
 )
-async def test_a_user_shows_what_it_has(
+async def test_a_user_sends_its_token_or_password(
     server: FaultServer, config: Config, user: dict[str, Any], header: str | None
 ) -> None:
     config.user = user
     await connect(config)
-    assert shown(server) == [header]
+    assert authorizations(server) == [header]
 
 
-async def test_a_context_without_a_user_is_taken(server: FaultServer, config: Config) -> None:
+async def test_a_context_without_a_user_works(server: FaultServer, config: Config) -> None:
     del config.context["user"]
     await connect(config)
-    assert shown(server) == [None]
+    assert authorizations(server) == [None]
 
 
-async def test_who_acts_as_somebody_else_says_so(server: FaultServer, config: Config) -> None:
+async def test_a_user_who_impersonates_another_sends_the_headers(
+    server: FaultServer, config: Config
+) -> None:
     config.user |= {"as": "ada", "as-groups": ["a", "b"], "as-user-extra": {"why": ["test"]}}
     await connect(config)
     seen = server.seen[0]
@@ -91,7 +101,7 @@ async def test_who_acts_as_somebody_else_says_so(server: FaultServer, config: Co
     assert seen.headers["Impersonate-Extra-why"] == "test"
 
 
-async def test_a_login_in_another_terminal_is_seen_when_the_old_token_is_refused(
+async def test_a_login_in_another_terminal_is_used_when_the_old_token_is_refused(
     server: FaultServer, config: Config
 ) -> None:
     async with opened(config) as api:
@@ -101,7 +111,12 @@ async def test_a_login_in_another_terminal_is_seen_when_the_old_token_is_refused
         await api.call("GET", PODS)
         server.then(status(401, "Unauthorized"))
         await api.call("GET", PODS)
-    assert shown(server) == ["Bearer first", "Bearer first", "Bearer first", "Bearer second"]
+    assert authorizations(server) == [
+        "Bearer first",
+        "Bearer first",
+        "Bearer first",
+        "Bearer second",
+    ]
 
 
 async def test_a_client_stays_with_the_cluster_it_was_opened_for(
@@ -117,7 +132,7 @@ async def test_a_client_stays_with_the_cluster_it_was_opened_for(
     assert len(server.seen) == 2
 
 
-async def test_a_file_with_a_token_is_read_again_in_time(
+async def test_a_token_file_is_read_again_when_its_token_is_refused(
     server: FaultServer, config: Config, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("one\n")
@@ -128,7 +143,7 @@ async def test_a_file_with_a_token_is_read_again_in_time(
         (tmp_path / "token").write_text("two")
         server.then(status(401, "Unauthorized"))
         await api.call("GET", PODS)
-    assert shown(server) == ["Bearer one", "Bearer one", "Bearer two"]
+    assert authorizations(server) == ["Bearer one", "Bearer one", "Bearer two"]
 
 
 async def test_an_auth_provider_is_refused_with_what_to_use_instead(config: Config) -> None:
@@ -168,29 +183,31 @@ async def test_the_ca_of_the_cluster_is_trusted_and_no_other(
 async def test_a_certificate_with_nothing_but_its_address_may_be_the_ca(
     config: Config, tmp_path: Path
 ) -> None:
-    """So do small clusters; Python 3.13 would ask for more."""
+    """Small clusters have such certificates; Python 3.13 refuses them by default."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(personal(tmp_path), tmp_path / "me.key")
+    context.load_cert_chain(make_client_certificate(tmp_path), tmp_path / "me.key")
     async with FaultServer(context) as server:
         config.cluster = {"server": server.url, "certificate-authority": "me.crt"}
         await connect(config)
 
 
-async def test_the_name_in_the_certificate_may_be_another(config: Config, tmp_path: Path) -> None:
+async def test_the_kubeconfig_may_set_the_name_in_the_certificate(
+    config: Config, tmp_path: Path
+) -> None:
     async with secured(tmp_path) as server:
         config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
-        for name, right in (("kubernetes.default.svc", True), ("another.example", False)):
+        for name, matches in (("kubernetes.default.svc", True), ("another.example", False)):
             config.cluster["tls-server-name"] = name
             config.write()
             async with opened(config) as api:
-                if right:
+                if matches:
                     await api.call("GET", PODS)
                 else:
                     with pytest.raises(AuthError, match=r"another\.example"):
                         await api.call("GET", PODS)
 
 
-async def test_a_certificate_of_the_user_is_shown_and_its_key_left_nowhere(
+async def test_a_client_certificate_is_sent_and_its_key_is_not_left_in_a_file(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
@@ -243,7 +260,7 @@ async def test_a_proxy_is_taken_from_the_context_or_from_the_environment(
 
 @asynccontextmanager
 async def tunnel() -> AsyncIterator[tuple[str, list[str]]]:
-    """A proxy that passes connections on, and whereto."""
+    """Start an HTTP proxy that supports CONNECT; yield its URL and the targets it connects to."""
     targets: list[str] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -259,9 +276,9 @@ async def tunnel() -> AsyncIterator[tuple[str, list[str]]]:
         assert method == "CONNECT"
         targets.append(target)
         host, _, port = target.rpartition(":")
-        beyond_reader, beyond_writer = await asyncio.open_connection(host, int(port))
+        answers, upstream = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        for ends in ((reader, beyond_writer), (beyond_reader, writer)):
+        for ends in ((reader, upstream), (answers, writer)):
             tasks.add(asyncio.create_task(copy(*ends)))
 
     proxy = await asyncio.start_server(connect, "127.0.0.1", 0)
@@ -270,15 +287,13 @@ async def tunnel() -> AsyncIterator[tuple[str, list[str]]]:
     await asyncio.gather(*tasks)
 
 
-async def test_a_proxy_passes_on_what_only_the_cluster_can_read(
-    config: Config, tmp_path: Path
-) -> None:
+async def test_a_proxy_sees_only_encrypted_traffic(config: Config, tmp_path: Path) -> None:
     async with secured(tmp_path) as server, tunnel() as (proxy, targets):
         config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
         config.cluster["proxy-url"] = proxy
         await connect(config)
         assert targets == [server.url.removeprefix("https://")]
-        assert shown(server) == ["Bearer first"]
+        assert authorizations(server) == ["Bearer first"]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +322,7 @@ clusters: [{name: a, cluster: {server: "https://x.example"}}]""",
         ),
     ],
 )
-async def test_a_kubeconfig_that_does_not_help_is_told(
+async def test_the_error_for_a_bad_kubeconfig_names_the_problem(
     config: Config, text: str | None, message: str
 ) -> None:
     config.path.unlink()
@@ -328,7 +343,7 @@ async def test_a_kubeconfig_that_does_not_help_is_told(
         ({}, {"tokenFile": "no"}, "No such file"),
     ],
 )
-async def test_what_a_context_lacks_is_told(
+async def test_the_error_names_what_a_context_lacks(
     config: Config, cluster: dict[str, Any], user: dict[str, Any], message: str
 ) -> None:
     config.cluster = {"server": "https://127.0.0.1:1", **cluster}
@@ -338,7 +353,7 @@ async def test_what_a_context_lacks_is_told(
         await config.open()
 
 
-async def test_a_home_has_a_kubeconfig_of_its_own(config: Config, tmp_path: Path) -> None:
+async def test_the_default_kubeconfig_is_in_the_home_folder(config: Config, tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     config.path.rename(tmp_path / ".kube" / "config")
     access = await open_context("c", {"HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Access to a GKE cluster by Google's API: what is asked, and what is made of the answer."""
+"""Access to a GKE cluster through Google's API: requests, addresses, and errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
+from tests.kubernetes.kubeconfigs import PODS, authorizations
 
 CLUSTER = "/v1/projects/acme/locations/europe-west4-b/clusters/lab"
-EVERY = "/v1/projects/acme/locations/-/clusters"
+ALL_CLUSTERS = "/v1/projects/acme/locations/-/clusters"
 LONG = RetryPolicy(total_s=60.0, first_pause_s=0.005, longest_pause_s=0.02)
 QUICK = replace(LONG, total_s=0.3)
-"""Where it is to end."""
-
-PODS = "/api/v1/namespaces/default/pods"
+"""For tests in which retrying ends."""
 
 
 class Google:
-    """The parts of Google that are asked: tokens, and clusters."""
+    """A fake of Google's API for tokens and clusters."""
 
     def __init__(self, server: FaultServer) -> None:
         self.server = server
@@ -55,12 +54,12 @@ class Google:
             self.tokens += 1
             token = {"access_token": f"token-{self.tokens}", "expires_in": 3600}
             return await answer(token)(request)
-        if request.path == EVERY:
+        if request.path == ALL_CLUSTERS:
             return await self.listed(request)
         return await self.described(request)
 
     @property
-    def asked(self) -> list[str]:
+    def requests(self) -> list[str]:
         return [path for path in self.server.paths if "token" not in path]
 
 
@@ -85,8 +84,8 @@ def ca(tmp_path: Path) -> bytes:
     return certificates.make(tmp_path / "certificates").ca.read_bytes()
 
 
-async def test_a_cluster_tells_its_pools_with_its_address(google: Google, ca: bytes) -> None:
-    """Those without a node now are among them."""
+async def test_access_includes_the_clusters_node_pools(google: Google, ca: bytes) -> None:
+    """Pools without nodes are included."""
     pools = [
         {"config": {"machineType": "ct6e-standard-4t"}, "placementPolicy": {"tpuTopology": "2x4"}},
         {"config": {"machineType": "e2-standard-4"}},
@@ -95,14 +94,14 @@ async def test_a_cluster_tells_its_pools_with_its_address(google: Google, ca: by
     google.described = described("34.90.1.2", ca, nodePools=pools)
     access = await open_access(google.target, google.environ)
     await access.credentials.aclose()
-    assert [(one.machine, one.topology) for one in access.pools] == [
+    assert [(pool.machine, pool.topology) for pool in access.pools] == [
         ("ct6e-standard-4t", "2x4"),
         ("e2-standard-4", ""),
         ("", ""),
     ]
 
 
-async def test_one_request_and_one_token_open_a_cluster_and_the_token_goes_on(
+async def test_one_request_opens_a_cluster_and_its_token_is_used_for_the_cluster(
     google: Google, ca: bytes, tmp_path: Path
 ) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -111,17 +110,16 @@ async def test_one_request_and_one_token_open_a_cluster_and_the_token_goes_on(
     async with FaultServer(tls) as cluster:
         google.described = described(cluster.url.removeprefix("https://"), ca)
         api = Api(await open_access(google.target, google.environ), Limits(retry=LONG))
-        assert google.asked == [f"GET {CLUSTER}"]
+        assert google.requests == [f"GET {CLUSTER}"]
         assert api.server == cluster.url
         await api.call("GET", PODS)
         cluster.then(status(401, "Unauthorized"))
         await api.call("GET", PODS)
         await api.aclose()
-    shown = [one.headers["Authorization"] for one in cluster.seen]
-    assert shown == ["Bearer token-1", "Bearer token-1", "Bearer token-2"]
+    assert authorizations(cluster) == ["Bearer token-1", "Bearer token-1", "Bearer token-2"]
     assert google.tokens == 2
     assert google.server.seen[1].headers["Authorization"] == "Bearer token-1"
-    assert not [path for path in google.asked if path != f"GET {CLUSTER}"]
+    assert not [path for path in google.requests if path != f"GET {CLUSTER}"]
 
 
 DNS = {"endpoint": "gke-1.europe-west4-b.gke.goog", "allowExternalTraffic": True}
@@ -146,28 +144,28 @@ BY_NAME = "https://gke-1.europe-west4-b.gke.goog"
         ("2001:db8::7", {}, "https://[2001:db8::7]"),
     ],
 )
-async def test_the_address_is_one_that_can_be_reached(
+async def test_a_reachable_address_is_chosen(
     google: Google, ca: bytes, endpoint: str, control: dict[str, Any], server: str
 ) -> None:
     if endpoint == "203.0.113.7":
-        endpoint = "34.90.1.2"  # those kept for documents count as private
+        endpoint = "34.90.1.2"  # Python counts the documentation range as private
         server = server.replace("203.0.113.7", endpoint)
     google.described = described(endpoint, ca, controlPlaneEndpointsConfig=control)
     access = await open_gke(google.target, google.environ, LONG)
     assert access.server == server
     assert "lab" in access.name and "acme" in access.name
-    shown = await access.credentials.get()
-    assert shown.tls is not None
-    assert shown.tls.verify_mode is ssl.CERT_REQUIRED
-    trusted = shown.tls.get_ca_certs()
+    credentials = await access.credentials.get()
+    assert credentials.tls is not None
+    assert credentials.tls.verify_mode is ssl.CERT_REQUIRED
+    trusted = credentials.tls.get_ca_certs()
     assert (len(trusted) == 1) == (server != BY_NAME)
     await access.credentials.aclose()
 
 
-async def test_a_cluster_that_is_not_there_is_told_with_those_that_are(google: Google) -> None:
+async def test_the_error_for_a_missing_cluster_lists_those_that_exist(google: Google) -> None:
     google.described = answer({"error": {"code": 404, "message": "Not found"}}, 404)
-    there = [{"name": "lab", "location": "us-central1-a"}, {"name": "b", "location": "x"}]
-    google.listed = answer({"clusters": there})
+    clusters = [{"name": "lab", "location": "us-central1-a"}, {"name": "b", "location": "x"}]
+    google.listed = answer({"clusters": clusters})
     with pytest.raises(ConfigurationError) as caught:
         await open_gke(google.target, google.environ, QUICK)
     assert "there is no GKE cluster 'lab' in europe-west4-b" in str(caught.value)
@@ -192,7 +190,7 @@ async def test_a_cluster_that_is_not_there_is_told_with_those_that_are(google: G
         (answer({"status": "ERROR", "statusMessage": "no IPs"}), Unavailable, "is ERROR: no IPs"),
     ],
 )
-async def test_what_keeps_from_a_cluster_is_told(
+async def test_the_error_says_why_a_cluster_cannot_be_opened(
     google: Google, fault: Handler, kind: type[Exception], message: str
 ) -> None:
     google.described = fault
@@ -201,15 +199,17 @@ async def test_what_keeps_from_a_cluster_is_told(
     assert type(caught.value) is kind
 
 
-async def test_what_passes_is_asked_again(google: Google, ca: bytes) -> None:
+async def test_a_temporary_fault_is_retried(google: Google, ca: bytes) -> None:
     google.described = described("34.90.1.2", ca)
     google.server.then(google.handle, answer("oh", 503), reset())
     access = await open_gke(google.target, google.environ, LONG)
-    assert google.asked == [f"GET {CLUSTER}"] * 3
+    assert google.requests == [f"GET {CLUSTER}"] * 3
     await access.credentials.aclose()
 
 
-async def test_no_credentials_are_told(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_names_a_missing_credentials_file(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/adc.json")
     with pytest.raises(AuthError, match=r"/nowhere/adc\.json, which does not exist; run `gcloud"):
         await open_gke(google.target, google.environ, QUICK)

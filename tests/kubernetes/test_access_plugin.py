@@ -1,4 +1,4 @@
-"""Credentials from a program: when it runs, what it receives, and what it may do wrong."""
+"""Credentials from an exec plugin: when it runs, what it receives, and its failures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from kinetic.aio.kubernetes.exec_plugin import Plugin
 from kinetic.errors import AuthError, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, answer, status
-from tests.kubernetes.kubeconfigs import ONCE, PODS, Config, opened, secured, shown
+from tests.kubernetes.kubeconfigs import API_VERSION, PODS, Config, authorizations, opened, secured
 
+CREDENTIAL = {"apiVersion": API_VERSION, "kind": "ExecCredential"}
 COUNTING = """
 import json, os, pathlib, sys
 info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
@@ -49,25 +50,23 @@ async def test_a_plugin_runs_once_and_again_when_its_token_is_refused(
 
     async with opened(config) as api:
         await asyncio.gather(*(api.call("GET", PODS) for _ in range(20)))
-        server.always = first_is_refused  # whichever of them comes when the next is there
+        server.always = first_is_refused  # requests may still carry token 1 once token 2 exists
         await asyncio.gather(*(api.call("GET", PODS) for _ in range(10)))
     assert (tmp_path / "runs").read_text() == "2"
     arguments, info = json.loads((tmp_path / "runs.info").read_text())
     assert arguments == ["--for", "7"]
-    assert info == {
-        "apiVersion": ONCE, "kind": "ExecCredential", "spec": {"interactive": False},
-    }  # fmt: skip
-    assert set(shown(server)) == {"Bearer token-1", "Bearer token-2"}
+    assert info == {**CREDENTIAL, "spec": {"interactive": False}}
+    assert set(authorizations(server)) == {"Bearer token-1", "Bearer token-2"}
 
 
-async def test_a_plugin_runs_again_beside_requests_before_its_token_ends(
+async def test_a_plugin_runs_again_when_its_token_is_about_to_expire(
     server: FaultServer, config: Config, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
     env = [{"name": "RUNS", "value": str(runs)}, {"name": "UNTIL", "value": later(0)}]
     config.plugin(COUNTING, env=env)
     async with opened(config) as api:
-        await api.call("GET", PODS)  # it has ended already: no request takes it
+        await api.call("GET", PODS)  # the first token has expired, so no request uses it
         assert runs.read_text() == "2"
         config.plugin(COUNTING, env=[env[0], {"name": "UNTIL", "value": later(3600)}])
         await api.call("GET", PODS)
@@ -75,12 +74,10 @@ async def test_a_plugin_runs_again_beside_requests_before_its_token_ends(
         assert runs.read_text() == "3"
 
 
-async def test_a_plugin_that_wants_to_know_the_cluster_is_told(
-    config: Config, tmp_path: Path
-) -> None:
-    made = certificates.make(tmp_path)
+async def test_a_plugin_that_asks_for_cluster_info_gets_it(config: Config, tmp_path: Path) -> None:
+    files = certificates.make(tmp_path)
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
-    config.cluster |= {"certificate-authority": made.ca.name, "extensions": [extension]}
+    config.cluster |= {"certificate-authority": files.ca.name, "extensions": [extension]}
     env = [{"name": "RUNS", "value": str(tmp_path / "runs")}]
     config.plugin(COUNTING, env=env, provideClusterInfo=True, interactiveMode="Never")
     async with opened(config):
@@ -88,12 +85,12 @@ async def test_a_plugin_that_wants_to_know_the_cluster_is_told(
     _, info = json.loads((tmp_path / "runs.info").read_text())
     assert info["spec"]["cluster"] == {
         "server": config.cluster["server"],
-        "certificate-authority-data": base64.b64encode(made.ca.read_bytes()).decode(),
+        "certificate-authority-data": base64.b64encode(files.ca.read_bytes()).decode(),
         "config": {"audience": "a"},
     }
 
 
-async def test_a_plugin_that_fails_for_a_moment_is_run_again(
+async def test_a_plugin_that_fails_temporarily_is_run_again(
     server: FaultServer, config: Config, tmp_path: Path
 ) -> None:
     offline = tmp_path / "offline"
@@ -119,7 +116,7 @@ async def test_a_plugin_that_fails_for_a_moment_is_run_again(
         ("print('{}')", {}, "didn't return an ExecCredential"),
         ("print([1])", {}, "didn't return an ExecCredential"),
         (
-            f"print({json.dumps({'apiVersion': ONCE, 'kind': 'ExecCredential', 'status': {}})!r})",
+            f"print({json.dumps({**CREDENTIAL, 'status': {}})!r})",
             {},
             "neither a token nor a certificate",
         ),
@@ -133,7 +130,7 @@ async def test_a_plugin_that_fails_for_a_moment_is_run_again(
         ("", {"interactiveMode": "Always"}, "needs a terminal"),
     ],
 )
-async def test_a_plugin_that_gives_nothing_is_told(
+async def test_the_error_says_why_a_plugin_returns_no_credentials(
     config: Config, program: str, section: dict[str, Any], message: str
 ) -> None:
     config.plugin(program, **section)
@@ -144,7 +141,7 @@ async def test_a_plugin_that_gives_nothing_is_told(
 @pytest.mark.parametrize(
     "content", [b"\x7fELF of another machine", b"#!/no/such/interpreter\n"], ids=["ELF", "script"]
 )
-async def test_a_plugin_that_cannot_be_run_is_told(config: Config, content: bytes) -> None:
+async def test_the_error_names_a_plugin_that_cannot_be_run(config: Config, content: bytes) -> None:
     config.plugin("")
     (config.path.parent / "plugin").write_bytes(content)
     with pytest.raises(AuthError, match=r"'\./plugin' cannot be run: .*install it for this"):
@@ -160,7 +157,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancelled"])
-async def test_a_plugin_that_hangs_is_ended_with_all_it_started(
+async def test_a_plugin_that_hangs_is_ended_with_its_children(
     config: Config, tmp_path: Path, how: str
 ) -> None:
     pids = tmp_path / "pids"
@@ -183,7 +180,7 @@ async def test_a_plugin_that_hangs_is_ended_with_all_it_started(
         with pytest.raises(asyncio.CancelledError):
             await running
     if pids.exists():
-        numbers = [int(one) for one in pids.read_text().split()]
+        numbers = [int(pid) for pid in pids.read_text().split()]
         async with asyncio.timeout(30):
             while any(alive(number) for number in numbers):
                 await asyncio.sleep(0.01)
@@ -196,15 +193,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_a_plugin_may_give_a_certificate(config: Config, tmp_path: Path) -> None:
+async def test_a_plugin_may_return_a_certificate(config: Config, tmp_path: Path) -> None:
     async with secured(tmp_path, ask=True) as server:
         config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
         reply = {
             "clientCertificateData": (tmp_path / "me.crt").read_text(),
             "clientKeyData": (tmp_path / "me.key").read_text(),
         }
-        document = {"apiVersion": ONCE, "kind": "ExecCredential", "status": reply}
+        document = {**CREDENTIAL, "status": reply}
         config.plugin(f"print({json.dumps(document)!r})")
         async with opened(config) as api:
             await api.call("GET", PODS)
-        assert shown(server) == [None]
+        assert authorizations(server) == [None]

@@ -1,4 +1,4 @@
-"""Access of a pod to its own cluster."""
+"""Access from a pod to its own cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
 
 def environ(account: Path) -> dict[str, str]:
-    own = {"KINETIC_SERVICE_ACCOUNT": "trainer"}  # that of the pods it will start
-    return POD | own | {"KINETIC_POD_ACCOUNT_FOLDER": str(account)}
+    for_new_pods = {"KINETIC_SERVICE_ACCOUNT": "trainer"}
+    return POD | for_new_pods | {"KINETIC_POD_ACCOUNT_FOLDER": str(account)}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def account(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_pod_has_all_it_needs(account: Path) -> None:
+async def test_a_pod_gets_access_from_its_mounted_service_account(account: Path) -> None:
     access = await open_pod(environ(account))
     assert (access.server, access.namespace) == ("https://10.96.0.1:443", "team")
     first = await access.credentials.get()
@@ -41,20 +41,20 @@ async def test_a_pod_has_all_it_needs(account: Path) -> None:
     await access.credentials.aclose()
 
 
-async def test_addresses_may_be_of_version_6(account: Path) -> None:
+async def test_the_address_may_be_ipv6(account: Path) -> None:
     access = await open_pod(environ(account) | {"KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert access.server == "https://[fd00::1]:443"
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt", "variables"])
-async def test_what_a_pod_lacks_is_told(account: Path, missing: str) -> None:
+async def test_the_error_says_what_a_pod_lacks(account: Path, missing: str) -> None:
     if missing != "variables":
         (account / missing).unlink()
     with pytest.raises(ConfigurationError, match=r"there is none: .*mounts the token"):
         await open_pod({} if missing == "variables" else environ(account))
 
 
-async def test_it_is_meant_by_its_name() -> None:
+async def test_a_context_named_in_cluster_means_the_pods_own_access() -> None:
     target = configuration.resolve(environ={"KINETIC_KUBE_CONTEXT": "in-cluster"})
     with pytest.raises(ConfigurationError, match="KINETIC_KUBE_CONTEXT=in-cluster means"):
         await open_access(target, {})

@@ -1,4 +1,4 @@
-"""Access to a real API server: what it takes, what it forbids, and what its end does."""
+"""Requests to a real API server: changes, refusals, permissions, and an unresponsive server."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ LIMITS = Limits(
     rights_s=60.0,
 )
 WARY = replace(LIMITS, idle_s=1.0)
-"""For a server that says nothing. Of one that is only slow, what it has made is there already."""
+"""For a server that stops answering; a request that was slow rather than lost may be repeated."""
 
 Open = Callable[..., Awaitable[Api]]
 
 
 @pytest.fixture
 async def opening(namespace: Namespace) -> AsyncIterator[Open]:
-    """Clients of the cluster, by their context."""
-    made: list[Api] = []
+    """Provide a function that opens a client of the cluster by its context."""
+    clients: list[Api] = []
 
     async def client(context: str, limits: Limits = LIMITS) -> Api:
         target = configuration.resolve(environ={"KINETIC_KUBE_CONTEXT": context})
         access = await open_access(target, {"KUBECONFIG": str(namespace.kubeconfig)})
-        made.append(Api(access, limits))
-        return made[-1]
+        clients.append(Api(access, limits))
+        return clients[-1]
 
     yield client
-    for one in made:
-        await one.aclose()
+    for api in clients:
+        await api.aclose()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def api(opening: Open) -> Api:
 
 
 def note(name: str, **data: str) -> dict[str, Any]:
-    """A small thing to create."""
+    """Make a ConfigMap's document."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -68,9 +68,9 @@ def note(name: str, **data: str) -> dict[str, Any]:
     }
 
 
-async def test_things_are_made_read_changed_and_removed(namespace: Namespace, api: Api) -> None:
+async def test_objects_are_created_read_changed_and_deleted(namespace: Namespace, api: Api) -> None:
     notes = namespace.path("configmaps")
-    made = await api.call("POST", notes, body=note("a", text="ü"))
+    created = await api.call("POST", notes, body=note("a", text="ü"))
     with pytest.raises(AlreadyThere, match='configmaps "a" already exists'):
         await api.call("POST", notes, body=note("a"))
     changed = await api.call(
@@ -81,9 +81,9 @@ async def test_things_are_made_read_changed_and_removed(namespace: Namespace, ap
     )
     assert changed["data"] == {"text": "ü", "more": "1"}
     with pytest.raises(Conflict, match="the object has been modified"):
-        await api.call("PUT", f"{notes}/a", body=made)
+        await api.call("PUT", f"{notes}/a", body=created)
     found = await api.call("GET", notes, query={"labelSelector": "of in (this-test,that)"})
-    assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
+    assert [item["metadata"]["name"] for item in found["items"]] == ["a"]
     await api.call("DELETE", notes, query={"labelSelector": "of=this-test"})
     with pytest.raises(NotFound, match='configmaps "a" not found'):
         await api.call("GET", f"{notes}/a")
@@ -91,9 +91,7 @@ async def test_things_are_made_read_changed_and_removed(namespace: Namespace, ap
         await api.call("GET", namespace.path("no.such.group/v1/things"))
 
 
-async def test_what_it_will_not_take_is_told_in_its_own_words(
-    namespace: Namespace, api: Api
-) -> None:
+async def test_a_refusal_quotes_the_api_server(namespace: Namespace, api: Api) -> None:
     with pytest.raises(Refused, match=r"metadata\.name: Invalid value") as caught:
         await api.call("POST", namespace.path("configmaps"), body=note("Not Legal"))
     assert caught.value.answer["code"] == 422
@@ -102,13 +100,13 @@ async def test_what_it_will_not_take_is_told_in_its_own_words(
     assert caught.value.answer["code"] == 400
 
 
-async def test_a_watch_brings_lines_of_json_until_its_time_is_over(
+async def test_a_watch_yields_lines_of_json_until_its_timeout(
     namespace: Namespace, api: Api
 ) -> None:
     notes = namespace.path("configmaps")
     listed = await api.call("GET", notes)
     query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
-    query["fieldSelector"] = "metadata.name=a"  # every namespace is given kube-root-ca.crt, too
+    query["fieldSelector"] = "metadata.name=a"  # every namespace also has kube-root-ca.crt
     events = []
     async with aclosing(api.lines(notes, query={**query, "timeoutSeconds": "5"})) as lines:
         await api.call("POST", notes, body=note("a"))
@@ -118,7 +116,7 @@ async def test_a_watch_brings_lines_of_json_until_its_time_is_over(
     assert events[0]["object"]["metadata"]["name"] == "a"
 
 
-async def test_what_is_too_old_is_told_as_expired(namespace: Namespace, api: Api) -> None:
+async def test_a_token_that_is_too_old_raises_expired(namespace: Namespace, api: Api) -> None:
     notes = namespace.path("configmaps")
     for name in ("a", "b"):
         await api.call("POST", notes, body=note(name))
@@ -137,7 +135,7 @@ def printed_role(message: str) -> Iterator[dict[str, Any]]:
     yield from yaml.safe_load_all(message[start:])
 
 
-async def test_who_lacks_a_right_is_told_the_role_and_the_role_is_enough(
+async def test_the_error_for_a_missing_permission_prints_a_role_that_is_enough(
     namespace: Namespace, opening: Open
 ) -> None:
     dev, admin = await opening("dev"), await opening("admin")
@@ -145,7 +143,7 @@ async def test_who_lacks_a_right_is_told_the_role_and_the_role_is_enough(
     with pytest.raises(AuthError, match="verb 'list' on resource 'jobs'") as caught:
         await dev.call("GET", jobs)
     await grant(namespace, admin, str(caught.value))
-    await granted(dev, "GET", jobs)
+    await wait_until_allowed(dev, "GET", jobs)
     secrets, pods = namespace.path("secrets"), namespace.path("pods")
     await dev.call("POST", secrets, body={"metadata": {"name": "s"}})
     await dev.call("DELETE", secrets, query={"labelSelector": "a=b"})
@@ -160,15 +158,15 @@ async def test_who_lacks_a_right_is_told_the_role_and_the_role_is_enough(
 
 
 async def grant(namespace: Namespace, admin: Api, message: str) -> None:
-    """Do as the message says."""
-    for one in printed_role(message):
-        assert one["metadata"]["namespace"] == namespace.name
-        rules = namespace.path(f"rbac.authorization.k8s.io/v1/{one['kind'].lower()}s")
-        await admin.call("POST", rules, body=one)
+    """Create the Role and RoleBinding that *message* prints."""
+    for document in printed_role(message):
+        assert document["metadata"]["namespace"] == namespace.name
+        collection = namespace.path(f"rbac.authorization.k8s.io/v1/{document['kind'].lower()}s")
+        await admin.call("POST", collection, body=document)
 
 
-async def granted(api: Api, method: str, path: str) -> None:
-    """Wait until what was granted counts: the server learns of it a moment later."""
+async def wait_until_allowed(api: Api, method: str, path: str) -> None:
+    """Wait until a granted permission takes effect, which takes the server a moment."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -178,7 +176,7 @@ async def granted(api: Api, method: str, path: str) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_a_pod_of_the_cluster_gets_in_by_its_service_account(
+async def test_a_pod_of_the_cluster_has_access_through_its_service_account(
     namespace: Namespace, api: Api, tmp_path: Path
 ) -> None:
     account = namespace.path("serviceaccounts/kinetic/token")
@@ -199,7 +197,7 @@ async def test_a_pod_of_the_cluster_gets_in_by_its_service_account(
 
 
 @pytest.mark.timeout(120)
-async def test_a_token_that_is_no_longer_good_is_read_again_from_the_kubeconfig(
+async def test_an_expired_token_is_read_again_from_the_kubeconfig(
     namespace: Namespace, api: Api
 ) -> None:
     secrets = namespace.path("secrets")
@@ -207,30 +205,30 @@ async def test_a_token_that_is_no_longer_good_is_read_again_from_the_kubeconfig(
     namespace.control_plane.expire_token("admin")
     names = [f"n{number:02}" for number in range(20)]
     body = {"apiVersion": "v1", "kind": "Secret"}
-    made = (api.call("POST", secrets, body=body | {"metadata": {"name": name}}) for name in names)
-    await asyncio.gather(*made)
+    calls = (api.call("POST", secrets, body=body | {"metadata": {"name": name}}) for name in names)
+    await asyncio.gather(*calls)
     found = await api.call("GET", secrets)
-    assert [one["metadata"]["name"] for one in found["items"]] == names
+    assert [item["metadata"]["name"] for item in found["items"]] == names
 
 
 @pytest.mark.timeout(120)
-async def test_a_server_that_says_nothing_is_noticed_and_asked_again(
+async def test_a_server_that_stops_answering_is_noticed_and_asked_again(
     namespace: Namespace, api: Api, opening: Open
 ) -> None:
     notes, wary = namespace.path("configmaps"), await opening("admin", WARY)
     version = (await api.call("GET", notes))["metadata"]["resourceVersion"]
     query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-    lines = wary.lines(notes, query=query, idle_s=5.0)  # it may take a while to begin
+    lines = wary.lines(notes, query=query, idle_s=5.0)  # starting the watch may take a while
     await api.call("POST", notes, body=note("a"))
     assert b'"ADDED"' in await anext(lines)
     with namespace.control_plane.frozen_api():
-        asked = asyncio.create_task(wary.call("GET", f"{notes}/a"))
+        request = asyncio.create_task(wary.call("GET", f"{notes}/a"))
         with pytest.raises(Unavailable):
-            async for _ in lines:  # a bookmark may have been on its way
+            async for _ in lines:  # a bookmark may still arrive
                 pass
         await asyncio.sleep(2 * WARY.idle_s)
-        assert not asked.done()
-    assert (await asked)["metadata"]["name"] == "a"
+        assert not request.done()
+    assert (await request)["metadata"]["name"] == "a"
 
 
 async def test_several_clusters_and_users_stay_apart_in_one_loop(
@@ -239,11 +237,11 @@ async def test_several_clusters_and_users_stay_apart_in_one_loop(
     admin, dev = await opening("admin"), await opening("dev")
     notes = namespace.path("configmaps")
 
-    async def of(api: Api) -> str:
+    async def kind_or_forbidden(api: Api) -> str:
         try:
             return str((await api.call("GET", notes))["kind"])
         except AuthError:
             return "forbidden"
 
-    answers = await asyncio.gather(*(of(api) for api in (admin, dev) * 20))
+    answers = await asyncio.gather(*(kind_or_forbidden(api) for api in (admin, dev) * 20))
     assert answers == ["ConfigMapList", "forbidden"] * 20

@@ -1,4 +1,4 @@
-"""What an answer means, and what whoever lacks a right is told."""
+"""The errors that API answers raise, and the Role that they print for a missing permission."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def failed(status: int, message: str, reason: str = "Forbidden") -> HttpError:
         ("GET", "/api/v1/pods", {}, ("list", "", "pods", "", "")),
     ],
 )
-def test_a_request_takes_the_right_its_path_says(
+def test_the_path_of_a_request_determines_its_permission(
     method: str, path: str, query: dict[str, str], right: tuple[str, ...]
 ) -> None:
     names = ("verb", "group", "resource", "namespace", "name")
@@ -53,12 +53,12 @@ def test_a_request_takes_the_right_its_path_says(
 USER = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io"}
 
 
-def granted(text: str) -> list[dict[str, Any]]:
-    """The documents at the end of an error's *text*."""
+def printed_documents(text: str) -> list[dict[str, Any]]:
+    """Return the documents at the end of an error's *text*."""
     return list(yaml.safe_load_all(text.partition("and this:\n")[2]))
 
 
-def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
+def test_the_error_for_a_missing_permission_prints_the_role_that_grants_it() -> None:
     message = (
         'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
         'group "batch" in the namespace "team": requires one of ["container.jobs.create"]'
@@ -69,37 +69,39 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
     assert "cannot create jobs in namespace 'team' of c" in text
     assert "verb 'create' on resource 'jobs' of API group 'batch'" in text
     assert "container.jobs.create" in text
-    made, binding = granted(text)
-    assert made["kind"] == "Role"
-    assert made["metadata"] == {"name": "kinetic", "namespace": "team"}
+    role, binding = printed_documents(text)
+    assert role["kind"] == "Role"
+    assert role["metadata"] == {"name": "kinetic", "namespace": "team"}
     assert binding["subjects"] == [{**USER, "name": "ada@example.com"}]
 
 
-def test_a_right_beyond_the_usual_is_added() -> None:
-    ask = Request(method="PUT", path=f"{CORE}/services/s")
-    text = str(translate_refusal(failed(403, 'User "a" cannot update'), ask, "c"))
-    rules = granted(text)[0]["rules"]
+def test_an_unusual_permission_is_added_to_the_role() -> None:
+    request = Request(method="PUT", path=f"{CORE}/services/s")
+    text = str(translate_refusal(failed(403, 'User "a" cannot update'), request, "c"))
+    rules = printed_documents(text)[0]["rules"]
     assert rules[-1] == {"apiGroups": [""], "resources": ["services"], "verbs": ["update"]}
     assert rules[0]["resources"] == ["jobs"]
 
 
-def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> None:
-    ask = Request(method="GET", path="/api/v1/nodes")
-    text = str(translate_refusal(failed(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
-    made, binding = granted(text)
-    assert (made["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
-    assert made["metadata"] == {"name": "kinetic"}
-    assert made["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+def test_a_resource_outside_namespaces_needs_a_cluster_role_with_nothing_else() -> None:
+    request = Request(method="GET", path="/api/v1/nodes")
+    text = str(
+        translate_refusal(failed(403, 'User "a" cannot list resource "nodes"'), request, "c")
+    )
+    role, binding = printed_documents(text)
+    assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert role["metadata"] == {"name": "kinetic"}
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
 
 
 def test_a_service_account_is_bound_as_one() -> None:
     message = 'User "system:serviceaccount:team:runner" cannot get'
     text = str(translate_refusal(failed(403, message), Request(method="GET", path=BATCH), "c"))
-    (subject,) = granted(text)[1]["subjects"]
+    (subject,) = printed_documents(text)[1]["subjects"]
     assert subject == {"kind": "ServiceAccount", "namespace": "team", "name": "runner"}
 
 
-def test_whoever_is_nobody_is_told_to_log_in() -> None:
+def test_an_anonymous_user_is_asked_to_log_in() -> None:
     message = 'User "system:anonymous" cannot get'
     text = str(translate_refusal(failed(403, message), Request(method="GET", path=BATCH), "c"))
     assert "log in first" in text
@@ -113,7 +115,7 @@ def test_whoever_is_nobody_is_told_to_log_in() -> None:
         'jobs "x" is forbidden: unable to create new content in namespace t: being terminated',
     ],
 )
-def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
+def test_no_role_is_printed_when_something_else_forbids_the_request(message: str) -> None:
     error = translate_refusal(failed(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, Refused)
     assert message in str(error)
@@ -121,7 +123,7 @@ def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
     assert "Role" not in str(error)
 
 
-def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
+def test_a_servers_text_is_shown_on_one_line_and_shortened() -> None:
     answer = HttpError(418, "<html>\n\x1b[2J" + "x" * 10_000)
     error = translate_refusal(answer, Request(method="GET", path=BATCH), "c")
     assert type(error) is BackendError
@@ -130,10 +132,10 @@ def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
     assert len(str(error)) < 1000
 
 
-def test_the_body_may_say_when_to_come_again() -> None:
+def test_the_body_may_contain_the_retry_delay() -> None:
     body = '{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": 4}}'
-    ask = Request(method="GET", path=BATCH)
-    error = translate_refusal(HttpError(429, body), ask, "c")
+    request = Request(method="GET", path=BATCH)
+    error = translate_refusal(HttpError(429, body), request, "c")
     assert isinstance(error, Throttled)
     assert error.retry_after == 4.0
-    assert translate_refusal(HttpError(429, body, 1.0), ask, "c").retry_after == 1.0
+    assert translate_refusal(HttpError(429, body, 1.0), request, "c").retry_after == 1.0

@@ -1,4 +1,4 @@
-"""A client that is closed has no connection any more, wherever its requests were."""
+"""A closed client has no connections left, whatever its requests were doing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.api import Api
 from tests.cluster.fixtures import Namespace
 
 MOMENTS_S = [number * 0.0002 for number in range(40)]
-"""From the first packet to the answer, with the handshake of TLS between."""
+"""Delays that cover the time from the first packet over the TLS handshake to the answer."""
 
 
 async def call(api: Api, path: str) -> None:
@@ -30,8 +30,9 @@ async def watch(api: Api, path: str) -> None:
 
 
 def connections(port: int | None) -> list[Any]:
-    """Those of this process to *port*."""
-    return [one for one in psutil.Process().net_connections("tcp") if one.raddr[1:] == (port,)]
+    """Return this process's connections to *port*."""
+    found = psutil.Process().net_connections("tcp")
+    return [connection for connection in found if connection.raddr[1:] == (port,)]
 
 
 @pytest.mark.parametrize("use", [call, watch])
@@ -48,9 +49,7 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
         await asyncio.wait([using])
         closing = loop.time()
         await api.aclose()
-        if (
-            loop.time() - closing >= CLOSE_TIMEOUT_S
-        ):  # the server stood still; it is waited for no longer
+        if loop.time() - closing >= CLOSE_TIMEOUT_S:  # the server stalled, so closing gave up
             late += 1
             async with asyncio.timeout(20):
                 while connections(port):

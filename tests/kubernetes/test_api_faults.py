@@ -1,4 +1,4 @@
-"""Requests to an API server that fails: what is asked again, how often, and what is told."""
+"""Requests to a failing API server: what is retried, how often, and which error is raised."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from tests.kubernetes.faults import (
     status,
     stream,
 )
+from tests.kubernetes.kubeconfigs import authorizations
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 
 HASTY = replace(LIMITS, retry=replace(LIMITS.retry, total_s=3.0))
 SILENCE_S = 0.3
-"""Where a server is silent."""
+"""The idle timeout in tests of a silent server."""
 
 
 @pytest.fixture
@@ -55,24 +56,24 @@ def tokens() -> Tokens:
 async def opened(
     url: str, limits: Limits | None = None, tokens: Tokens | None = None
 ) -> AsyncIterator[Api]:
-    made = Api(Access(server=url, name="a test", credentials=(tokens or Tokens()).passes), limits)
+    api = Api(Access(server=url, name="a test", credentials=(tokens or Tokens()).passes), limits)
     try:
-        yield made
+        yield api
     finally:
-        await made.aclose()
+        await api.aclose()
 
 
 @pytest.fixture
 async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
-    async with opened(server.url, LIMITS, tokens) as made:
-        yield made
+    async with opened(server.url, LIMITS, tokens) as api:
+        yield api
 
 
 async def lines(api: Api, idle: float | None = 30.0) -> list[bytes]:
     return [line async for line in api.lines("/x", idle_s=idle)]
 
 
-async def test_a_request_is_sent_as_it_is_meant(server: FaultServer, api: Api) -> None:
+async def test_a_request_has_its_query_body_and_headers(server: FaultServer, api: Api) -> None:
     server.then(answer({"kind": "Job"}, 201))
     query = {"labelSelector": "kinetic.dev/a in (b,c),d!=e ü", "limit": "500"}
     assert await api.call("POST", JOBS, query=query, body={"a": "ü"}) == {"kind": "Job"}
@@ -99,21 +100,21 @@ async def test_a_request_is_sent_as_it_is_meant(server: FaultServer, api: Api) -
     ],
     ids=["500", "502", "503", "504", "429", "a page", "reset"],
 )
-async def test_what_passes_is_asked_again(server: FaultServer, api: Api, fault: Handler) -> None:
+async def test_a_temporary_fault_is_retried(server: FaultServer, api: Api, fault: Handler) -> None:
     server.then(fault, fault)
     assert await api.call("POST", JOBS, body={}) == {}
     assert len(server.seen) == 3
 
 
-async def test_an_answer_cut_in_the_middle_is_asked_for_again(
-    server: FaultServer, api: Api
-) -> None:
+async def test_a_request_whose_answer_is_cut_is_retried(server: FaultServer, api: Api) -> None:
     server.then(stream(b'{"a": ', then="cut"))
     assert await api.call("GET", JOBS) == {}
     assert len(server.seen) == 2
 
 
-async def test_a_half_open_connection_is_left_after_its_silence(server: FaultServer) -> None:
+async def test_a_half_open_connection_is_given_up_after_the_idle_timeout(
+    server: FaultServer,
+) -> None:
     server.then(silence(), stream(b'{"a"', then="silent"))
     loop = asyncio.get_running_loop()
     before = loop.time()
@@ -123,7 +124,7 @@ async def test_a_half_open_connection_is_left_after_its_silence(server: FaultSer
     assert loop.time() - before >= 2 * SILENCE_S
 
 
-async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
+async def test_a_slow_answer_is_not_taken_for_silence(server: FaultServer) -> None:
     idle = 4.0
 
     async def slow(request: web.BaseRequest) -> web.StreamResponse:
@@ -131,7 +132,7 @@ async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
         await response.prepare(request)
         for piece in (b"{", b'"a"', b":", b"1", *[b" "] * 15, b"}"):
             await response.write(piece)
-            await asyncio.sleep(idle / 16)  # together more than that
+            await asyncio.sleep(idle / 16)  # together longer than the idle timeout
         return response
 
     server.then(slow)
@@ -140,7 +141,7 @@ async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
     assert len(server.seen) == 1
 
 
-async def test_a_server_may_say_when_to_come_again(server: FaultServer) -> None:
+async def test_a_retry_waits_for_the_servers_retry_after(server: FaultServer) -> None:
     loop = asyncio.get_running_loop()
     server.then(status(429, "TooManyRequests", Retry_After="1"))
     async with opened(server.url) as api:
@@ -154,7 +155,9 @@ async def test_a_server_may_say_when_to_come_again(server: FaultServer) -> None:
     [(status(429, Retry_After="0"), Throttled), (status(503), Unavailable), (reset(), Unavailable)],
     ids=["429", "503", "reset"],
 )
-async def test_patience_ends(server: FaultServer, fault: Handler, kind: type[BackendError]) -> None:
+async def test_retries_end_after_the_time_limit(
+    server: FaultServer, fault: Handler, kind: type[BackendError]
+) -> None:
     server.always = fault
     async with opened(server.url, HASTY) as api:
         with pytest.raises(kind, match=r"create jobs in namespace 'team' of a test") as caught:
@@ -163,7 +166,7 @@ async def test_patience_ends(server: FaultServer, fault: Handler, kind: type[Bac
     assert 20 < len(server.seen) < 2000
 
 
-async def test_a_wish_beyond_patience_is_told_and_not_waited_for(
+async def test_a_retry_after_beyond_the_time_limit_is_raised_at_once(
     server: FaultServer, api: Api
 ) -> None:
     server.then(status(429, Retry_After="600"))
@@ -172,8 +175,8 @@ async def test_a_wish_beyond_patience_is_told_and_not_waited_for(
     assert (caught.value.retry_after, len(server.seen)) == (600.0, 1)
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
-    with socket.socket() as taken:  # nobody else can listen there
+async def test_the_error_names_a_server_that_does_not_answer() -> None:
+    with socket.socket() as taken:  # keeps the port free of listeners
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         async with opened(url, HASTY) as api:
@@ -200,7 +203,7 @@ async def test_a_server_that_is_not_there_is_told() -> None:
         (answer([1]), BackendError),
     ],
 )
-async def test_what_is_definite_is_asked_once(
+async def test_a_definite_answer_is_not_retried(
     server: FaultServer, api: Api, fault: Handler, kind: type[BackendError]
 ) -> None:
     server.then(fault)
@@ -213,7 +216,9 @@ async def test_what_is_definite_is_asked_once(
         assert caught.value.answer["kind"] == "Status"
 
 
-async def test_a_refusal_that_comes_in_pieces_is_read_whole(server: FaultServer, api: Api) -> None:
+async def test_a_refusal_that_arrives_in_pieces_is_read_whole(
+    server: FaultServer, api: Api
+) -> None:
     body = json.dumps({"kind": "Status", "message": "m" * 20_000}).encode()
     server.then(stream(body[:9], body[9:500], body[500:], code=422))
     with pytest.raises(Refused) as caught:
@@ -224,7 +229,7 @@ async def test_a_refusal_that_comes_in_pieces_is_read_whole(server: FaultServer,
 FORBIDDEN = status(403, "Forbidden", 'User "ada" cannot create resource "jobs"')
 
 
-async def test_a_right_that_has_worked_may_be_missing_for_a_moment(
+async def test_a_permission_that_has_worked_may_be_missing_for_a_moment(
     server: FaultServer, api: Api
 ) -> None:
     server.then(FORBIDDEN)
@@ -243,7 +248,7 @@ async def test_a_right_that_has_worked_may_be_missing_for_a_moment(
     assert len(server.seen) == 10
 
 
-async def test_a_right_that_stays_away_is_told_after_a_while(server: FaultServer) -> None:
+async def test_a_permission_that_stays_missing_raises_after_a_while(server: FaultServer) -> None:
     async with opened(server.url, replace(LIMITS, rights_s=0.2)) as api:
         await api.call("POST", JOBS, body={})
         server.always = FORBIDDEN
@@ -264,16 +269,14 @@ async def test_a_refused_token_is_renewed_once(
     await api.call("GET", JOBS)
     server.then(status(401, "Unauthorized"))
     assert await lines(api) == [b"{}"]
-    sent = [one.headers["Authorization"] for one in server.seen]
-    numbers = [1, 1, 2, 2, 3]
-    assert sent == [f"Bearer token-{number}" for number in numbers]
+    assert authorizations(server) == [f"Bearer token-{number}" for number in (1, 1, 2, 2, 3)]
     server.always = status(401, "Unauthorized", "no")
     with pytest.raises(AuthError, match=r"does not accept the credentials \(no\); log in again"):
         await api.call("GET", JOBS)
     assert len(server.seen) == 7
 
 
-async def test_many_refused_at_once_renew_the_token_once(
+async def test_many_requests_refused_at_once_renew_the_token_once(
     server: FaultServer, api: Api, tokens: Tokens
 ) -> None:
     refused = status(401, "Unauthorized")
@@ -287,13 +290,13 @@ async def test_many_refused_at_once_renew_the_token_once(
     assert tokens.made == 2
 
 
-async def test_lines_come_whole_whatever_the_pieces(server: FaultServer, api: Api) -> None:
+async def test_lines_are_whole_however_they_are_split(server: FaultServer, api: Api) -> None:
     long = b"x" * 300_000
     server.then(stream(b"a\n\nb", b"c\r\n\xff\x00", b"\n" + long, long + b"\nend"))
     assert await lines(api) == [b"a", b"", b"bc\r", b"\xff\x00", long + long, b"end"]
 
 
-async def test_what_is_no_line_however_long_is_not_held(server: FaultServer, api: Api) -> None:
+async def test_a_line_that_is_too_long_raises(server: FaultServer, api: Api) -> None:
     server.then(stream(b"a\n", *[b"x" * (1 << 20)] * 65, then="silent"))
     with pytest.raises(Unavailable, match="longer than 64 MiB"):
         async with asyncio.timeout(30):
@@ -308,12 +311,12 @@ async def test_a_silent_stream_counts_as_dead(
     with pytest.raises(Unavailable, match="does not answer as it should"):
         await lines(api, idle=0.2)
     async with asyncio.timeout(30):
-        while not server.seen:  # the client may have been the first to have enough
+        while not server.seen:  # the client may give up before the server handles the request
             await asyncio.sleep(0.01)
     assert len(server.seen) == 1
 
 
-async def test_a_stream_may_be_silent_where_nothing_is_said(server: FaultServer) -> None:
+async def test_a_stream_without_an_idle_timeout_may_be_silent(server: FaultServer) -> None:
     server.then(stream(b"a\n", then="silent"))
     async with opened(server.url, replace(LIMITS, idle_s=SILENCE_S)) as api:
         with pytest.raises(TimeoutError):
@@ -321,13 +324,15 @@ async def test_a_stream_may_be_silent_where_nothing_is_said(server: FaultServer)
                 await lines(api, idle=None)
 
 
-async def test_a_stream_that_breaks_is_told_and_not_repeated(server: FaultServer, api: Api) -> None:
+async def test_a_stream_that_breaks_raises_and_is_not_repeated(
+    server: FaultServer, api: Api
+) -> None:
     server.then(stream(b"a\nb", then="cut"))
-    got = []
+    received = []
     with pytest.raises(Unavailable):
         async for line in api.lines("/x"):
-            got.append(line)  # noqa: PERF401 # what came before it broke counts
-    assert (got, len(server.seen)) == ([b"a"], 1)
+            received.append(line)  # noqa: PERF401 # keeps the lines before the break
+    assert (received, len(server.seen)) == ([b"a"], 1)
 
 
 async def test_a_stream_that_is_refused_says_why(server: FaultServer, api: Api) -> None:
@@ -350,11 +355,11 @@ async def test_leaving_a_stream_closes_its_connection(server: FaultServer, api: 
 
 
 def test_connections_are_probed_by_the_system() -> None:
-    with Sockets().create((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:
-        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    with Sockets().create((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as created:
+        assert created.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
-            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
-            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            assert created.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+            assert created.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 async def test_streams_do_not_hold_up_requests(server: FaultServer, tokens: Tokens) -> None:
@@ -364,12 +369,12 @@ async def test_streams_do_not_hold_up_requests(server: FaultServer, tokens: Toke
     )
     server.then(*[stream(b"a\n", then="silent")] * 150)
     streams = [api.lines("/x") for _ in range(150)]
-    assert await asyncio.gather(*(anext(one) for one in streams)) == [b"a"] * 150
+    assert await asyncio.gather(*(anext(lines) for lines in streams)) == [b"a"] * 150
     assert await api.call("GET", JOBS) == {}
     await api.aclose()
-    for one in streams:
+    for opened_stream in streams:
         with pytest.raises(BackendError, match="closed meanwhile"):
-            await anext(one)
+            await anext(opened_stream)
 
 
 async def test_a_closed_client_says_so(server: FaultServer, api: Api) -> None:
@@ -385,7 +390,9 @@ async def test_a_closed_client_says_so(server: FaultServer, api: Api) -> None:
     assert len(server.seen) == 1
 
 
-async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, api: Api) -> None:
+async def test_pending_requests_and_streams_fail_when_the_client_is_closed(
+    server: FaultServer, api: Api
+) -> None:
     server.then(stream(b'{"a": ', then="silent"), stream(b"a\n", then="silent"))
     asking = asyncio.create_task(api.call("GET", JOBS))
     while not server.busy:
@@ -393,11 +400,11 @@ async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, ap
     async with aclosing(api.lines("/x", idle_s=None)) as following, asyncio.timeout(60):
         assert await anext(following) == b"a"
         reading = asyncio.ensure_future(anext(following))
-        await asyncio.sleep(0)  # it waits for the next
+        await asyncio.sleep(0)  # lets the task wait for the next line
         await api.aclose()
-        for one in (asking, reading):
+        for pending in (asking, reading):
             with pytest.raises(BackendError, match="closed meanwhile"):
-                await one
+                await pending
 
 
 def test_a_client_stays_on_its_loop() -> None:
@@ -426,17 +433,18 @@ def test_a_client_stays_on_its_loop() -> None:
 async def test_a_request_keeps_its_turn_while_it_waits_to_retry(
     server: FaultServer, tokens: Tokens
 ) -> None:
-    """So a server that refuses some gets fewer at a time, and those who ask again go first."""
+    """A server that refuses requests gets fewer at a time, and retries go before new requests."""
     limits = replace(LIMITS, requests=4)
     api = Api(Access(server=server.url, name="a test", credentials=tokens.passes), limits)
-    begun: set[str] = set()
+    started: set[str] = set()
     done: set[str] = set()
 
     async def work(request: web.BaseRequest) -> web.StreamResponse:
         body = (await request.read()).decode()
-        again, _ = body in begun, begun.add(body)
-        assert len(begun - done) <= 4
-        if not again:
+        is_retry = body in started
+        started.add(body)
+        assert len(started - done) <= 4
+        if not is_retry:
             return await status(429, "TooManyRequests", Retry_After="0.01")(request)
         done.add(body)
         return await answer({})(request)
@@ -448,8 +456,8 @@ async def test_a_request_keeps_its_turn_while_it_waits_to_retry(
     await api.aclose()
 
 
-async def test_what_is_cancelled_frees_its_connection(server: FaultServer, api: Api) -> None:
-    server.then(*[silence()] * 64)  # as many as are sent at a time
+async def test_a_cancelled_request_frees_its_connection(server: FaultServer, api: Api) -> None:
+    server.then(*[silence()] * 64)  # as many as the client sends at a time
     tasks = [asyncio.create_task(api.call("GET", "/held")) for _ in range(100)]
     while server.busy < 64:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is built for Kubernetes is what Kubernetes takes: a real API server validates it."""
+"""A real API server validates the manifests that kinetic builds."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SECRETS = "/api/v1/namespaces/default/secrets"
 AT = Placement(secret="grp-1")
 
 
-def tried(control_plane: ControlPlane, path: str, manifest: dict[str, Any]) -> Json:
-    """What the server would make of it; it makes nothing.
+def dry_run(control_plane: ControlPlane, path: str, manifest: dict[str, Any]) -> Json:
+    """Return the object that the server would create, without creating it.
 
     Raises:
-        Refused: It would not take it, or does not know one of its fields.
+        Refused: The server would refuse the manifest, or doesn't know one of its fields.
     """
-    dry = {"dryRun": "All", "fieldValidation": "Strict"}
-    return control_plane.call("POST", path, manifest, **dry)
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    return control_plane.call("POST", path, manifest, **query)
 
 
-def test_every_accelerator_makes_a_job_that_kubernetes_takes(control_plane: ControlPlane) -> None:
+def test_kubernetes_accepts_the_job_of_every_accelerator(control_plane: ControlPlane) -> None:
     for accelerator in accelerators.catalogue():
         spot = replace(accelerator, spot=True)
         resources = Resources(accelerator=spot, memory_bytes=2**30, cpu=0.5)
-        tried(control_plane, JOBS, job_manifest(order(resources=resources, timeout=0.5), AT))
+        dry_run(control_plane, JOBS, job_manifest(order(resources=resources, timeout=0.5), AT))
 
 
 @pytest.mark.parametrize(
@@ -47,35 +47,35 @@ def test_every_accelerator_makes_a_job_that_kubernetes_takes(control_plane: Cont
         Placement(secret="s", annotations={"a.example/b": "ü"}),
     ],
 )
-def test_what_an_owner_of_a_cluster_may_set_is_taken(
+def test_kubernetes_accepts_every_setting_of_a_cluster_owner(
     control_plane: ControlPlane, at: Placement
 ) -> None:
     data = [{"uri": "gs://b/x,y", "is_dir": True, "fuse": True, "mount": "/data"}]
-    tried(control_plane, JOBS, job_manifest(order(data=data), at))
+    dry_run(control_plane, JOBS, job_manifest(order(data=data), at))
 
 
 @pytest.mark.parametrize(
     "name", ["", "<lambda>", "größe", "訓練", "x" * 300, "-.-", "A.b_c", "9\0"]
 )
-def test_any_name_and_label_is_taken(control_plane: ControlPlane, name: str) -> None:
+def test_kubernetes_accepts_any_name_and_label(control_plane: ControlPlane, name: str) -> None:
     spec = order(name=name, labels={"kinetic.dev/function": name})
-    made = tried(control_plane, JOBS, job_manifest(spec, AT))
-    assert made["metadata"]["name"] == object_name(name)
+    created = dry_run(control_plane, JOBS, job_manifest(spec, AT))
+    assert created["metadata"]["name"] == object_name(name)
 
 
-def test_the_secret_is_taken_with_any_variable(control_plane: ControlPlane) -> None:
+def test_kubernetes_accepts_a_secret_with_any_variable(control_plane: ControlPlane) -> None:
     spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"})
-    tried(control_plane, SECRETS, secret_manifest(spec, "s", "default", labels={"a": "ä"}))
-    tried(control_plane, JOBS, job_manifest(spec, AT))
+    dry_run(control_plane, SECRETS, secret_manifest(spec, "s", "default", labels={"a": "ä"}))
+    dry_run(control_plane, JOBS, job_manifest(spec, AT))
 
 
-def test_what_it_refuses_is_told(control_plane: ControlPlane) -> None:
+def test_a_refused_job_has_its_reason(control_plane: ControlPlane) -> None:
     one_chip = Resources(accelerator=accelerators.parse("tpu-v5e-1"))
     manifest = job_manifest(order(resources=one_chip), AT)
     resources = manifest["spec"]["template"]["spec"]["containers"][0]["resources"]
     del resources["limits"]["google.com/tpu"]
     with pytest.raises(Refused) as caught:
-        tried(control_plane, JOBS, manifest)
+        dry_run(control_plane, JOBS, manifest)
     verdict = refused_request(caught.value.status)
     assert (caught.value.code, verdict.reason, verdict.outlook) == (
         422,

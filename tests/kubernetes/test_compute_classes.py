@@ -1,4 +1,4 @@
-"""Which ComputeClass a job's accelerator has, and how often the API server is asked."""
+"""Look up the ComputeClass of an accelerator with few requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_class_is_asked_for_once_a_minute(tmp_path: Path) -> None:
         spot = parse("gpu-l4:spot")
         assert await asyncio.gather(*(classes.find(spot) for _ in range(5))) == ["gpu-l4-spot"] * 5
         assert await classes.find(parse("gpu-l4")) == ""
-        assert [one.path for one in server.seen] == [
+        assert [request.path for request in server.seen] == [
             f"{COLLECTION}/gpu-l4-spot",
             f"{COLLECTION}/gpu-l4",
         ]

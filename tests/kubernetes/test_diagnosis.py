@@ -1,9 +1,9 @@
-"""The diagnosis of jobs, by recordings of a real control plane.
+"""Test the diagnosis of jobs with recordings of a real control plane.
 
-A file in ``recorded/`` has everything there was at some moments of a Job's life, and what is
-expected at each: status, phase, reason, exit code, outlook, and words of the message. A file in
-``recorded_ends/`` has patterns that the last message must and must not match. They were written
-down before the code ran on it.
+A file in ``recorded/`` has all objects at some moments of a Job's life and the expected verdict at
+each: status, phase, reason, exit code, outlook, and parts of the message. A file in
+``recorded_ends/`` has patterns that the last message must and must not match. The expectations
+were written before the code ran on the recordings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WITH_STEPS = [name for name, case in RECORDED.items() if "steps" in case]
 
 
 def seen_of(case: dict[str, Any], upto: int | None = None) -> JobFacts:
-    """What was seen after the first *upto* steps."""
+    """Return what an observer has seen after the first *upto* steps."""
     known = JobFacts()
     for index in range(len(case["steps"]))[:upto]:
         known = merge_facts(known, now(case, index))
@@ -47,10 +47,11 @@ def seen_of(case: dict[str, Any], upto: int | None = None) -> JobFacts:
 
 
 def now(case: dict[str, Any], index: int = -1) -> JobFacts:
-    """One step alone, as an observer sees it who comes late."""
+    """Return what a late observer sees: one step alone, with the latest known nodes."""
     steps = case["steps"]
     step = steps[index]
-    nodes = [one["nodes"] for one in steps[: steps.index(step) + 1] if one.get("nodes") is not None]
+    earlier = steps[: steps.index(step) + 1]
+    nodes = [known["nodes"] for known in earlier if known.get("nodes") is not None]
     return JobFacts(
         job=step["job"],
         pods=step["pods"],
@@ -69,8 +70,8 @@ def test_each_step_of_a_recording_has_its_cause(name: str) -> None:
         verdicts = [judge(seen_of(case, upto + 1)) for upto in range(len(case["steps"]))]
     for verdict, expected in zip(verdicts, case["expected"], strict=True):
         assert row(verdict) == expected["verdict"], verdict.text
-        for words in expected.get("text", ()):
-            assert words in verdict.text
+        for part in expected.get("text", ()):
+            assert part in verdict.text
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -89,7 +90,7 @@ def test_the_end_of_a_recording_has_its_cause_and_advice(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["policy-on-jobs", "webhook-denies-job"])
 def test_a_denied_job_may_be_accepted_later(name: str) -> None:
-    """So a batch that has started pauses, and its items don't fail."""
+    """A batch that has started therefore pauses instead of failing its items."""
     assert refused_request(ENDS[name]["answer"]).outlook is Outlook.BLOCKED
 
 
@@ -138,7 +139,7 @@ def test_the_infrastructure_budget_is_for_the_reasons_of_disruptions() -> None:
 
 
 def alone(name: str, step: int) -> JobFacts:
-    """One moment of a recording, to be changed."""
+    """Return a copy of one moment of a recording that a test can change."""
     return now(copy.deepcopy(RECORDED[name]), step)
 
 
@@ -148,8 +149,8 @@ def test_a_disruption_is_not_forgotten_when_its_pod_and_its_node_are_gone() -> N
     assert judge(after).reason is Reason.PREEMPTED
 
 
-def test_a_pod_is_judged_without_regard_to_its_job() -> None:
-    """An attempt is closed on evidence about its own pod, whatever the Job does next."""
+def test_a_pod_is_judged_without_its_job() -> None:
+    """An attempt ends on evidence about its own pod, whatever the Job does next."""
     seen = alone("evicted-api", 3)
     assert judge(seen).phase is Phase.PENDING
     verdict = judge_pod(Pod(seen.pods[0], seen))
@@ -158,7 +159,7 @@ def test_a_pod_is_judged_without_regard_to_its_job() -> None:
 
 
 def test_a_suspended_job_has_not_failed_with_the_pods_it_lost() -> None:
-    """Kueue takes its place back: the pods are stopped, and later others are made."""
+    """When Kueue reclaims its quota, the pods are stopped, and others are created later."""
     stopping, ended = (alone("job-deleted-foreground", step) for step in (2, 3))
     assert stopping.job is not None
     job: dict[str, Any] = {**stopping.job, "spec": {**stopping.job["spec"], "suspend": True}}
@@ -185,7 +186,7 @@ STEPS = [(case, step) for case in RECORDED.values() for step in case.get("steps"
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(STEPS), st.data())
-def test_whatever_is_missing_there_is_a_verdict(
+def test_there_is_a_verdict_whatever_is_missing(
     chosen: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
 ) -> None:
     case, step = chosen
@@ -208,20 +209,20 @@ def test_whatever_is_missing_there_is_a_verdict(
 
 
 def _collect(value: Any, holes: list[Callable[[], object]]) -> None:
-    """Collect ways to take something away, at any depth."""
+    """Collect functions that each remove or clear something, at any depth."""
     if isinstance(value, dict):
         for key in list(value):
             holes.append(lambda key=key: value.pop(key, None))
             holes.append(lambda key=key: value.__setitem__(key, None))
             _collect(value[key], holes)
     elif isinstance(value, list):
-        for one in list(value):
-            _collect(one, holes)
-            holes.append(lambda one=one: value.remove(one) if one in value else None)
+        for item in list(value):
+            _collect(item, holes)
+            holes.append(lambda item=item: value.remove(item) if item in value else None)
 
 
 def test_quantities_are_read_and_shown() -> None:
-    assert [parse_quantity(one) for one in ("500m", "2Gi", "1M", "1e3", "x", None)] == [
+    assert [parse_quantity(text) for text in ("500m", "2Gi", "1M", "1e3", "x", None)] == [
         0.5, 2 * 1024**3, 1e6, 1e3, 0, 0,
     ]  # fmt: skip
     assert format_amount("memory", parse_quantity("1536Mi")) == "1.5Gi of memory"

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 - what Kubernetes says is one line each
-"""Causes that no recording has: one table of objects, reason, outlook, and words."""
+# ruff: noqa: E501 - messages of Kubernetes stay on one line
+"""Causes that no recording has: a table of objects, reason, outlook, and parts of the text."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ IMAGE = "reg.example/team/train:1"
 OPEN, BLOCKED, FINAL = Outlook.OPEN, Outlook.BLOCKED, Outlook.FINAL
 
 
-# --- how objects come about ---------------------------------------------------------------
+# --- objects ------------------------------------------------------------------------------
 
 
 def a_job(status: Json | None = None, *, labels: Json | None = None, suspend: bool = False) -> Json:
-    about = {"name": NAME, "uid": "job-uid", "creationTimestamp": BORN, "labels": labels or {}}
+    metadata = {"name": NAME, "uid": "job-uid", "creationTimestamp": BORN, "labels": labels or {}}
     spec = {"completions": 1, "backoffLimitPerIndex": 0, "suspend": suspend}
-    return {"metadata": about, "spec": spec, "status": status or {"active": 1}}
+    return {"metadata": metadata, "spec": spec, "status": status or {"active": 1}}
 
 
 def a_pod(
     state: Json | None = None, *, image: str = IMAGE, asks: Json | None = None, **spec: Any
 ) -> Json:
-    """A pod with one container in *state*, which requests what it *asks* for."""
-    about = {"name": f"{NAME}-abcde", "uid": "pod-uid", "creationTimestamp": BORN}
+    """Make a pod with one container in *state* that requests the resources *asks*."""
+    metadata = {"name": f"{NAME}-abcde", "uid": "pod-uid", "creationTimestamp": BORN}
     status = {"phase": spec.pop("phase", "Pending"), **spec.pop("status", {})}
     container = {"name": "main", "image": image, "resources": {"limits": asks or {}}}
     if state is not None:
         status["containerStatuses"] = [{"name": "main", "state": state}]
     spec = {"nodeName": "n1", "restartPolicy": "Never", "containers": [container], **spec}
-    return {"metadata": about, "spec": spec, "status": status}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 def a_node(
@@ -51,17 +51,16 @@ def a_node(
     ready: str = "True",
     **has: str,
 ) -> Json:
-    """*taints* as ``key=value:Effect``; ``gpu`` and ``tpu`` are resources."""
+    """Make a node; *taints* are ``key=value:Effect``, and *has* are resources like ``gpu``."""
     names = {"gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
     resources = {"cpu": "8", "memory": "32Gi", **{names.get(key, key): has[key] for key in has}}
-    split = [one.rpartition(":") for one in taints]
-    closed = [
-        {"key": what.partition("=")[0], "value": what.partition("=")[2], "effect": effect}
-        for what, _, effect in split
+    parsed = [
+        {"key": pair.partition("=")[0], "value": pair.partition("=")[2], "effect": effect}
+        for pair, _, effect in (taint.rpartition(":") for taint in taints)
     ]
     return {
         "metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64", **(labels or {})}},
-        "spec": {"taints": closed, "unschedulable": cordoned},
+        "spec": {"taints": parsed, "unschedulable": cordoned},
         "status": {"allocatable": resources, "conditions": [{"type": "Ready", "status": ready}]},
     }
 
@@ -78,13 +77,13 @@ def one_pod(
 
 
 def image(message: str, name: str = IMAGE) -> JobFacts:
-    """An image that cannot be pulled, in these words of containerd."""
+    """A pod whose image can't be pulled, with containerd's *message*."""
     text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {message}'
     return one_pod({"waiting": {"reason": "ImagePullBackOff", "message": text}}, image=name)
 
 
 def refused(message: str) -> JobFacts:
-    """A pod that the API server does not create."""
+    """A Job whose pod the API server refuses."""
     failed = event("FailedCreate", f"Error creating: {PODS}{message}", kind="Job")
     return JobFacts(job=a_job(), events=[failed])
 
@@ -102,40 +101,40 @@ def reserved(reason: str, message: str = "", status: str = "False") -> Json:
 
 
 def unmounted(*message: str, absent: Any = ()) -> JobFacts:
-    """A pod whose volumes are not mounted."""
-    events = [event("FailedMount", one) for one in message]
+    """A pod whose volumes aren't mounted, with an event for each *message*."""
+    events = [event("FailedMount", text) for text in message]
     return one_pod({"waiting": {"reason": "ContainerCreating"}}, events=events, absent=absent)
 
 
 def unstarted(message: str, reason: str = "CreateContainerError") -> JobFacts:
-    """A container that cannot be created."""
+    """A pod whose container can't be created."""
     return one_pod({"waiting": {"reason": reason, "message": message}})
 
 
 def unplaced(
     message: str, *nodes: Json, reason: str = "Unschedulable", events: Any = (), **pod: Any
 ) -> JobFacts:
-    """A pod that the scheduler refuses in these words."""
+    """A pod that the scheduler refuses with *message*."""
     refusal = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    made = a_pod(status={"conditions": [refusal]}, nodeName=None, **pod)
-    return JobFacts(job=a_job(), pods=[made], nodes=nodes or None, events=events)
+    pending = a_pod(status={"conditions": [refusal]}, nodeName=None, **pod)
+    return JobFacts(job=a_job(), pods=[pending], nodes=nodes or None, events=events)
 
 
 def scaled(*reports: tuple[str, str], nodes: Any = ()) -> JobFacts:
-    """A pod that wants 16 TPU chips where nodes have 8, and the messages of the autoscaler."""
+    """A pod that requests 16 TPU chips on nodes with 8, and the autoscaler's messages."""
     events = [
         event(reason, message, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
         for second, (reason, message) in enumerate(reports)
     ]
-    there = nodes or [a_node("a", {"pool": "tpu"}, tpu="8")]
+    known = nodes or [a_node("a", {"pool": "tpu"}, tpu="8")]
     message = "0/1 nodes are available: 1 Insufficient google.com/tpu."
-    return unplaced(message, *there, asks={"google.com/tpu": "16"}, events=events)
+    return unplaced(message, *known, asks={"google.com/tpu": "16"}, events=events)
 
 
 def exited(
     code: int, reason: str = "Error", message: str = "", *, sidecar: bool = False, **more: Any
 ) -> JobFacts:
-    """A Job that failed with its only pod, whose *sidecar* ran out of memory."""
+    """A Job that failed with its only pod; with *sidecar*, a sidecar ran out of memory."""
     end = {
         "exitCode": code,
         "reason": reason,
@@ -157,7 +156,7 @@ def exited(
 def removed(
     reason: str = "", message: str = "", by: str = "", nodes: Any = None, silent: bool = False
 ) -> JobFacts:
-    """A Job that failed because something ended its pod: *reason* of its status, or *by*."""
+    """A Job whose pod was ended: *reason* in the pod's status, or *by* in a condition."""
     status: Json = {"reason": reason, "message": message} if reason else {}
     if by:
         condition = {"type": "DisruptionTarget", "status": "True", "reason": by, "message": message}
@@ -166,7 +165,7 @@ def removed(
 
 
 def running(*taints: str, labels: Json | None = None, **node: Any) -> JobFacts:
-    """A pod that runs on a node with these taints."""
+    """A pod that runs on a node with *taints*."""
     pod = a_pod({"running": {"startedAt": BORN}}, phase="Running")
     return JobFacts(job=a_job(), pods=[pod], nodes=[a_node("n1", labels, *taints, **node)])
 
@@ -198,28 +197,28 @@ GPU_TAINT = "nvidia.com/gpu=present:NoSchedule"
 TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     # Images.
     ("the registry's name is unknown", image("dial tcp: lookup reg.example on 10.0.0.10:53: no such host"), Reason.IMAGE_PULL, BLOCKED, ("no such host", "nodes can reach it")),
-    ("a registry limits pulls", image("429 Too Many Requests - Server message: toomanyrequests: pull rate limit.", "team/train:1"), Reason.IMAGE_PULL, OPEN, ("limits how often",)),
+    ("the registry limits pulls", image("429 Too Many Requests - Server message: toomanyrequests: pull rate limit.", "team/train:1"), Reason.IMAGE_PULL, OPEN, ("limits how often",)),
     ("private or absent", image('denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "r" (or it may not exist)'), Reason.IMAGE_PULL, BLOCKED, ("or it may not exist", "reader role")),
     ("the repository is not there", image("failed to authorize: failed to fetch oauth token: unexpected status: 404 Not Found"), Reason.IMAGE_PULL, FINAL, ("create the repository",)),
     ("the name is not there", image("unexpected status: 404 Not Found: NAME_UNKNOWN: repository name not known to registry"), Reason.IMAGE_PULL, FINAL, ("NAME_UNKNOWN", "push it")),
     ("another architecture", image("no match for platform in manifest: not found"), Reason.IMAGE_PULL, FINAL, ("linux/amd64",)),
     ("a name like an error", image("x/not-found/forbidden-403:timeout: manifest unknown", "x/not-found/forbidden-403:timeout"), Reason.IMAGE_PULL, FINAL, ("manifest unknown",)),
-    ("words that nobody knows are quoted", image("something nobody has seen yet"), Reason.IMAGE_PULL, BLOCKED, (IMAGE, "something nobody has seen yet")),
+    ("an unknown message is quoted", image("something nobody has seen yet"), Reason.IMAGE_PULL, BLOCKED, (IMAGE, "something nobody has seen yet")),
     # Admission.
     ("a quota that is in use", refused("exceeded quota: gpus, requested: requests.nvidia.com/gpu=2,pods=1, used: requests.nvidia.com/gpu=7,pods=4, limited: requests.nvidia.com/gpu=8,pods=10"), Reason.QUOTA, OPEN, ("exceeded quota: gpus", "wait")),
     ("too many Jobs", refused("exceeded quota: gke-resource-quotas, requested: count/jobs.batch=1, used: count/jobs.batch=5k, limited: count/jobs.batch=5k"), Reason.QUOTA, OPEN, ("exceeded quota: gke-resource-quotas", "delete finished Jobs")),
-    ("a quota wants a limit", refused("failed quota: team: must specify limits.memory for: main; requests.cpu for: main"), Reason.QUOTA, FINAL, ("quota: team", "limits.memory", "memory=")),
+    ("a quota requires a limit", refused("failed quota: team: must specify limits.memory for: main; requests.cpu for: main"), Reason.QUOTA, FINAL, ("quota: team", "limits.memory", "memory=")),
     ("a LimitRange", refused("[minimum memory usage per Container is 256Mi, but request is 64Mi, maximum cpu usage per Pod is 4, but limit is 8]"), Reason.REFUSED, FINAL, ("LimitRange", "256Mi", "limit is 8")),
     ("Pod Security, restricted", refused('violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container "main" must set securityContext.runAsNonRoot=true)'), Reason.REFUSED, FINAL, ('PodSecurity "restricted', "KINETIC_RUN_AS_USER")),
     ("a webhook takes too long", refused(HOOK + "context deadline exceeded"), Reason.REFUSED, BLOCKED, ('webhook "pods.policy.example.com"', "the job is not at fault")),
     ("a webhook has no service", refused(HOOK + 'service "policy" not found'), Reason.REFUSED, BLOCKED, ('service "policy" not found',)),
-    ("a webhook says no", refused('admission webhook "policy.example.com" denied the request: images must come from us'), Reason.REFUSED, BLOCKED, ('"policy.example.com" denied', "images must come from us")),
-    ("Autopilot says no", refused('admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints: hostPath is not allowed'), Reason.REFUSED, BLOCKED, ("GKE Warden", "hostPath is not allowed")),
-    ("a policy says no", refused("ValidatingAdmissionPolicy 'no-latest' with binding 'b' denied request: image tag latest is not allowed"), Reason.REFUSED, BLOCKED, ("'no-latest'", "image tag latest is not allowed")),
+    ("a webhook denies it", refused('admission webhook "policy.example.com" denied the request: images must come from us'), Reason.REFUSED, BLOCKED, ('"policy.example.com" denied', "images must come from us")),
+    ("Autopilot denies it", refused('admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints: hostPath is not allowed'), Reason.REFUSED, BLOCKED, ("GKE Warden", "hostPath is not allowed")),
+    ("a policy denies it", refused("ValidatingAdmissionPolicy 'no-latest' with binding 'b' denied request: image tag latest is not allowed"), Reason.REFUSED, BLOCKED, ("'no-latest'", "image tag latest is not allowed")),
     ("the namespace is being deleted", refused("unable to create new content in namespace ml because it is being terminated"), Reason.CANCELLED, FINAL, ("namespace ml", "use another namespace")),
-    ("a right is missing", refused('User "ada@example.com" cannot create resource "pods" in API group "" in the namespace "ml"'), Reason.REFUSED, BLOCKED, ("ada@example.com", 'cannot create resource "pods"')),
+    ("a permission is missing", refused('User "ada@example.com" cannot create resource "pods" in API group "" in the namespace "ml"'), Reason.REFUSED, BLOCKED, ("ada@example.com", 'cannot create resource "pods"')),
     ("etcd is slow", refused("etcdserver: request timed out"), Reason.REFUSED, OPEN, ("etcdserver: request timed out", "Kubernetes retries")),
-    ("a refusal that nobody knows", refused("never heard of"), Reason.REFUSED, BLOCKED, ("never heard of", "administrator")),
+    ("an unknown refusal", refused("never heard of"), Reason.REFUSED, BLOCKED, ("never heard of", "administrator")),
     # Queues: reasons of Kueue 0.18 and later.
     ("quota is in use", queued(reserved("WaitingForQuota", UNFIT + "insufficient unused quota for nvidia.com/gpu in flavor h100, 3 more needed")), Reason.QUEUED, OPEN, ("'research'", "nvidia.com/gpu in flavor h100, 3 more needed")),
     ("quota that never fits", queued(reserved("ExceedsMaxQuota", UNFIT + "insufficient quota for cpu in flavor f, request > maximum capacity (8 > 2)")), Reason.QUOTA, FINAL, ("can never hold it", "8 > 2")),
@@ -230,7 +229,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("others are before it", queued(), Reason.QUEUED, OPEN, ("'research'", "others are before it")),
     ("the queue evicted it", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("evicted it (Preempted", "to accommodate a workload")),
     ("deactivated", queued({"type": "Evicted", "status": "True", "reason": "Deactivated", "message": "exceeding the maximum number of re-queuing retries"}, active=False), Reason.QUEUED, BLOCKED, ("deactivated", "re-queuing retries")),
-    ("machines are asked for", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for dws", "ETA: 2026-01-01T01:00:00Z")),
+    ("machines were requested", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for dws", "ETA: 2026-01-01T01:00:00Z")),
     ("a check refused it", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Rejected", "message": "Capacity is not available"}]), Reason.QUEUED, BLOCKED, ("check 'dws'", "Capacity is not available")),
     # Nodes.
     ("one node is unwell, one has a taint", unplaced(TAINTED, a_node("a", L4, "node.kubernetes.io/not-ready=:NoSchedule", gpu="1"), a_node("b", L4, "team=other:NoSchedule", gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, OPEN, ("a has temporary taint not-ready", "b has taint team=other", "wait")),
@@ -238,8 +237,8 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the autoscaler removes the node", unplaced(TAINTED, a_node("a", {}, "ToBeDeletedByClusterAutoscaler=1:NoSchedule")), Reason.UNSCHEDULABLE, OPEN, ("a has temporary taint ToBeDeletedByClusterAutoscaler",)),
     ("a GPU has no driver yet", unplaced("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", a_node("n1", L4), asks=GPU), Reason.UNSCHEDULABLE, OPEN, ("n1 has no usable nvidia-l4 yet", "gpu-driver-version")),
     ("no pool has the accelerator", unplaced(TAINTED, a_node("a", SLICE, tpu="4"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, BLOCKED, ("no node has gke-accelerator=nvidia-l4", "node pool")),
-    ("it fits by now", unplaced("0/1 nodes are available: 1 node(s) had untolerated taint(s).", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("a can hold it", "untolerated taint(s)")),
-    ("something else than room", unplaced("0/1 nodes are available: 1 Too many pods.", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("Too many pods",)),
+    ("it fits now", unplaced("0/1 nodes are available: 1 node(s) had untolerated taint(s).", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("a can hold it", "untolerated taint(s)")),
+    ("a cause other than resources", unplaced("0/1 nodes are available: 1 Too many pods.", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("Too many pods",)),
     ("the scheduler failed itself", unplaced("binding volumes: context deadline exceeded", a_node("a"), reason="SchedulerError"), Reason.UNSCHEDULABLE, BLOCKED, ("context deadline exceeded",)),
     ("unknown nodes, in use", unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu." + NO_VICTIM, asks=GPU), Reason.UNSCHEDULABLE, OPEN, ("in use (it requests 1 GPU)", "wait")),
     ("unknown nodes, never", unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu." + HELPLESS, asks=GPU), Reason.UNSCHEDULABLE, BLOCKED, ("no node takes the pod (it requests 1 GPU)", "node pools")),
@@ -257,7 +256,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("the bucket is not there", unmounted(DRIVER + 'NotFound desc = failed to get GCS bucket "b": storage: bucket doesn\'t exist'), Reason.SETUP, BLOCKED, ("bucket doesn't exist", "create the bucket")),
     ("the bucket may not be read", unmounted(DRIVER + 'PermissionDenied desc = failed to get GCS bucket "b": googleapi: Error 403: x@y.iam does not have storage.objects.list access'), Reason.SETUP, BLOCKED, ("storage.objects.list", "roles/storage.objectUser")),
     ("a Secret is missing", unmounted('MountVolume.SetUp failed for volume "key" : secret "s" not found', "Unable to attach or mount volumes: unmounted volumes=[key]"), Reason.SETUP, BLOCKED, ('secret "s" not found', "create the Secret", "starts automatically")),
-    ("a mount that nobody knows", unmounted(DRIVER + "InvalidArgument desc = flag provided but not defined: -xxx"), Reason.SETUP, BLOCKED, ("flag provided but not defined: -xxx",)),
+    ("an unknown mount error", unmounted(DRIVER + "InvalidArgument desc = flag provided but not defined: -xxx"), Reason.SETUP, BLOCKED, ("flag provided but not defined: -xxx",)),
     ("a limit below what the runtime needs", unstarted("runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)"), Reason.OUT_OF_MEMORY, BLOCKED, ("too low", "memory=")),
     ("a node lacks the store", unmounted('MountVolume.SetUp failed for volume "store" : hostPath type check failed: /shared/kinetic is not a directory'), Reason.SETUP, BLOCKED, ("/shared/kinetic is not a directory", "mount the store's volume", "KINETIC_STORE_CLAIM")),
     ("a Secret that is not read yet", unmounted('MountVolume.SetUp failed for volume "key" : failed to sync secret cache: timed out waiting for the condition'), None, OPEN, ("failed to sync secret cache", "isn't an error")),
@@ -275,7 +274,7 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
     ("killed, with the last lines of its log", exited(137, "Error", "step 41: loss 0.3"), Reason.LOST, FINAL, ("signal 9", "step 41: loss 0.3")),
     ("aborted", exited(134), Reason.USER_ERROR, FINAL, ("SIGABRT",)),
     ("interrupted", exited(130), Reason.LOST, FINAL, ("SIGINT",)),
-    ("no right on the bucket", exited(1, message="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("403 POST", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
+    ("no permission on the bucket", exited(1, message="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("403 POST", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
     ("a critical pod of the system", removed("Preempting", "Preempted in order to admit critical pod", "TerminationByKubelet"), Reason.PREEMPTED, FINAL, ("critical pod of the system",)),
     ("short of memory", removed("Evicted", PRESSED, "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "main was using 1567440Ki", "memory=")),
     ("short of process numbers", removed("Evicted", "The node was low on resource: pids. ", "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "low on resource: pids")),
@@ -292,25 +291,25 @@ TABLE: list[tuple[str, JobFacts, Reason | None, Any, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
-def test_the_cause_is_told_with_its_reason(row: Any) -> None:
-    _, seen, reason, outlook, words = row
+def test_the_verdict_has_the_cause_and_its_reason(row: Any) -> None:
+    _, seen, reason, outlook, parts = row
     verdict = judge(seen)
     assert (verdict.reason, verdict.outlook) == (reason, outlook), verdict.text
-    for one in words:
-        assert one in verdict.text, verdict.text
+    for part in parts:
+        assert part in verdict.text, verdict.text
     check_any_order(seen)
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "times",
     [
         {"eventTime": "2026-01-01T00:00:01.000000Z", "series": {"lastObservedTime": BORN}},
         {"lastTimestamp": "2025-12-31T23:59:50Z"},
     ],
 )
-def test_an_event_of_a_clock_that_is_behind_counts_by_its_uid(beside: Json) -> None:
+def test_an_event_from_a_clock_that_is_behind_counts_by_its_uid(times: Json) -> None:
     (failed,) = refused('serviceaccount "trainer" not found').events
-    failed = {**failed, **beside, "involvedObject": {**failed["involvedObject"], "uid": "job-uid"}}
+    failed = {**failed, **times, "involvedObject": {**failed["involvedObject"], "uid": "job-uid"}}
     assert "trainer" in judge(JobFacts(job=a_job(), events=[failed])).message
     other = {**failed, "involvedObject": {**failed["involvedObject"], "uid": "another"}}
     assert "trainer" not in judge(JobFacts(job=a_job(), events=[other])).message

@@ -1,4 +1,4 @@
-"""What is asked about jobs that wait, where some of it may not be asked."""
+"""Diagnose waiting jobs for a user who may not read some objects."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ ENTRY = Entry("job-1")
 
 @pytest.fixture
 async def api(server: FaultServer) -> AsyncIterator[Api]:
-    made = Api(anonymous(server))
-    yield made
-    await made.aclose()
+    api = Api(anonymous(server))
+    yield api
+    await api.aclose()
 
 
-async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer, api: Api) -> None:
-    inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=3600.0))
+async def test_a_forbidden_request_is_not_repeated_soon(server: FaultServer, api: Api) -> None:
+    diagnostics = Diagnostics(api, Paths("ns"), Patience(rights_s=3600.0))
     server.always = FORBIDDEN
     for _ in range(3):
-        assert (await inquiry.read_facts(ENTRY)).events == []
+        assert (await diagnostics.read_facts(ENTRY)).events == []
     assert len(server.seen) == 1
 
 
-async def test_a_right_that_is_granted_later_is_used(
+async def test_a_permission_granted_later_is_used(
     server: FaultServer, api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=0.01))
+    diagnostics = Diagnostics(api, Paths("ns"), Patience(rights_s=0.01))
     server.always = FORBIDDEN
     with caplog.at_level(logging.INFO, logger="absl"):
         for _ in range(3):
-            assert (await inquiry.read_facts(ENTRY)).events == []
-            await asyncio.sleep(0.02)  # so long it is not asked for
-    assert caplog.text.count("explained without events") == 1, "it is told once"
+            assert (await diagnostics.read_facts(ENTRY)).events == []
+            await asyncio.sleep(0.02)  # longer than rights_s, so the next call asks again
+    assert caplog.text.count("explained without events") == 1, "the warning appears once"
     server.always = answer({"items": [EVENT]})
-    assert (await inquiry.read_facts(ENTRY)).events == [EVENT]
+    assert (await diagnostics.read_facts(ENTRY)).events == [EVENT]

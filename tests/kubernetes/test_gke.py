@@ -34,13 +34,13 @@ async def test_a_single_job_takes_two_writes_and_its_secret_goes_with_it(place: 
             await asyncio.sleep(0.05)
 
 
-async def test_jobs_of_a_batch_share_a_secret_that_is_made_once(place: Place) -> None:
+async def test_jobs_of_a_batch_share_a_secret_that_is_created_once(place: Place) -> None:
     cluster = await place.open()
     jobs = [place.job(f"grp-a-{i}-1", group="grp-a", attempt=1) for i in range(5)]
     environment = {"TOKEN": "geheim"}
     jobs = [replace(job, environment=environment) for job in jobs]
-    shown = place.job(jobs[0].name, group="grp-a", attempt=1, shown=["TOKEN"])
-    jobs[0] = replace(shown, environment=environment)
+    printing = place.job(jobs[0].name, group="grp-a", attempt=1, shown=["TOKEN"])
+    jobs[0] = replace(printing, environment=environment)
     await asyncio.gather(*(cluster.launch(job) for job in jobs))
     assert place.requests == {"create jobs": 5, "create secrets": 1}
     for job in jobs:
@@ -50,7 +50,7 @@ async def test_jobs_of_a_batch_share_a_secret_that_is_made_once(place: Place) ->
     assert await place.items("secrets") == []
 
 
-async def test_what_the_api_server_refuses_is_told_in_its_words(place: Place) -> None:
+async def test_a_refused_launch_quotes_the_api_server(place: Place) -> None:
     cluster = await place.open()
     with pytest.raises(LaunchError, match="name"):
         await cluster.launch(place.job(""))
@@ -62,7 +62,7 @@ async def test_what_the_api_server_refuses_is_told_in_its_words(place: Place) ->
     assert await place.items("secrets") == []
 
 
-async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None:
+async def test_a_launch_beyond_a_quota_raises_throttled(place: Place) -> None:
     cluster = await place.open()
     await cluster.launch(place.job("one"))
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/jobs.batch": "1"}}}
@@ -71,7 +71,7 @@ async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None
     pod = {"spec": {"containers": [container], "restartPolicy": "Never"}}
     probe = {"metadata": {"name": "probe"}, "spec": {"template": pod}}
     probe |= {"apiVersion": "batch/v1", "kind": "Job"}
-    with pytest.raises(Refused, match="exceeded quota"):  # a moment later, it counts
+    with pytest.raises(Refused, match="exceeded quota"):  # the quota takes effect after a moment
         async with asyncio.timeout(60):
             while True:
                 await place.call("POST", "batch/v1/jobs", probe, dryRun="All")
@@ -80,20 +80,18 @@ async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None
         await cluster.launch(place.job("two"))
 
 
-# --- delete and find ---
-
-
 # --- watch ---
 
 
-async def test_what_waits_or_runs_is_watched_without_any_request(place: Place) -> None:
-    cluster = await place.open(Patience(asked_s=600.0, slow_s=600.0))  # however slowly it starts
+async def test_watching_a_running_job_takes_no_request(place: Place) -> None:
+    # This patience doesn't ask why the job waits, however slowly it starts.
+    cluster = await place.open(Patience(asked_s=600.0, slow_s=600.0))
     await cluster.launch(place.job("one", gate="gate"))
     async with asyncio.timeout(90), watching(cluster) as watch:
         async for seen in watch:
             if seen.phase is Phase.RUNNING:
                 place.requests.clear()
-                place.let_go("gate")
+                place.open_gate("gate")
             elif seen.phase is Phase.ENDED:
                 break
     assert not place.requests
@@ -118,10 +116,10 @@ async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Pl
     assert ended.reason is Reason.PREEMPTED
     assert second.labels == {**job.labels, "kinetic.dev/attempt": "2"}
     await cluster.launch(place.job("grp-a-7-2", gate="gate", group="grp-a", attempt=2))
-    assert len(await place.items("batch/v1/jobs")) == 1, "its pod comes by itself"
+    assert len(await place.items("batch/v1/jobs")) == 1, "Kubernetes replaces the pod itself"
     running = await until(cluster, "grp-a-7-2", Phase.RUNNING)
     assert await names(cluster, names=["grp-a-7-2"]) == ["grp-a-7-2"]
-    place.let_go("gate")
+    place.open_gate("gate")
     seen = await until(cluster, "grp-a-7-2")
     assert seen.executor == running.executor != first.executor
     assert await log_of(cluster, "grp-a-7-2") == ["", "attempt 2", seen.executor]
@@ -129,7 +127,7 @@ async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Pl
     await gone(cluster, "grp-a-7-1", "grp-a-7-2")
 
 
-async def test_an_attempt_after_a_failure_is_a_job_of_its_own(place: Place) -> None:
+async def test_an_attempt_after_a_failure_is_a_new_job(place: Place) -> None:
     cluster = await place.open()
     await cluster.launch(place.job("grp-a-7-1", code=43, group="grp-a", attempt=1))
     await until(cluster, "grp-a-7-1")
@@ -141,7 +139,7 @@ async def test_an_attempt_after_a_failure_is_a_job_of_its_own(place: Place) -> N
     assert await names(cluster) == ["grp-a-7-1"]
 
 
-# --- what does not start ---
+# --- jobs that don't start ---
 
 
 async def test_an_image_that_does_not_exist_ends_the_job(
@@ -154,18 +152,18 @@ async def test_an_image_that_does_not_exist_ends_the_job(
     seen = await until(cluster, "one")
     assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.IMAGE_PULL, "")
     assert "example.org/nosuch:1" in seen.message
-    assert [one.message for one in await other.find(names=["one"])] == [seen.message]
+    assert [found.message for found in await other.find(names=["one"])] == [seen.message]
     assert "one cannot start" in caplog.text
 
 
-async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
+async def test_many_jobs_that_wait_for_the_same_thing_share_requests_and_warnings(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = await place.open()
     large = Resources(cpu=1000)
     jobs = [replace(place.job(f"n{number}"), resources=large) for number in range(12)]
     await asyncio.gather(*(cluster.launch(job) for job in jobs))
-    for job in jobs:  # so that all wait for the same from the beginning
+    for job in jobs:  # all wait for the same thing when the watch starts
         await explained(cluster, job.name, "1000 CPUs")
     place.requests.clear()
     compared: set[str] = set()
@@ -182,7 +180,4 @@ async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
     assert place.requests["list events"] <= 9
     assert place.requests["list nodes"] == 1
     lines = [line for line in caplog.messages if "1000 CPUs" in line]
-    assert 1 <= len(lines) <= 2, "by the scheduler's words, and then by what the nodes have"
-
-
-# --- logs ---
+    assert 1 <= len(lines) <= 2, "one for the scheduler's message, one for the nodes' resources"

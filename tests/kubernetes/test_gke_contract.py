@@ -1,6 +1,6 @@
-"""The port's contract, on a real control plane."""
+"""Run the cluster contract on a real control plane."""
 
-# ruff: noqa: F403 - every test of the suite, whichever there are
+# ruff: noqa: F403 - imports every test of the contract
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tests.kubernetes.contract import Place
 @pytest.fixture
 async def place(place: places.Place, tmp_path: Path) -> AsyncIterator[Place]:
     spare: list[GkeCluster] = [await place.open(places.LENIENT), await place.open()]
-    made = Place(spare.pop(), lambda: spare.pop(), tmp_path)
-    yield made
-    for gate in made.gates:
-        made.open(gate)
+    jobs_place = Place(spare.pop(), lambda: spare.pop(), tmp_path)
+    yield jobs_place
+    for gate in jobs_place.gates:
+        jobs_place.open(gate)

@@ -1,4 +1,4 @@
-"""Jobs whose nodes, pods or API server fail."""
+"""Watch jobs while the API server restarts or freezes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
         await launching
         launching = asyncio.gather(*(cluster.launch(job) for job in jobs[12:]))
         plane.kill_api()
-        place.let_go("gate")
+        place.open_gate("gate")
         plane.compact()
-        plane.start_api()  # it holds the loop, as a laptop that sleeps does
+        plane.start_api()  # blocks the event loop, like a laptop that sleeps
         async for seen in watch:
             phases[seen.name].add(seen.phase)
             if all(Phase.ENDED in found for found in phases.values()):
@@ -40,7 +40,7 @@ async def test_no_end_is_missed_when_the_api_server_is_restarted(place: Place) -
 
 
 @pytest.mark.timeout(180)
-async def test_a_server_that_is_silent_is_left(place: Place) -> None:
+async def test_a_watch_reconnects_when_the_server_falls_silent(place: Place) -> None:
     cluster = await place.open(rhythm=Rhythm(idle_s=1.0, longest_pause_s=0.5))
     await cluster.launch(place.job("one", gate="gate"))
     async with asyncio.timeout(100), watching(cluster) as watch:
@@ -48,8 +48,8 @@ async def test_a_server_that_is_silent_is_left(place: Place) -> None:
             if seen.phase is Phase.RUNNING:
                 break
         with place.namespace.control_plane.frozen_api():
-            await asyncio.sleep(2.5)  # that long the server is frozen
-        place.let_go("gate")
+            await asyncio.sleep(2.5)  # how long the server is frozen
+        place.open_gate("gate")
         async for seen in watch:
             if seen.phase is Phase.ENDED:
                 break

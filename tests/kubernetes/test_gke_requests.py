@@ -1,4 +1,4 @@
-"""What the platform asks the API server for: in which order, and how often."""
+"""The order and number of the platform's requests to the API server."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_pause_s=0.2, longest_pause
 @pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
     access = anonymous(server)
-    made = GkeCluster(Api(access, LIMITS), AT)
-    yield made
-    await made.aclose()
+    cluster = GkeCluster(Api(access, LIMITS), AT)
+    yield cluster
+    await cluster.aclose()
 
 
-async def test_a_secret_that_is_still_being_made_is_removed_all_the_same(
+async def test_a_secret_that_is_still_being_created_is_removed(
     server: FaultServer, cluster: GkeCluster
 ) -> None:
-    """Its maker outlives whoever asked for it, and would come after the removal."""
+    """The removal waits for the creation, which outlives the launch that asked for it."""
     server.then(answer({"code": 503}, status=503, Retry_After="0.3"))
     launching = asyncio.create_task(cluster.launch(order(labels={}, group_id="grp-1")))
     async with asyncio.timeout(30):
@@ -40,16 +40,16 @@ async def test_a_secret_that_is_still_being_made_is_removed_all_the_same(
         launching.cancel()
         await cluster.drop_secret(["grp-1"])
     assert launching.cancelled()
-    made = [one for one in server.paths if one.startswith("POST")]
-    assert len(made) == 2
+    created = [path for path in server.paths if path.startswith("POST")]
+    assert len(created) == 2
     assert server.paths[-1] == "DELETE /api/v1/namespaces/ns/secrets/grp-1"
 
 
 class Crowd:
-    """Counts the deletions under way; each takes a moment, so that others can come.
+    """Count the deletions that run at the same time; each takes a moment.
 
-    The first of them wait for each other, but *alone* of them for nobody: at least
-    so many come at once as `MANY`, if the client sends them so.
+    The first *alone* deletions wait for nobody. Later ones wait until `MANY` run at once, or for
+    `PATIENCE_S` if the client doesn't send that many.
     """
 
     MANY = 8
@@ -62,7 +62,7 @@ class Crowd:
         self._many = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method == "GET":  # whether there are sets of the other kind
+        if request.method == "GET":  # the client checks for sets of the other kind
             return web.json_response({"items": []})
         self.now += 1
         self.most = max(self.most, self.now)
@@ -74,7 +74,7 @@ class Crowd:
                 async with asyncio.timeout(self.PATIENCE_S):
                     await self._many.wait()
             except TimeoutError:
-                self._many.set()  # they never will be so many: `most` tells it
+                self._many.set()  # gives up waiting; the test sees it in `most`
         await asyncio.sleep(0.02)
         self.now -= 1
         absent = not request.path.endswith("/jobs")
@@ -82,7 +82,7 @@ class Crowd:
 
 
 async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeCluster) -> None:
-    """First attempts by their names, 50 in a request; of later ones each may be in another Job."""
+    """First attempts are deleted by name, 50 in a request; each later one may be in another Job."""
     server.always = (crowd := Crowd(alone=3)).handle
     await cluster.delete(names=[f"grp-{number}-1" for number in range(120)])
     assert len(crowd.paths) == 3
@@ -92,19 +92,21 @@ async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeC
     assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
 
 
-async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None:
+async def test_many_sets_are_deleted_with_a_limit_on_parallel_requests(
+    server: FaultServer,
+) -> None:
     crowd = Crowd()
     server.always = crowd.handle
     access = anonymous(server)
     cluster = PathwaysCluster(Api(access, LIMITS), AT, kind="lws")
     await cluster.delete(names=[f"grp-{number}-1" for number in range(60)])
     assert sum("leaderworkersets/" in path for path in crowd.paths) == 60
-    assert sum("jobsets/" in path for path in crowd.paths) == 60, "it may be one of those"
+    assert sum("jobsets/" in path for path in crowd.paths) == 60, "each may be of either kind"
     assert crowd.MANY <= crowd.most <= MAX_CONCURRENT_REQUESTS
     await cluster.aclose()
 
 
-async def test_thousands_of_names_are_looked_for_in_few_requests(
+async def test_finding_thousands_of_names_takes_few_requests(
     server: FaultServer, cluster: GkeCluster
 ) -> None:
     world = World()
@@ -112,5 +114,5 @@ async def test_thousands_of_names_are_looked_for_in_few_requests(
     for number in range(5):
         world.run(number)
     names = [f"job-{number}" for number in range(3, 2 * MANY_NAMES)]
-    assert [one.name for one in await cluster.find(names=names)] == ["job-3", "job-4"]
+    assert [seen.name for seen in await cluster.find(names=names)] == ["job-3", "job-4"]
     assert world.counts.total() == 2

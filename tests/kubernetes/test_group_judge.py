@@ -1,4 +1,4 @@
-"""The observation of several hosts; and what a table makes of it."""
+"""Verdicts and observations of jobs on several hosts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def the_set(life: str = "a", **metadata: Any) -> Json:
     manifest = KINDS["lws"].manifest(SPEC, at)
     own = {"uid": f"set-{life}", "creationTimestamp": "2026-01-01T00:00:00Z"}
     annotations = {**manifest["metadata"]["annotations"], **metadata.pop("annotations", {})}
-    about = {**manifest["metadata"], **own, **metadata, "annotations": annotations}
-    return {**manifest, "metadata": about, "status": {}}
+    merged = {**manifest["metadata"], **own, **metadata, "annotations": annotations}
+    return {**manifest, "metadata": merged, "status": {}}
 
 
 def ended(code: int, at: int = 10, reason: str = "Error") -> Json:
@@ -47,7 +47,7 @@ def ended(code: int, at: int = 10, reason: str = "Error") -> Json:
 def host(
     number: int, state: Json, *, last: Json | None = None, life: str = "a", **more: Any
 ) -> Json:
-    """The pod of a host; with *last* its container runs for the second time."""
+    """Make the pod of a host; with *last*, its container runs for the second time."""
     template = the_set(life)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     phase = more.pop("phase", "Running")
     labels = {**template["metadata"]["labels"], WORKER_INDEX: str(number)}
@@ -70,17 +70,17 @@ def host(
 
 
 def waiting(number: int) -> Json:
-    """A pod that no node has room for."""
-    made = host(number, {}, phase="Pending")
-    del made["spec"]["nodeName"]
+    """Make a pod that no node has room for."""
+    pod = host(number, {}, phase="Pending")
+    del pod["spec"]["nodeName"]
     message = "0/3 nodes are available: 3 Insufficient cpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    made["status"] = {"phase": "Pending", "conditions": [{**condition, "message": message}]}
-    return made
+    pod["status"] = {"phase": "Pending", "conditions": [{**condition, "message": message}]}
+    return pod
 
 
 def group(*pods: Json, of: Json | None = None, **more: Any) -> JobFacts:
-    """A set and its pods."""
+    """Make a set and its pods."""
     return JobFacts(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more)
 
 
@@ -112,14 +112,14 @@ def test_the_first_host_decides() -> None:
     assert observed(waiting(0)).phase is Phase.PENDING
 
 
-def test_what_keeps_another_host_from_starting_is_told() -> None:
+def test_the_message_says_why_another_host_does_not_start() -> None:
     found = observed(ALL[0], ALL[1], waiting(2))
     assert brief(found) == (Phase.RUNNING, "pod-0a", Reason.UNSCHEDULABLE)
     assert "host 2" in found.message
 
 
-def test_a_host_that_dies_is_told_and_is_a_reason_to_look() -> None:
-    """Its container runs again already: what counts is how it ended the first time."""
+def test_a_host_that_dies_is_reported_as_an_ended_process() -> None:
+    """Its container already runs again; what counts is how it ended the first time."""
     dead = host(1, RUNNING, last=ended(137, reason="OOMKilled"))
     seen = group(ALL[0], dead, ALL[2])
     found = observe(seen)
@@ -128,7 +128,7 @@ def test_a_host_that_dies_is_told_and_is_a_reason_to_look() -> None:
     assert ended_processes(seen, judge_group(seen)) == {"pod-1a"}
 
 
-def test_when_the_first_host_ends_it_is_over_for_the_reason_of_the_one_that_failed_first() -> None:
+def test_the_end_of_the_first_host_has_the_reason_of_the_host_that_failed_first() -> None:
     dead = host(1, RUNNING, last=ended(137, 10, "OOMKilled"))
     stopped = host(0, RUNNING, last=ended(143, 12))
     found = observed(stopped, dead, ALL[2])
@@ -136,13 +136,13 @@ def test_when_the_first_host_ends_it_is_over_for_the_reason_of_the_one_that_fail
     assert "host 1 of 3" in found.message
 
 
-def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> None:
+def test_a_replaced_leader_does_not_make_the_job_run_again() -> None:
     second = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:01:00Z")
     found = observed(second, deleted_pods=[ALL[0]])
     assert (found.phase, found.executor) == (Phase.ENDED, "pod-0a")
 
 
-def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
+def test_a_set_that_is_deleted_counts_as_an_ended_process_while_its_pods_run() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
     for seen in (
         group(*ALL, of=going),
@@ -158,29 +158,29 @@ def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
     assert observe(JobFacts(deleted_job=the_set())).phase is Phase.GONE
 
 
-def test_what_a_client_has_ended_says_why() -> None:
+def test_a_set_that_a_client_ended_says_why() -> None:
     end = End(reason=Reason.UNSCHEDULABLE, message="too large")
-    made = the_set(annotations={ENDED: end.to_text()})
-    assert brief(observed(waiting(0), of=made)) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
-    found = observed(of=made)
+    ended_set = the_set(annotations={ENDED: end.to_text()})
+    assert brief(observed(waiting(0), of=ended_set)) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
+    found = observed(of=ended_set)
     assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
 
 
-def test_what_was_deleted_before_it_ran_is_explained_by_its_set_a_moment_later() -> None:
-    """Sets and pods come by different watches, and either of them may be late."""
+def test_a_pod_deleted_before_it_ran_is_explained_by_its_set_a_moment_later() -> None:
+    """Sets and pods arrive over different watches, and either may be late."""
     going = waiting(0)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:02:00Z"
     assert observed(going).phase is Phase.PENDING
     assert observed(deleted_pods=[going]).phase is Phase.PENDING
     end = End(reason=Reason.UNSCHEDULABLE, message="too large")
-    made = the_set(annotations={ENDED: end.to_text()})
-    found = observed(of=made, deleted_pods=[going])
+    ended_set = the_set(annotations={ENDED: end.to_text()})
+    found = observed(of=ended_set, deleted_pods=[going])
     assert (*brief(found), found.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
     again = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:03:00Z")
     assert brief(observed(again, deleted_pods=[going])) == (Phase.RUNNING, "pod-0b", None)
 
 
-def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
+def test_a_set_that_failed_without_pods_quotes_its_condition() -> None:
     failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
     found = observed(of={**the_set(), "status": {"conditions": [failed]}})
     assert found.phase is Phase.ENDED
@@ -188,11 +188,11 @@ def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
 
 
 def event(kind: str, name: str, message: str, at: str = "2026-01-01T00:00:05Z") -> Json:
-    about = {"kind": kind, "name": name, "namespace": "ns", "uid": f"{kind}-{name}"}
+    target = {"kind": kind, "name": name, "namespace": "ns", "uid": f"{kind}-{name}"}
     return {
         "reason": "FailedCreate",
         "message": message,
-        "involvedObject": about,
+        "involvedObject": target,
         "firstTimestamp": at,
         "lastTimestamp": at,
     }
@@ -205,7 +205,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "about", "message"),
+    ("kind", "target", "message"),
     [
         (
             "lws",
@@ -215,15 +215,15 @@ REFUSED = (
         ("jobset", ("Job", "grp-1-7-2-host-0"), f"Error creating: {REFUSED}"),
     ],
 )
-def test_why_a_set_has_no_pods_is_told_of_what_should_make_them(
-    kind: str, about: tuple[str, str], message: str
+def test_events_of_the_object_that_creates_the_pods_say_why_a_set_has_none(
+    kind: str, target: tuple[str, str], message: str
 ) -> None:
     makers = KINDS[kind].makers("grp-1-7-2")
-    found = observed(events=[event(*about, message)], makers=makers)
+    found = observed(events=[event(*target, message)], makers=makers)
     assert brief(found) == (Phase.PENDING, "", Reason.SETUP)
     assert 'serviceaccount "kinetic" not found' in found.message
-    before = event(*about, message, at="2025-12-31T23:59:59Z")  # of one that had the name before
-    other = event(about[0], "grp-1-7", message)
+    before = event(*target, message, at="2025-12-31T23:59:59Z")  # an earlier set with that name
+    other = event(target[0], "grp-1-7", message)
     assert observed(events=[before, other], makers=makers).reason is None
 
 
@@ -240,28 +240,30 @@ def test_a_job_set_that_is_refused_its_job_says_why() -> None:
 
 
 def gated(number: int, gate: str = "kueue.x-k8s.io/admission") -> Json:
-    """A pod that Kueue holds, as its webhook makes it."""
-    made = host(number, {}, phase="Pending")
-    del made["spec"]["nodeName"]
-    made["spec"]["schedulingGates"] = [{"name": gate}]
+    """Make a pod that Kueue's webhook holds with a scheduling gate."""
+    pod = host(number, {}, phase="Pending")
+    del pod["spec"]["nodeName"]
+    pod["spec"]["schedulingGates"] = [{"name": gate}]
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
-    made["status"] = {"phase": "Pending", "conditions": [condition]}
-    return made
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+    return pod
 
 
-def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> None:
-    made = the_set(labels={"kueue.x-k8s.io/queue-name": "research"})
-    found = observed(gated(0), gated(1), of=made)
+def test_a_set_whose_pods_a_queue_holds_one_by_one_is_queued() -> None:
+    queued = the_set(labels={"kueue.x-k8s.io/queue-name": "research"})
+    found = observed(gated(0), gated(1), of=queued)
     assert brief(found) == (Phase.PENDING, "", Reason.QUEUED)
     assert "waiting in queue 'research'" in found.message
     quota = "insufficient unused quota for cpu in flavor f, 1 more needed"
     waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": quota}
     workload = {"spec": {"queueName": "research"}, "status": {"conditions": [waits]}}
-    verdict = judge_group(JobFacts(job=made, pods=[gated(0)], name="grp-1-7-2", workload=workload))
+    verdict = judge_group(
+        JobFacts(job=queued, pods=[gated(0)], name="grp-1-7-2", workload=workload)
+    )
     assert "cpu in flavor f, 1 more needed" in verdict.message
     assert verdict.outlook is Outlook.OPEN
     verdict = judge_group(
-        JobFacts(job=made, pods=[gated(0, "example.org/other")], name="grp-1-7-2")
+        JobFacts(job=queued, pods=[gated(0, "example.org/other")], name="grp-1-7-2")
     )
     assert verdict.outlook is Outlook.BLOCKED
 
@@ -269,54 +271,53 @@ def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> 
 # --- the table ---
 
 
-def table(*pods: Json, of: Json | None = None) -> tuple[GroupTable, list[Observation]]:
-    made = GroupTable()
-    made.feed(Listed(items=[the_set() if of is None else of], version="1"), pods=False)
-    made.feed(Listed(items=[*pods], version="1"), pods=True)
-    return made, [*made.news()]
+def filled_table(*pods: Json, hints: bool = True) -> tuple[GroupTable, list[Phase]]:
+    """Make a table with a set and its pods; return it with the phases it reports first."""
+    table = GroupTable(hints=hints)
+    table.feed(Listed(items=[the_set()], version="1"), pods=False)
+    table.feed(Listed(items=[*pods], version="1"), pods=True)
+    return table, [seen.phase for seen in table.news()]
 
 
 @pytest.mark.parametrize("hints", [True, False])
-def test_the_end_of_a_host_is_told_once_and_only_to_those_who_watch(hints: bool) -> None:
-    made = GroupTable(hints=hints)
-    made.feed(Listed(items=[the_set()], version="1"), pods=False)
-    made.feed(Listed(items=[*ALL], version="1"), pods=True)
-    assert [one.phase for one in made.news()] == [Phase.RUNNING]
+def test_the_end_of_a_host_is_reported_once_and_only_with_hints(hints: bool) -> None:
+    table, phases = filled_table(*ALL, hints=hints)
+    assert phases == [Phase.RUNNING]
     dead = host(1, RUNNING, last=ended(1))
     for _ in range(2):
-        made.feed(Changed(document=dead, deleted=False), pods=True)
-        news = [(one.phase, one.executor) for one in made.news()]
+        table.feed(Changed(document=dead, deleted=False), pods=True)
+        news = [(seen.phase, seen.executor) for seen in table.news()]
         if news:
             assert news == [(Phase.ENDED, "pod-1a")] * hints + [(Phase.RUNNING, "pod-0a")]
     assert news == []
 
 
-def test_a_set_is_gone_when_no_pod_of_it_is_left() -> None:
-    made, _ = table(*ALL)
-    made.feed(Changed(document=the_set(), deleted=True), pods=False)
-    first, second = made.news()
+def test_a_set_is_gone_when_none_of_its_pods_is_left() -> None:
+    table, _ = filled_table(*ALL)
+    table.feed(Changed(document=the_set(), deleted=True), pods=False)
+    first, second = table.news()
     assert (first.phase, first.executor) == (Phase.ENDED, "set-a")
     assert second.phase is Phase.RUNNING
     for pod in ALL:
-        made.feed(Changed(document=pod, deleted=True), pods=True)
-    (*_, last) = made.news()
+        table.feed(Changed(document=pod, deleted=True), pods=True)
+    (*_, last) = table.news()
     assert (last.phase, last.executor) == (Phase.GONE, "pod-0a")
-    assert not made.entries
+    assert not table.entries
 
 
-def test_pods_of_a_set_that_had_the_name_before_are_not_its_own() -> None:
+def test_pods_of_an_earlier_set_with_the_same_name_do_not_count() -> None:
     old = host(0, RUNNING, life="old")
-    made, news = table(old)
-    assert [one.phase for one in news] == [Phase.PENDING]
-    made.feed(Changed(document=old, deleted=True), pods=True)
-    made.feed(Changed(document=ALL[0], deleted=False), pods=True)
-    assert [brief(one) for one in made.news()] == [(Phase.RUNNING, "pod-0a", None)]
+    table, phases = filled_table(old)
+    assert phases == [Phase.PENDING]
+    table.feed(Changed(document=old, deleted=True), pods=True)
+    table.feed(Changed(document=ALL[0], deleted=False), pods=True)
+    assert [brief(seen) for seen in table.news()] == [(Phase.RUNNING, "pod-0a", None)]
 
 
-def test_pods_whose_set_is_not_told_yet_are_not_told() -> None:
-    made = GroupTable()
-    made.feed(Listed(items=[], version="1"), pods=False)
-    made.feed(Listed(items=[*ALL], version="1"), pods=True)
-    assert [*made.news()] == []
-    made.feed(Changed(document=the_set(), deleted=False), pods=False)
-    assert [one.phase for one in made.news()] == [Phase.RUNNING]
+def test_pods_are_not_reported_before_their_set() -> None:
+    table = GroupTable()
+    table.feed(Listed(items=[], version="1"), pods=False)
+    table.feed(Listed(items=[*ALL], version="1"), pods=True)
+    assert [*table.news()] == []
+    table.feed(Changed(document=the_set(), deleted=False), pods=False)
+    assert [seen.phase for seen in table.news()] == [Phase.RUNNING]

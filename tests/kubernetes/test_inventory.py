@@ -1,4 +1,4 @@
-"""What a cluster has: how many nodes for an accelerator, and which layout of a slice."""
+"""Count a cluster's nodes for an accelerator, and find its layout of a TPU slice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.kubernetes.kubeconfigs import Config
 
 def page(*names: str, more: str = "") -> dict[str, Any]:
     room = {"cpu": "4", "memory": "16Gi"}
-    nodes = [{"metadata": {"name": one}, "status": {"allocatable": room}} for one in names]
+    nodes = [{"metadata": {"name": name}, "status": {"allocatable": room}} for name in names]
     return {"metadata": {"continue": more, "resourceVersion": "1"}, "items": nodes}
 
 
-async def test_a_list_that_the_server_forgot_half_way_is_read_anew(tmp_path: Path) -> None:
+async def test_a_list_that_expires_between_its_pages_is_read_again(tmp_path: Path) -> None:
     async with FaultServer() as server:
         environ = {**Config(tmp_path, server.url).environ, "KINETIC_KUBE_CONTEXT": "c"}
         target = configuration.resolve(backend="gke", environ=environ)
@@ -37,6 +37,7 @@ async def test_a_list_that_the_server_forgot_half_way_is_read_anew(tmp_path: Pat
 
 
 ONE, TWO = "ct6e-standard-8t", "ct6e-standard-4t"
+"""Machine types: a slice of eight chips takes one of the first or two of the second."""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ ONE, TWO = "ct6e-standard-8t", "ct6e-standard-4t"
         (None, [], "tpu-v6e-8", True),
     ],
 )
-async def test_a_slice_gets_the_layout_of_a_node_or_pool_and_else_the_other_is_named(
+async def test_a_slice_gets_the_layout_of_a_node_or_pool_or_a_warning_names_the_other(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     nodes: list[str] | None,
@@ -62,9 +63,9 @@ async def test_a_slice_gets_the_layout_of_a_node_or_pool_and_else_the_other_is_n
     found: str,
     named: bool,
 ) -> None:
-    """None stands for somebody who may not list nodes."""
+    """*nodes* is None for a user who may not list nodes."""
     key = "node.kubernetes.io/instance-type"
-    items = [{"metadata": {"name": "n", "labels": {key: one}}} for one in nodes or ()]
+    items = [{"metadata": {"name": "n", "labels": {key: machine}}} for machine in nodes or ()]
     listed = {"metadata": {"resourceVersion": "1"}, "items": items}
     async with FaultServer() as server:
         environ = {**Config(tmp_path, server.url).environ, "KINETIC_KUBE_CONTEXT": "c"}
@@ -75,8 +76,8 @@ async def test_a_slice_gets_the_layout_of_a_node_or_pool_and_else_the_other_is_n
         known = [Pool(machine=machine, topology=topology) for machine, topology in pools]
         assert str(await layout_in(api, known, parse("v6e-8:spot"))) == f"{found}:spot"
         assert ("'tpu-v6e-8:hosts=2:spot'" in caplog.text) is named
-        asked = len(server.seen)
+        count = len(server.seen)
         for text in ("tpu-v6e-8:hosts=2", "tpu-v6e-4", "gpu-l4", "cpu"):
             assert await layout_in(api, known, parse(text)) == parse(text)
-        assert len(server.seen) == asked, "one layout costs no request"
+        assert len(server.seen) == count, "an accelerator with one layout takes no request"
         await api.aclose()

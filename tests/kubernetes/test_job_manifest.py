@@ -49,11 +49,11 @@ def container_of(**changes: Any) -> dict[str, Any]:
 
 
 def variables(container: dict[str, Any]) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
 
 
 def expanded(text: str) -> str:
-    """What a kubelet makes of a variable's value where no other variable is defined."""
+    """Return a variable's value as a kubelet expands it when no other variable is defined."""
     return re.sub(r"\$(\$|\([^)]*\))", lambda m: "$" if m[1] == "$" else m[0], text)
 
 
@@ -65,7 +65,7 @@ def test_the_container_starts_the_runner_once() -> None:
 # --- the Job ------------------------------------------------------------------------------
 
 
-def test_the_job_is_an_indexed_one_that_only_replaces_a_disrupted_pod() -> None:
+def test_the_job_is_indexed_and_replaces_only_a_disrupted_pod() -> None:
     spec = job_manifest(order(), AT)["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
     assert spec["podReplacementPolicy"] == "Failed"
@@ -100,11 +100,11 @@ def test_the_deadline_of_the_pod_leaves_time_to_start(
     assert pod_of(timeout=timeout).get("activeDeadlineSeconds") == limit
 
 
-def test_the_grace_is_that_of_the_job() -> None:
+def test_the_pod_has_the_grace_of_the_job() -> None:
     assert pod_of(grace=12.5)["terminationGracePeriodSeconds"] == 13
 
 
-def test_job_and_pod_carry_the_labels_of_the_order_and_the_usual_ones() -> None:
+def test_job_and_pod_have_the_labels_of_the_order_and_the_common_ones() -> None:
     manifest = job_manifest(order(), AT)
     for metadata in (manifest["metadata"], manifest["spec"]["template"]["metadata"]):
         assert metadata["labels"].items() >= order().labels.items()
@@ -118,22 +118,22 @@ def test_a_queued_job_waits_for_its_queue() -> None:
     assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
 
 
-def test_what_the_environment_sets_for_jobs_on_a_cluster() -> None:
+def test_environment_variables_set_the_placement_of_jobs() -> None:
     target = configuration.resolve(environ={"KINETIC_PROJECT": "p", "KINETIC_NAMESPACE": "team"})
-    own = {
+    environ = {
         "KINETIC_JOB_TTL_S": "60",
         "KINETIC_QUEUE": "research",
         "KINETIC_PRIORITY_CLASS": "high",
         "KINETIC_SERVICE_ACCOUNT": "trainer",
     }
-    manifest = job_manifest(order(), gke.placement(target, own))
+    manifest = job_manifest(order(), gke.placement(target, environ))
     pod = manifest["spec"]["template"]["spec"]
     assert manifest["metadata"]["namespace"] == "team"
     assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert manifest["spec"]["ttlSecondsAfterFinished"] == 60
     assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "trainer")
-    usual = job_manifest(order(), gke.placement(target, {}))
-    assert usual["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
+    default = job_manifest(order(), gke.placement(target, {}))
+    assert default["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
     with pytest.raises(ConfigurationError, match="KINETIC_JOB_TTL_S must be a whole number"):
         gke.placement(target, {"KINETIC_JOB_TTL_S": "soon"})
 
@@ -141,8 +141,10 @@ def test_what_the_environment_sets_for_jobs_on_a_cluster() -> None:
 # --- the machine --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [str(one) for one in accelerators.catalogue()])
-def test_an_accelerator_is_asked_for_with_its_nodes_and_their_taints(name: str) -> None:
+@pytest.mark.parametrize("name", [str(accelerator) for accelerator in accelerators.catalogue()])
+def test_a_pod_requests_its_accelerator_selects_its_nodes_and_tolerates_their_taints(
+    name: str,
+) -> None:
     accelerator = accelerators.parse(name)
     pod = pod_of(resources=Resources(accelerator=accelerator))
     resources = pod["containers"][0]["resources"]
@@ -158,7 +160,7 @@ def test_an_accelerator_is_asked_for_with_its_nodes_and_their_taints(name: str) 
         assert "tolerations" not in pod
 
 
-def test_a_spot_machine_is_selected_and_tolerated_by_its_value() -> None:
+def test_a_spot_pod_selects_and_tolerates_spot_machines() -> None:
     pod = pod_of(resources=Resources(accelerator=accelerators.parse("tpu-v5e-8", spot=True)))
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert {
@@ -175,7 +177,7 @@ def test_cpu_and_memory_are_requested_and_limited() -> None:
     assert resources["limits"] == {"cpu": "1500m", "memory": str(3 * 1024**3)}
 
 
-def test_memory_nobody_asked_for_is_reserved_and_not_a_limit() -> None:
+def test_the_default_memory_is_requested_but_not_a_limit() -> None:
     resources = container_of(resources=Resources(cpu=2.0))["resources"]
     assert resources["requests"]["memory"] == str(4 * 1024**3)
     assert resources["limits"] == {"cpu": "2000m"}
@@ -188,7 +190,7 @@ def test_data_loaders_have_shared_memory() -> None:
     assert {"name": "shm", "emptyDir": shm} in pod["volumes"]
 
 
-def test_the_container_may_gain_no_rights() -> None:
+def test_the_container_cannot_gain_privileges() -> None:
     assert container_of()["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -199,7 +201,7 @@ def test_the_container_may_gain_no_rights() -> None:
     assert pod["serviceAccountName"] == "kinetic"
 
 
-def test_what_is_in_a_bucket_is_mounted_read_only() -> None:
+def test_data_in_a_bucket_is_mounted_read_only() -> None:
     data = [
         {"uri": "gs://b/x/y,z/", "is_dir": True, "fuse": True, "mount": "/data"},
         {"uri": "data/abc", "is_dir": True, "fuse": False, "mount": None},
@@ -209,7 +211,7 @@ def test_what_is_in_a_bucket_is_mounted_read_only() -> None:
     template = job_manifest(order(data=data), AT)["spec"]["template"]
     pod = template["spec"]
     assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
-    options = [one["csi"]["volumeAttributes"] for one in pod["volumes"] if "csi" in one]
+    options = [volume["csi"]["volumeAttributes"] for volume in pod["volumes"] if "csi" in volume]
     assert options == [
         {"bucketName": "b", "mountOptions": "implicit-dirs,only-dir=x/y\\,z"},
         {"bucketName": "b", "mountOptions": "implicit-dirs,only-dir=k"},
@@ -218,17 +220,17 @@ def test_what_is_in_a_bucket_is_mounted_read_only() -> None:
             "mountOptions": "implicit-dirs,only-dir=data/1a2b/files",
         },
     ]
-    mounts = {one["mountPath"]: one for one in pod["containers"][0]["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts["/data"]["readOnly"] and mounts["/_kinetic/fuse-data/1"]["readOnly"]
     plain = job_manifest(order(), AT)["spec"]["template"]["metadata"]["annotations"]
     assert "gke-gcsfuse/volumes" not in plain
 
 
-def test_the_key_can_be_read_by_whatever_user_the_image_names() -> None:
-    """A volume's files belong to root, and an image of the user's own need not run as root."""
+def test_any_user_of_an_image_can_read_the_key() -> None:
+    """A volume's files belong to root, and a user's own image may run as another user."""
     for user in (None, 1000):
-        pod = job_manifest(order(), replace(AT, run_as_user=user))["spec"]["template"]["spec"]
-        (key,) = [one for one in pod["volumes"] if one["name"] == "key"]
+        pod = pod_of(at=replace(AT, run_as_user=user))
+        (key,) = [volume for volume in pod["volumes"] if volume["name"] == "key"]
         assert key["secret"]["defaultMode"] & 0o444 == 0o444
 
 
@@ -237,8 +239,7 @@ def test_a_pod_runs_as_the_user_of_its_image_unless_another_is_named() -> None:
     own = Image(uri="r.io/own:1", command=COMMAND)
     cases = [(built, None, 10001), (built, 7, 7), (built, 0, 0), (own, 7, 7), (own, None, None)]
     for image, named, user in cases:
-        manifest = job_manifest(order(image=image), replace(AT, run_as_user=named))
-        security = manifest["spec"]["template"]["spec"]["securityContext"]
+        security = pod_of(at=replace(AT, run_as_user=named), image=image)["securityContext"]
         assert security.get("runAsUser") == user
         assert security.get("runAsNonRoot") == (True if user else None)
 
@@ -260,19 +261,18 @@ def test_a_user_who_is_not_root_gets_a_folder_for_each_volume(
 ) -> None:
     data = [{"is_dir": True, "fuse": False, **ref, "mount": mount}]
     for user, expected in ((None, None), (0, None), (1000, folder)):
-        manifest = job_manifest(order(data=data), replace(AT, run_as_user=user))
-        pod = manifest["spec"]["template"]["spec"]
-        given = {one["name"] for one in pod["volumes"] if one.get("emptyDir") == {}}
+        pod = pod_of(at=replace(AT, run_as_user=user), data=data)
+        empty = {volume["name"] for volume in pod["volumes"] if volume.get("emptyDir") == {}}
         mounts = pod["containers"][0]["volumeMounts"]
-        found = [one["mountPath"] for one in mounts if one["name"] in given]
-        assert found == ([expected] if expected else [])
+        paths = [mount["mountPath"] for mount in mounts if mount["name"] in empty]
+        assert paths == ([expected] if expected else [])
 
 
-def test_a_volume_inside_another_needs_no_folder_of_its_own() -> None:
+def test_a_volume_inside_another_needs_no_folder() -> None:
     data = [{"uri": "gs://b/x/", "mount": mount} for mount in ("/data/sub", "/data", "/database")]
-    pod = job_manifest(order(data=data), replace(AT, run_as_user=7))["spec"]["template"]["spec"]
-    found = [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]]
-    assert found[-2:] == ["/data", "/database"]
+    pod = pod_of(at=replace(AT, run_as_user=7), data=data)
+    paths = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+    assert paths[-2:] == ["/data", "/database"]
 
 
 def test_a_shared_directory_is_mounted_at_its_own_path() -> None:
@@ -284,12 +284,12 @@ def test_a_shared_directory_is_mounted_at_its_own_path() -> None:
         assert {"name": "store", **expected} in pod["volumes"]
         mount = {"name": "store", "mountPath": "/srv/kinetic store"}
         assert mount in pod["containers"][0]["volumeMounts"]
-    assert "store" not in {one["name"] for one in pod_of()["volumes"]}
+    assert "store" not in {volume["name"] for volume in pod_of()["volumes"]}
     with pytest.raises(ConfigurationError, match="mounted at '/app'"):
         job_manifest(order(store="shared:///app"), AT)
 
 
-def test_pods_run_as_the_user_who_submits_with_a_shared_directory(tmp_path: Path) -> None:
+def test_pods_with_a_shared_directory_run_as_the_submitting_user(tmp_path: Path) -> None:
     environ = {"KINETIC_KUBE_CONTEXT": "mine", "KINETIC_STORE": str(tmp_path)}
     target = configuration.resolve(environ=environ)
     assert gke.placement(target, environ).run_as_user == os.geteuid()
@@ -299,7 +299,7 @@ def test_pods_run_as_the_user_who_submits_with_a_shared_directory(tmp_path: Path
 
 @pytest.mark.parametrize("path", ["/app", "/var", "/var/run/kinetic", "/var/run/kinetic/key"])
 def test_no_volume_hides_what_a_job_needs(path: str) -> None:
-    """The runner, and the key that its outcome is signed with."""
+    """A job needs the runner and the key that signs its outcome."""
     data = [{"uri": "gs://b/x/", "is_dir": True, "fuse": True, "mount": path}]
     with pytest.raises(ConfigurationError, match=f"mounted at '{path}'"):
         job_manifest(order(data=data), AT)
@@ -307,7 +307,7 @@ def test_no_volume_hides_what_a_job_needs(path: str) -> None:
         job_manifest(order(data=[{**data[0], "mount": near}]), AT)
 
 
-def test_what_is_in_no_bucket_cannot_be_mounted() -> None:
+def test_data_outside_buckets_cannot_be_mounted() -> None:
     data = [{"uri": "hf://set", "is_dir": True, "fuse": True}]
     with pytest.raises(ConfigurationError, match="hf://set"):
         job_manifest(order(data=data), AT)
@@ -320,7 +320,7 @@ def test_captured_variables_and_the_key_are_in_the_secret_only() -> None:
     spec = order()
     manifest, secret = job_manifest(spec, AT), secret_manifest(spec, "grp-1", "ml")
     content = {key: base64.b64decode(value) for key, value in secret["data"].items()}
-    env = variables(manifest["spec"]["template"]["spec"]["containers"][0])
+    env = variables(container_of())
     for name in ("HF_TOKEN", "WANDB.KEY"):
         reference = env[name]["secretKeyRef"]
         assert reference["name"] == "grp-1"
@@ -332,39 +332,37 @@ def test_captured_variables_and_the_key_are_in_the_secret_only() -> None:
 
 
 def test_all_jobs_of_a_submission_share_one_secret() -> None:
-    one, other = order(name="grp-1-1-1"), order(name="grp-1-2-1", key=b"k" * 32)
-    assert secret_manifest(one, "s", "ml") == secret_manifest(other, "s", "ml")
+    first, second = order(name="grp-1-1-1"), order(name="grp-1-2-1", key=b"k" * 32)
+    assert secret_manifest(first, "s", "ml") == secret_manifest(second, "s", "ml")
 
 
-def test_a_spec_that_shares_nothing_keeps_its_whole_environment_secret() -> None:
+def test_the_whole_environment_is_in_the_secret() -> None:
     spec = order()
     secret = secret_manifest(spec, "s", "ml")
     assert len(secret["data"]) == len(spec.environment) + 1
-    env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
+    env = variables(container_of())
     assert all("secretKeyRef" in env[name] for name in spec.environment)
 
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-def test_no_dollar_sign_of_a_value_is_taken_for_a_variable(value: str) -> None:
-    spec = order(output_dir=value)
-    env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
-    assert wire.Order.decode(expanded(env["KINETIC_ORDER"])) == spec.order
+def test_a_dollar_sign_in_a_value_does_not_reference_a_variable(value: str) -> None:
+    env = variables(container_of(output_dir=value))
+    assert wire.Order.decode(expanded(env["KINETIC_ORDER"])) == order(output_dir=value).order
 
 
-def test_the_users_variables_win_over_the_usual_ones() -> None:
-    own = {"JAX_PLATFORMS": "cpu"}
-    names = [one["name"] for one in container_of(environment=own)["env"]]
-    assert names.count("JAX_PLATFORMS") == 1
+def test_the_users_variables_replace_kinetics() -> None:
+    container = container_of(environment={"JAX_PLATFORMS": "cpu"})
+    assert [item["name"] for item in container["env"]].count("JAX_PLATFORMS") == 1
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "größe", "a\nb"])
-def test_a_name_no_container_takes_is_refused_before_anything_is_sent(name: str) -> None:
+def test_an_invalid_variable_name_is_refused_before_anything_is_sent(name: str) -> None:
     with pytest.raises(ConfigurationError, match="capture_env_vars"):
         job_manifest(order(environment={name: "x"}), AT)
 
 
-def test_a_secret_has_its_limit() -> None:
+def test_a_secret_that_is_too_large_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=str(MAX_SECRET_BYTES)):
         secret_manifest(order(environment={"A": "x" * MAX_SECRET_BYTES}), "s", "ml")
 

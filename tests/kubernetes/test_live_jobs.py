@@ -1,4 +1,4 @@
-"""What a client keeps of each job that is live: thousands are at once."""
+"""A client keeps little of each live job, because thousands can be live at once."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ NOW = "2026-11-23T10:00:00Z"
 
 
 def changes(number: int) -> Iterator[tuple[str, bool]]:
-    """The changes of a job until it runs, each as text, and whether it is about a pod."""
+    """Yield a job's changes until it runs: each as text, and whether it is about a pod."""
     name, job_uid, pod_uid = f"grp-1-{number}-1", f"{number:036d}", f"{number + JOBS:036d}"
     labels = {**LABELS, "kinetic.dev/index": str(number), "kinetic.dev/attempt": "1"}
     job = job_manifest(order(name=name, labels=labels), Placement(namespace="ml", secret="grp-1"))
-    about = {"uid": job_uid, "resourceVersion": str(number), "creationTimestamp": NOW}
-    job["metadata"] |= about | {"managedFields": [{"fieldsV1": {"f:status": {}}}]}
+    common = {"uid": job_uid, "resourceVersion": str(number), "creationTimestamp": NOW}
+    job["metadata"] |= common | {"managedFields": [{"fieldsV1": {"f:status": {}}}]}
     yield json.dumps(job), False
     template = job["spec"]["template"]
     controller = {"kind": "Job", "name": name, "uid": job_uid, "controller": True}
     metadata = {"name": f"{name}-0-x", "uid": pod_uid, "ownerReferences": [controller]}
-    pod = {**template, "metadata": {**template["metadata"], **about, **metadata}}
+    pod = {**template, "metadata": {**template["metadata"], **common, **metadata}}
     yield json.dumps({**pod, "status": {"phase": "Pending"}}), True
     kinds = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
     status = {
         "phase": "Running",
         "conditions": [
-            {"type": one, "status": "True", "lastProbeTime": None, "lastTransitionTime": NOW}
-            for one in kinds
+            {"type": kind, "status": "True", "lastProbeTime": None, "lastTransitionTime": NOW}
+            for kind in kinds
         ],
         "podIP": f"10.0.{number // 250}.{number % 250}",
         "containerStatuses": [
@@ -52,7 +52,7 @@ def changes(number: int) -> Iterator[tuple[str, bool]]:
     yield json.dumps({**pod, "status": status}), True
 
 
-def test_a_live_job_is_kept_in_little_memory() -> None:
+def test_a_live_job_takes_little_memory() -> None:
     table = Table()
     for pods in (False, True):
         table.feed(Listed(items=[], version="1"), pods=pods)
@@ -63,7 +63,7 @@ def test_a_live_job_is_kept_in_little_memory() -> None:
         before, running = tracemalloc.get_traced_memory()[0], 0
         for text, pods in lines:
             table.feed(Changed(document=trim(json.loads(text)), deleted=False), pods=pods)
-            running += sum(one.phase is Phase.RUNNING for one in table.news())
+            running += sum(seen.phase is Phase.RUNNING for seen in table.news())
         gc.collect()
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -83,8 +83,8 @@ DOCUMENTS: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), DOCUMENTS), min_size=1, max_size=5))
-def test_what_documents_have_in_common_changes_none_of_them(found: list[dict[str, Any]]) -> None:
-    kept = [trim({"spec": one, "status": one}) for one in found]
-    for whole, one in zip(found, kept, strict=True):
-        assert json.dumps(one["status"]) == json.dumps(whole)
-        assert json.dumps(one["spec"]) == json.dumps(whole)
+def test_sharing_equal_parts_changes_no_document(documents: list[dict[str, Any]]) -> None:
+    kept = [trim({"spec": document, "status": document}) for document in documents]
+    for document, shared in zip(documents, kept, strict=True):
+        assert json.dumps(shared["status"]) == json.dumps(document)
+        assert json.dumps(shared["spec"]) == json.dumps(document)

@@ -1,4 +1,4 @@
-"""Sets of pods on a real control plane: those that cannot start, and who does not look at them."""
+"""Jobs on several hosts on a real control plane: sets that can't start, and clients' views."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ async def test_a_set_that_waits_too_long_never_starts(place: Place, kind: str) -
     seen = await until(cluster, "late")
     assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
     assert "start_timeout of 0.7 s" in seen.message
-    assert [one.message for one in await other.find(names=["late"])] == [seen.message]
+    assert [found.message for found in await other.find(names=["late"])] == [seen.message]
     await cluster.delete(labels={"test": "yes"})
     await gone(cluster, "late")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_set_that_is_refused_its_pods_says_why(place: Place, kind: str) -> None:
+async def test_a_set_whose_pods_are_refused_says_why(place: Place, kind: str) -> None:
     cluster = await place.open_groups(kind, service_account="nobody")
     await cluster.launch(replace(place.job("none"), resources=TWO))
     async with asyncio.timeout(60), watching(cluster) as watch:
@@ -46,27 +46,26 @@ async def test_a_set_that_is_refused_its_pods_says_why(place: Place, kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_hosts_are_one_job_and_none_of_a_cluster_for_single_ones(
+async def test_several_hosts_are_one_job_that_a_client_for_single_jobs_does_not_list(
     place: Place, kind: str
 ) -> None:
     cluster, single = await place.open_groups(kind), await place.open()
     await cluster.launch(replace(place.job("both", gate="never"), resources=TWO))
     seen = await until(cluster, "both", Phase.RUNNING)
-    async with asyncio.timeout(60):  # it runs with its first host, and the other one may follow
-        while len(pods := {one["metadata"]["uid"] for one in await place.items("pods")}) < 2:
+    async with asyncio.timeout(60):  # the job runs once its first host does; the other may be late
+        while len(pods := {pod["metadata"]["uid"] for pod in await place.items("pods")}) < 2:
             await asyncio.sleep(0.05)
     assert len(pods) == 2
     assert seen.executor in pods
     assert await names(cluster) == ["both"]
     assert await names(single) == []
-    assert (await place.items("secrets"))[0]["metadata"]["ownerReferences"][0]["kind"] == (
-        KINDS[kind].name
-    )
+    (owner,) = (await place.items("secrets"))[0]["metadata"]["ownerReferences"]
+    assert owner["kind"] == KINDS[kind].name
     await cluster.delete(names=["both"])
     await gone(cluster, "both")
 
 
-async def test_a_namespace_that_is_not_there_is_told(place: Place) -> None:
+async def test_a_launch_into_a_missing_namespace_fails(place: Place) -> None:
     cluster = await place.open_groups("lws", namespace="nowhere")
     with pytest.raises(LaunchError, match=r"no leaderworkersets .*KINETIC_MULTIHOST"):
         await cluster.launch(place.job("one"))

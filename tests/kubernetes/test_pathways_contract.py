@@ -1,6 +1,6 @@
-"""The port's contract, with a JobSet of one host for each job, on a real control plane."""
+"""Run the cluster contract on a real control plane, with a JobSet of one host for each job."""
 
-# ruff: noqa: F403 - every test of the suite, whichever there are
+# ruff: noqa: F403 - imports every test of the contract
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("groups")
 async def place(place: places.Place, tmp_path: Path) -> AsyncIterator[Place]:
     lenient = await place.open_groups("jobset", patience=places.LENIENT)
     spare: list[PathwaysCluster] = [lenient, await place.open_groups("jobset")]
-    made = Place(spare.pop(), lambda: spare.pop(), tmp_path)
-    yield made
-    for gate in made.gates:
-        made.open(gate)
+    jobs_place = Place(spare.pop(), lambda: spare.pop(), tmp_path)
+    yield jobs_place
+    for gate in jobs_place.gates:
+        jobs_place.open(gate)

@@ -1,4 +1,4 @@
-"""A cluster that has one kind of sets only: the client of the other kind works with those."""
+"""On a cluster with one kind of sets only, a client for the other kind can still manage them."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ OTHER = {"lws": "jobset", "jobset": "lws"}
 
 
 def the_set(kind: str, at: Placement = AT) -> dict[str, Any]:
-    """What the cluster has of SPEC."""
+    """Make the set of SPEC as the cluster stores it."""
     manifest = KINDS[kind].manifest(SPEC, at)
     own = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
     return {**manifest, "metadata": {**manifest["metadata"], **own}, "status": {}}
 
 
 class Sets:
-    """What is answered by a server that has the sets of these *kinds*, and no pods."""
+    """Answer like a server that has one set of each of these *kinds*, and no pods."""
 
     def __init__(self, *kinds: str) -> None:
-        self.there = {KINDS[kind].collection: the_set(kind) for kind in kinds}
+        self.objects = {KINDS[kind].collection: the_set(kind) for kind in kinds}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         collection = request.path.split("/")[6 if request.path.startswith("/apis") else 5]
         if request.method != "GET":
-            gone = collection not in self.there and request.path.startswith("/apis")
-            return await (status(404, "NotFound") if gone else answer({}))(request)
-        if collection != "pods" and collection not in self.there:
+            missing = collection not in self.objects and request.path.startswith("/apis")
+            return await (status(404, "NotFound") if missing else answer({}))(request)
+        if collection != "pods" and collection not in self.objects:
             return await answer("404 page not found\n", 404)(request)
         if "watch" in request.query:
             return await stream(then="silent")(request)
-        items = [self.there[collection]] if collection in self.there else []
+        items = [self.objects[collection]] if collection in self.objects else []
         return await answer({"items": items, "metadata": {"resourceVersion": "1"}})(request)
 
 
@@ -63,15 +63,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def cluster(server: FaultServer, kind: str) -> AsyncIterator[PathwaysCluster]:
-    """A client of this kind, of a cluster that has only the other."""
+    """Open a client of this kind on a cluster that has only the other kind."""
     server.always = Sets(OTHER[kind])
     rhythm = Rhythm(longest_pause_s=0.02, longest_retry_after_s=0.02)
-    made = PathwaysCluster(Api(anonymous(server)), AT, kind=kind, rhythm=rhythm)
-    yield made
-    await made.aclose()
+    cluster = PathwaysCluster(Api(anonymous(server)), AT, kind=kind, rhythm=rhythm)
+    yield cluster
+    await cluster.aclose()
 
 
-async def test_all_that_carry_labels_are_deleted(
+async def test_deleting_by_labels_includes_the_other_kind(
     server: FaultServer, cluster: PathwaysCluster, kind: str
 ) -> None:
     await cluster.delete(labels=SPEC.labels)
@@ -79,62 +79,64 @@ async def test_all_that_carry_labels_are_deleted(
     assert f"DELETE /apis/{other.api}/namespaces/ns/{other.collection}" in server.paths
 
 
-async def test_a_watch_tells_of_the_kind_there_is(cluster: PathwaysCluster) -> None:
+async def test_a_watch_reports_sets_of_the_other_kind(cluster: PathwaysCluster) -> None:
     async with asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
         seen = await anext(watch)
         assert (seen.name, seen.phase) == (SPEC.name, Phase.PENDING)
-    assert [one.name for one in await cluster.find(labels=SPEC.labels)] == [SPEC.name]
+    assert [found.name for found in await cluster.find(labels=SPEC.labels)] == [SPEC.name]
 
 
-async def test_who_submits_is_told_what_is_missing(cluster: PathwaysCluster, kind: str) -> None:
+async def test_a_launch_fails_and_names_the_missing_kind(
+    cluster: PathwaysCluster, kind: str
+) -> None:
     with pytest.raises(LaunchError, match=rf"have {KINDS[kind].name} installed"):
         await cluster.launch(SPEC)
 
 
 class Queued(Sets):
-    """A set whose pods Kueue holds, each by itself: they alone tell which Workload is theirs."""
+    """Serve a set whose pods Kueue holds one by one; only the pods name their Workload."""
 
     group = "leaderworkerset-grp-0-4f2a1"
 
     def __init__(self) -> None:
         super().__init__("lws")
-        made = self.there["leaderworkersets"] = the_set("lws", replace(AT, queue="research"))
-        template = made["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+        queued = self.objects["leaderworkersets"] = the_set("lws", replace(AT, queue="research"))
+        template = queued["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
         labels = {"kueue.x-k8s.io/pod-group-name": self.group, KINDS["lws"].label: "grp"}
         metadata = {**template["metadata"], "name": "grp-0", "uid": "p"}
         metadata["labels"] = {**template["metadata"]["labels"], **labels}
         held = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
         pod = {"metadata": metadata, "spec": {**template["spec"], **held}}
-        self.there["pods"] = {**pod, "status": {"phase": "Pending"}}
+        self.objects["pods"] = {**pod, "status": {"phase": "Pending"}}
         message = "insufficient unused quota for cpu in flavor f, 2 more needed"
         waits = {"type": "QuotaReserved", "status": "False", "message": message}
-        named = {"metadata": {"name": self.group}, "spec": {"queueName": "research"}}
-        self.there["workloads"] = {**named, "status": {"conditions": [waits]}}
+        workload = {"metadata": {"name": self.group}, "spec": {"queueName": "research"}}
+        self.objects["workloads"] = {**workload, "status": {"conditions": [waits]}}
 
 
-async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer) -> None:
+async def test_a_watch_asks_why_a_queue_holds_the_pods_of_a_set(server: FaultServer) -> None:
     server.always = Queued()
     impatient = Patience(asked_s=0.1)
     cluster = PathwaysCluster(Api(anonymous(server)), AT, kind="lws", patience=impatient)
     async with aclosing(cluster), asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
         seen = [await anext(watch), await anext(watch)]
-    assert {(one.phase, one.reason) for one in seen} == {(Phase.PENDING, Reason.QUEUED)}
+    assert {(found.phase, found.reason) for found in seen} == {(Phase.PENDING, Reason.QUEUED)}
     assert "cpu in flavor f, 2 more needed" in seen[1].message
-    (asked,) = (one for one in server.seen if one.path.endswith("/workloads"))
-    assert asked.query == {"fieldSelector": f"metadata.name={Queued.group}"}
+    (request,) = (request for request in server.seen if request.path.endswith("/workloads"))
+    assert request.query == {"fieldSelector": f"metadata.name={Queued.group}"}
 
 
-async def test_it_is_asked_at_once_for_who_wants_an_explanation(server: FaultServer) -> None:
+async def test_find_asks_at_once_when_an_explanation_is_wanted(server: FaultServer) -> None:
     server.always = Queued()
     cluster = PathwaysCluster(Api(anonymous(server)), AT, kind="lws")
     async with aclosing(cluster), asyncio.timeout(60):
         (plain,) = await cluster.find(names=[SPEC.name])
         (seen,) = await cluster.find(names=[SPEC.name], explained=True)
     assert "cpu in flavor f, 2 more needed" in seen.message
-    assert "2 more CPUs" not in plain.message
+    assert "2 more needed" not in plain.message
 
 
-async def test_a_watch_where_there_are_no_sets_at_all_says_so(
+async def test_a_watch_fails_when_the_cluster_has_neither_kind(
     server: FaultServer, cluster: PathwaysCluster
 ) -> None:
     server.always = Sets()

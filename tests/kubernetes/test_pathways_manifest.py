@@ -1,4 +1,4 @@
-"""What carries a job on several hosts is what its controllers, and Kubernetes, take."""
+"""The manifests of jobs on several hosts, as their controllers and Kubernetes need them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(accelerator: str = "tpu-v5e-16", **more: Any) -> Any:
 
 
 def templates(kind: str, manifest: Json) -> list[Json]:
-    """The pods' templates, that of the first host at the beginning."""
+    """Return the templates of the pods, the first host's template first."""
     if kind == "lws":
         group = manifest["spec"]["leaderWorkerTemplate"]
         return [group["leaderTemplate"], group["workerTemplate"]]
@@ -35,7 +35,7 @@ def templates(kind: str, manifest: Json) -> list[Json]:
 
 def environment(pod: Json) -> Json:
     (container,) = pod["spec"]["containers"]
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,13 +43,14 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
     manifest = KINDS[kind].manifest(spec(timeout=60.0), AT)
     single = job_manifest(spec(timeout=60.0), AT)
     for pod in templates(kind, manifest):
-        several, usual = environment(pod), environment(single["spec"]["template"])
-        assert several["KINETIC_HOSTS"] == "4"
-        assert several["KINETIC_COORDINATOR"].endswith(":8476")
-        assert several["KINETIC_ORDER"] == usual["KINETIC_ORDER"]
+        hosts_env, single_env = environment(pod), environment(single["spec"]["template"])
+        assert hosts_env["KINETIC_HOSTS"] == "4"
+        assert hosts_env["KINETIC_COORDINATOR"].endswith(":8476")
+        assert hosts_env["KINETIC_ORDER"] == single_env["KINETIC_ORDER"]
         added = {"KINETIC_HOST", "KINETIC_HOSTS", "KINETIC_COORDINATOR"}
         added |= {"KINETIC_LWS", "TPU_PROCESS_PORT"} if kind == "lws" else set()
-        assert set(several) ^ set(usual) == added | {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
+        removed = {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
+        assert set(hosts_env) ^ set(single_env) == added | removed
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["google.com/tpu"] == "4"
         assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
@@ -62,8 +63,8 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
     assert "cloud.google.com/gke-nodepool" in annotations.values()
 
 
-def test_the_pods_of_a_leader_worker_set_are_those_of_stateful_sets() -> None:
-    """They may not end by themselves, and the leader alone may speak to the API server."""
+def test_the_pods_of_a_leader_worker_set_suit_stateful_sets() -> None:
+    """They can't end by themselves, and only the leader has access to the API server."""
     manifest = KINDS["lws"].manifest(spec(timeout=60.0), AT)
     group = manifest["spec"]["leaderWorkerTemplate"]
     leader, worker = templates("lws", manifest)
@@ -72,19 +73,18 @@ def test_the_pods_of_a_leader_worker_set_are_those_of_stateful_sets() -> None:
     for pod in (leader, worker):
         assert not pod["spec"].keys() & {"restartPolicy", "activeDeadlineSeconds"}
         assert environment(pod)["KINETIC_LWS"] == manifest["metadata"]["name"]
-        assert environment(pod)["TPU_PROCESS_PORT"] == "8471"  # else it is the coordinator's
+        assert environment(pod)["TPU_PROCESS_PORT"] == "8471"  # the default is the coordinator's
     token = "automountServiceAccountToken"
     assert (leader["spec"][token], worker["spec"][token]) == (True, False)
 
 
-def test_where_libtpu_listens_is_what_the_user_says_if_he_does() -> None:
+def test_the_users_port_for_libtpu_replaces_the_default() -> None:
     own = KINDS["lws"].manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
     several = KINDS["lws"].manifest(spec("cpu:hosts=3"), AT)
     for pod in templates("lws", own):
-        ports = [
-            one for one in pod["spec"]["containers"][0]["env"] if "PROCESS_PORT" in one["name"]
-        ]
-        assert ["valueFrom" in one for one in ports] == [True]  # from the Secret
+        env = pod["spec"]["containers"][0]["env"]
+        ports = [item for item in env if "PROCESS_PORT" in item["name"]]
+        assert ["valueFrom" in port for port in ports] == [True]  # from the Secret
     for pod in templates("lws", several):
         assert "TPU_PROCESS_PORT" not in environment(pod)
 
@@ -112,7 +112,9 @@ def test_a_queue_holds_the_set_and_not_its_parts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accelerator", ["cpu", "cpu:hosts=3", "l4"])
-def test_what_is_no_slice_of_tpus_may_be_on_any_nodes(kind: str, accelerator: str) -> None:
+def test_hosts_without_a_tpu_slice_may_be_in_different_node_pools(
+    kind: str, accelerator: str
+) -> None:
     manifest = KINDS[kind].manifest(spec(accelerator), AT)
     assert "cloud.google.com/gke-nodepool" not in manifest["metadata"]["annotations"].values()
     hosts = str(accelerators.parse(accelerator).hosts)
@@ -122,13 +124,13 @@ def test_what_is_no_slice_of_tpus_may_be_on_any_nodes(kind: str, accelerator: st
 @pytest.mark.parametrize(
     "name", ["job-pathways-0123456789ab", "x" * 300, "größe", "訓練", "<lambda>", "", "9", "a" * 44]
 )
-def test_what_controllers_make_of_a_name_is_legal(name: str) -> None:
-    made = group_name(name)
-    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", made)
+def test_names_that_controllers_derive_are_legal(name: str) -> None:
+    base = group_name(name)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", base)
     most = 1023
-    revision = f"{made}-0-{'f' * 10}"  # of the StatefulSet of the workers, as a label
-    pods = [f"{made}-0-{most}", f"{made}-host-0-{most}-abcde"]
-    assert max(map(len, (made, revision, *pods))) <= LABEL
+    revision = f"{base}-0-{'f' * 10}"  # a label on the pods of the workers' StatefulSet
+    pods = [f"{base}-0-{most}", f"{base}-host-0-{most}-abcde"]
+    assert max(map(len, (base, revision, *pods))) <= LABEL
 
 
 def test_different_names_stay_different() -> None:
@@ -136,6 +138,6 @@ def test_different_names_stay_different() -> None:
     assert len({group_name(name) for name in names}) == len(names)
 
 
-def test_an_accelerator_that_is_none_is_told() -> None:
+def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no accelerator"):
         KINDS["lws"].manifest(spec("tpu-v99-16"), AT)

@@ -1,4 +1,4 @@
-"""A connection to a pod's port over an API server that refuses, breaks, or says what is wrong."""
+"""Connect to a pod's port through an API server that refuses, fails, or reports an error."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def tokens() -> Tokens:
 @pytest.fixture
 async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
     server.then(answer({"items": [POD]}))
-    made = Api(Access(server=server.url, name="the cluster", credentials=tokens.passes), LIMITS)
-    yield made
-    await made.aclose()
+    api = Api(Access(server=server.url, name="the cluster", credentials=tokens.passes), LIMITS)
+    yield api
+    await api.aclose()
 
 
 def echo(*messages: bytes) -> Handler:
-    """A WebSocket that sends *messages*, echoes one message, and closes."""
+    """Open a WebSocket that sends *messages*, echoes one message, and closes."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
-        for one in messages:
-            await socket.send_bytes(one)
+        for message in messages:
+            await socket.send_bytes(message)
         await socket.send_bytes(await socket.receive_bytes())
         await socket.close()
         return socket
@@ -70,7 +70,9 @@ async def dial(api: Api) -> ByteStream:
     return await dial_pod(api, Paths("team"), "one", 12345, 0)
 
 
-async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer) -> None:
+async def test_the_port_number_that_the_server_sends_is_not_data(
+    api: Api, server: FaultServer
+) -> None:
     server.then(echo(b"\0" + PORT, b"\1" + PORT, b"\0", b"\0abc"))
     async with await dial(api) as stream:
         assert await stream.receive() == b"abc"
@@ -82,7 +84,7 @@ async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer
     assert server.seen[-1].query == {"ports": "12345"}
 
 
-async def test_what_is_wrong_with_the_port_is_told(api: Api, server: FaultServer) -> None:
+async def test_an_error_that_the_server_reports_is_raised(api: Api, server: FaultServer) -> None:
     server.then(echo(b"\0" + PORT, b"\1" + PORT, b"\1nobody is there\n"))
     async with await dial(api) as stream:
         with pytest.raises(Unavailable, match=r"port 12345 of pod one-x .*: nobody is there$"):
@@ -110,7 +112,7 @@ async def test_a_token_that_is_refused_is_renewed_once(
         ([status(401)] * 3, AuthError, "does not accept the credentials"),
     ],
 )
-async def test_a_refusal_comes_with_its_words(
+async def test_a_refusal_quotes_the_server(
     api: Api,
     server: FaultServer,
     answers: Sequence[Handler],

@@ -1,4 +1,4 @@
-"""A watch and a log tell what is, whole and once, whatever becomes of their connections."""
+"""Watches and logs are complete and free of repetition, whatever happens to connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RHYTHM = Rhythm(
 LIMITS = Limits(
     idle_s=30.0, retry=RetryPolicy(total_s=30.0, first_pause_s=0.005, longest_pause_s=0.02)
 )
-"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+"""Long limits: server and client share a process, so when it stalls, the client sees silence."""
 
 DEADLINE_S = 40.0
 FAULTS = ("eof", "cut", "silent", "gone", "expired", "error", "broken", "garbage", "bookmark")
@@ -40,9 +40,9 @@ FAULTS = ("eof", "cut", "silent", "gone", "expired", "error", "broken", "garbage
 
 @pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
-    made = GkeCluster(Api(anonymous(server), LIMITS), AT, rhythm=RHYTHM)
-    yield made
-    await made.aclose()
+    cluster = GkeCluster(Api(anonymous(server), LIMITS), AT, rhythm=RHYTHM)
+    yield cluster
+    await cluster.aclose()
 
 
 class Received:
@@ -54,7 +54,7 @@ class Received:
         self.last: dict[str, Phase] = {}
 
     async def until(self, **wanted: Phase) -> None:
-        """Read on until these are the last phases of these jobs."""
+        """Read until these are the latest phases of these jobs."""
         names = {name.replace("_", "-"): phase for name, phase in wanted.items()}
         async with asyncio.timeout(DEADLINE_S):
             while not names.items() <= self.last.items():
@@ -73,7 +73,7 @@ async def received(cluster: GkeCluster) -> AsyncIterator[Received]:
     "fault",
     ["eof", "cut", "silent", "error", "unauthorized", "stranger", "broken", "busy", "garbage"],
 )
-async def test_a_watch_that_breaks_goes_on_where_it_was(
+async def test_a_watch_that_breaks_resumes_where_it_was(
     world: World, received: Received, fault: str
 ) -> None:
     for kind in ("jobs", "pods"):
@@ -83,13 +83,13 @@ async def test_a_watch_that_breaks_goes_on_where_it_was(
     world.end(1)
     world.run(2)
     await received.until(job_1=Phase.ENDED, job_2=Phase.RUNNING)
-    lists = 2 if fault in ("error", "unauthorized") else 1  # an error in a watch: read all anew
+    lists = 2 if fault in ("error", "unauthorized") else 1  # an error event requires a new list
     assert {world.counts["list jobs"], world.counts["list pods"]} <= {1, lists}
     assert received.phases.count(("job-1", Phase.ENDED)) == 1
 
 
 @pytest.mark.parametrize("fault", ["gone", "expired"])
-async def test_what_vanished_while_nobody_listened_is_told_as_gone(
+async def test_a_job_deleted_while_the_watch_was_down_is_reported_as_gone(
     world: World, received: Received, fault: str
 ) -> None:
     for number in (1, 2, 3):
@@ -104,15 +104,15 @@ async def test_what_vanished_while_nobody_listened_is_told_as_gone(
     assert ("job-3", Phase.GONE) not in received.phases
 
 
-async def test_a_bookmark_is_where_the_next_watch_begins(world: World, received: Received) -> None:
+async def test_the_next_watch_starts_at_the_bookmark(world: World, received: Received) -> None:
     world.faults["jobs"].append("bookmark")
     world.run(1)
     await received.until(job_1=Phase.RUNNING)
     async with asyncio.timeout(DEADLINE_S):
-        while len(world.since["jobs"]) < 2:  # the one that got the bookmark has ended
+        while len(world.since["jobs"]) < 2:  # until the watch with the bookmark has ended
             await asyncio.sleep(0.01)
     assert world.since["jobs"] == [world.version - 1, world.version]
-    world.forget()  # whoever begins before it would have to list again
+    world.forget()  # a watch that started earlier would have to list again
     world.faults["jobs"].append("cut")
     world.end(1)
     await received.until(job_1=Phase.ENDED)
@@ -120,9 +120,7 @@ async def test_a_bookmark_is_where_the_next_watch_begins(world: World, received:
 
 
 @pytest.mark.parametrize("fault", ["twice", "old"])
-async def test_events_that_come_again_change_nothing(
-    world: World, received: Received, fault: str
-) -> None:
+async def test_repeated_events_change_nothing(world: World, received: Received, fault: str) -> None:
     world.run(1)
     await received.until(job_1=Phase.RUNNING)
     for kind in ("jobs", "pods"):
@@ -134,7 +132,7 @@ async def test_events_that_come_again_change_nothing(
 
 
 @pytest.mark.parametrize("fault", ["eof", "gone", "expired"])
-async def test_a_server_that_ends_each_watch_at_once_is_not_asked_in_a_hurry(
+async def test_a_server_that_ends_each_watch_at_once_gets_few_requests(
     world: World, server: FaultServer, fault: str
 ) -> None:
     cluster = GkeCluster(Api(anonymous(server), LIMITS), AT)
@@ -149,7 +147,9 @@ async def test_a_server_that_ends_each_watch_at_once_is_not_asked_in_a_hurry(
     await cluster.aclose()
 
 
-async def test_another_job_of_the_same_name_is_another(world: World, received: Received) -> None:
+async def test_a_new_job_with_the_same_name_replaces_the_first(
+    world: World, received: Received
+) -> None:
     world.run(1)
     await received.until(job_1=Phase.RUNNING)
     world.drop("jobs", "job-1")
@@ -160,7 +160,7 @@ async def test_another_job_of_the_same_name_is_another(world: World, received: R
     assert ("job-1", Phase.GONE) not in received.phases[-2:]
 
 
-async def test_a_watch_that_may_not_be_says_so(server: FaultServer, cluster: GkeCluster) -> None:
+async def test_a_forbidden_watch_raises(server: FaultServer, cluster: GkeCluster) -> None:
     server.always = status(403, "Forbidden", 'User "ada" cannot list resource "jobs"')
     async with watching(cluster, {}) as watch:
         with pytest.raises(AuthError, match="ada"):
@@ -176,13 +176,13 @@ async def test_a_closed_watch_leaves_nothing_behind(
     async with asyncio.timeout(DEADLINE_S):
         while server.busy:
             await asyncio.sleep(0)
-    assert not [one for one in asyncio.all_tasks() if "kinetic" in one.get_name()]
+    assert not [task for task in asyncio.all_tasks() if "kinetic" in task.get_name()]
 
 
-async def test_who_has_run_is_known_of_a_job_that_ends_while_the_watch_begins(
+async def test_a_job_that_ends_while_the_watch_starts_has_its_executor(
     world: World, server: FaultServer, received: Received
 ) -> None:
-    """The answer about the jobs is newer than one about the pods that was asked for with it."""
+    """The list of jobs is newer than the list of pods that was requested with it."""
 
     async def slow(request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/jobs") and not world.counts["list jobs"]:
@@ -200,10 +200,10 @@ async def test_who_has_run_is_known_of_a_job_that_ends_while_the_watch_begins(
     assert received.seen.executor == "pod-1/1"
 
 
-async def test_an_end_is_told_with_who_has_run_though_the_job_tells_of_it_first(
+async def test_an_end_that_the_job_reports_before_its_pod_has_the_executor(
     world: World, received: Received
 ) -> None:
-    """Jobs and pods come by different connections: one of them may be late."""
+    """Jobs and pods arrive over different connections, and either may be late."""
     world.run(1)
     await received.until(job_1=Phase.RUNNING)
     world.job(1, conditions=[{"type": "Complete", "status": "True"}])
@@ -211,10 +211,10 @@ async def test_an_end_is_told_with_who_has_run_though_the_job_tells_of_it_first(
     assert received.seen.executor == "pod-1/1"
 
 
-async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_first(
+async def test_the_reason_a_job_never_started_arrives_after_its_pod_is_gone(
     world: World, received: Received
 ) -> None:
-    """Who has ended it says so in the Job; its controller deletes the pod in the next moment."""
+    """The client that ends a job writes the reason into the Job; then the pod is deleted."""
     job = world.job(1)
     waits = world.pod(1, phase="Pending", containerStatuses=[])
     await received.until(job_1=Phase.PENDING)
@@ -227,26 +227,26 @@ async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_firs
     end = End(reason=Reason.UNSCHEDULABLE, message="waited longer than its start_timeout of 1 s")
     annotations = {**job["metadata"]["annotations"], ENDED: end.to_text()}
     failed = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
-    about = {**job["metadata"], "annotations": annotations}
-    world.put("jobs", {**job, "metadata": about, "status": {"conditions": failed}})
+    metadata = {**job["metadata"], "annotations": annotations}
+    world.put("jobs", {**job, "metadata": metadata, "status": {"conditions": failed}})
     await received.until(job_1=Phase.ENDED)
     assert (received.seen.reason, received.seen.message) == (end.reason, end.message)
 
 
 @pytest.mark.full
 async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: FaultServer) -> None:
-    """However late it is told: what it looks like until then may be a consequence of its end."""
+    """Until the end arrives, the job's state may already be a consequence of that end."""
     cluster = GkeCluster(
         Api(anonymous(server), LIMITS), AT, patience=Waiting(asked_s=0.5, least_s=0.0)
     )
     job = world.job(1)
-    about = {**job["metadata"]["annotations"], START_TIMEOUT: "0"}
-    world.put("jobs", {**job, "metadata": {**job["metadata"], "annotations": about}})
+    annotations = {**job["metadata"]["annotations"], START_TIMEOUT: "0"}
+    world.put("jobs", {**job, "metadata": {**job["metadata"], "annotations": annotations}})
     world.pod(1, phase="Pending", containerStatuses=[])
     end = f"PATCH /apis/batch/v1/namespaces/ns/jobs/{job['metadata']['name']}"
 
     def looked_again() -> bool:
-        """Whether more was asked about it since."""
+        """Return whether the client has asked for the job's events since it ended the job."""
         _, ended, since = " ".join(server.paths).partition(end)
         return bool(ended) and "/events" in since
 
@@ -266,7 +266,7 @@ async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: Faul
     await cluster.aclose()
 
 
-async def test_whoever_reads_slowly_gets_the_latest(world: World, received: Received) -> None:
+async def test_a_slow_reader_gets_the_latest_state(world: World, received: Received) -> None:
     world.run(1)
     await received.until(job_1=Phase.RUNNING)
     for number in range(2, 300):
@@ -280,7 +280,7 @@ async def test_whoever_reads_slowly_gets_the_latest(world: World, received: Rece
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_after_any_course_of_faults_the_last_word_is_what_is(
+async def test_after_any_sequence_of_faults_the_last_report_is_true(
     world: World, received: Received, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -323,7 +323,7 @@ async def log(cluster: GkeCluster, *, follow: bool = True, tail: int | None = No
 
 
 async def followed(cluster: GkeCluster, world: World, last: str) -> list[str]:
-    """The whole log; its job ends when the line *last* has come."""
+    """Read the whole log; end the job when the line *last* arrives."""
     lines: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("job-1", follow=True):
@@ -335,7 +335,7 @@ async def followed(cluster: GkeCluster, world: World, last: str) -> list[str]:
 
 @pytest.mark.parametrize("fault", ["cut", "eof", "broken"])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-async def test_a_log_that_breaks_goes_on_without_loss_or_repetition(
+async def test_a_log_that_breaks_resumes_without_loss_or_repetition(
     cluster: GkeCluster, world: World, fault: str, after: int
 ) -> None:
     world.run(1)
@@ -346,7 +346,7 @@ async def test_a_log_that_breaks_goes_on_without_loss_or_repetition(
     assert await followed(cluster, world, "d") == ["a", "b", "b", "c", "b", "d"]
 
 
-async def test_lines_out_of_order_are_all_told(cluster: GkeCluster, world: World) -> None:
+async def test_lines_out_of_order_all_arrive(cluster: GkeCluster, world: World) -> None:
     world.run(1)
     world.write("00:00:02.000000009", b"second")
     world.write("00:00:01.999999999", b"first", b"first")
@@ -357,7 +357,9 @@ async def test_lines_out_of_order_are_all_told(cluster: GkeCluster, world: World
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_any_log_is_told_whole_and_once(cluster: GkeCluster, world: World, seed: int) -> None:
+async def test_every_line_of_a_log_arrives_once(
+    cluster: GkeCluster, world: World, seed: int
+) -> None:
     chance = random.Random(seed)
     world.run(1)
     written: list[str] = []
@@ -381,9 +383,7 @@ async def test_any_log_is_told_whole_and_once(cluster: GkeCluster, world: World,
     assert lines == [*written, "last"]
 
 
-async def test_what_a_program_writes_is_text_whatever_it_is(
-    cluster: GkeCluster, world: World
-) -> None:
+async def test_any_output_of_a_program_becomes_text(cluster: GkeCluster, world: World) -> None:
     world.run(1)
     world.write(
         "00:00:01.0", b"[bold]x[/bold]", b"\xff\x00\x1b[31m", b"", b"a\rb", b"2026-01-01T x"
@@ -398,7 +398,7 @@ async def test_what_a_program_writes_is_text_whatever_it_is(
     ]
 
 
-async def test_an_endless_line_comes_in_pieces(cluster: GkeCluster, world: World) -> None:
+async def test_a_very_long_line_arrives_in_pieces(cluster: GkeCluster, world: World) -> None:
     world.run(1)
     line = "ü" * (3 << 20)
     world.write("00:00:01.0", line.encode())
@@ -412,7 +412,7 @@ PIECE = 1 << 20
 
 
 def _long_line(server: FaultServer, world: World, sizes: list[int], *, ends: bytes) -> None:
-    """Of a line of the last of *sizes*, in KiB, each connection tells so much, and is cut."""
+    """Serve a line of `sizes[-1]` KiB; earlier connections are cut after *sizes* KiB each."""
     left = iter(sizes)
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -423,7 +423,7 @@ def _long_line(server: FaultServer, world: World, sizes: list[int], *, ends: byt
         await response.write(b"2026-01-01T00:00:01.0Z ")
         for number in range(size := next(left)):
             await response.write(b"%07d " % number * 128)
-        await asyncio.sleep(0.01)  # what was written is on its way
+        await asyncio.sleep(0.01)  # lets the client receive what was written
         if size < sizes[-1]:
             return cut(request)
         await response.write(ends)
@@ -452,7 +452,7 @@ async def test_a_line_without_an_end_takes_no_memory(
 
 
 @pytest.mark.parametrize("after", [[1], [1500], [1500, 3500], [3500, 1500, 2500]])
-async def test_a_line_that_breaks_in_the_middle_is_told_once(
+async def test_a_line_that_breaks_in_the_middle_arrives_once(
     server: FaultServer, cluster: GkeCluster, world: World, after: list[int]
 ) -> None:
     world.run(1)
@@ -468,7 +468,7 @@ async def test_a_line_that_breaks_in_the_middle_is_told_once(
     assert "".join(lines) == "".join(f"{number:07} " * 128 for number in range(4000))
 
 
-async def test_the_log_of_a_node_that_does_not_answer_is_given_up(
+async def test_reading_a_log_fails_when_its_node_does_not_answer(
     cluster: GkeCluster, world: World
 ) -> None:
     world.run(1)
@@ -478,7 +478,9 @@ async def test_the_log_of_a_node_that_does_not_answer_is_given_up(
         await log(cluster, follow=False)
 
 
-async def test_lines_of_several_pods_say_whose_they_are(cluster: GkeCluster, world: World) -> None:
+async def test_lines_of_several_pods_have_the_hosts_number(
+    cluster: GkeCluster, world: World
+) -> None:
     world.run(1)
     job = world.objects["jobs"]["job-1"]
     annotations = {**job["metadata"]["annotations"], HOSTS: "2"}
@@ -486,8 +488,7 @@ async def test_lines_of_several_pods_say_whose_they_are(cluster: GkeCluster, wor
     first = world.objects["pods"].pop("job-1-0-1")
     for index in ("0", "1"):
         labels = {"batch.kubernetes.io/job-completion-index": index}
-        named = {"name": f"job-1-{index}", "uid": index}
-        metadata = first["metadata"] | named
+        metadata = first["metadata"] | {"name": f"job-1-{index}", "uid": index}
         metadata["labels"] = metadata["labels"] | labels
         world.put("pods", {**first, "metadata": metadata})
     world.write("00:00:01.0", b"a", b"b")
@@ -504,7 +505,7 @@ KUBELET = [
 
 @pytest.mark.parametrize("text", KUBELET)
 @pytest.mark.parametrize("follow", [True, False])
-async def test_what_a_node_says_in_place_of_a_log_is_no_log(
+async def test_a_nodes_error_in_place_of_a_log_is_not_taken_for_a_log(
     cluster: GkeCluster, server: FaultServer, world: World, text: bytes, follow: bool
 ) -> None:
     async def instead(request: web.BaseRequest) -> web.StreamResponse:
@@ -523,7 +524,7 @@ async def test_what_a_node_says_in_place_of_a_log_is_no_log(
             assert await log(cluster) == []
 
 
-async def test_a_program_may_say_what_a_node_says(cluster: GkeCluster, world: World) -> None:
+async def test_a_program_may_print_what_a_node_says(cluster: GkeCluster, world: World) -> None:
     world.run(1)
     world.write("00:00:01.0", *KUBELET)
     world.end(1)

@@ -1,4 +1,4 @@
-"""Jobs, pods and logs as an API server of the test's own tells them, and what goes wrong."""
+"""A fake API server's jobs, pods, and logs, with faults in watches and logs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ AT = Placement(namespace="ns", secret="grp-1")
 
 
 class World:
-    """What there is. ``faults`` are for the next watches of a kind, one each.
+    """Serve jobs, pods, and logs. Each of ``faults`` affects one of the next watches of a kind.
 
-    They are ``eof``, ``cut``, ``silent``, ``gone`` (410), ``expired`` (the same as an event),
-    ``error``, ``unauthorized`` (a token ran out under the watch), ``stranger`` (401 to the next
-    one), ``broken`` (503), ``busy`` (429, for an hour), ``garbage``, ``bookmark``, ``twice`` and
-    ``old`` (events again).
+    They are ``eof``, ``cut``, ``silent``, ``gone`` (410), ``expired`` (410 as an event),
+    ``error`` (500 as an event), ``unauthorized`` (401 as an event: the token ran out),
+    ``stranger`` (401), ``broken`` (503), ``busy`` (429 for an hour), ``garbage``, ``bookmark``,
+    ``twice`` (each event twice), and ``old`` (all events again).
 
-    ``log`` are the lines of every pod, each with its time. Its faults are a number of lines after
-    which the connection is cut, or ended, and ``broken``.
+    ``log`` has the lines of every pod, each with its time. A log fault is ``broken`` (500), or
+    cuts or ends the connection after a number of lines.
     """
 
     def __init__(self) -> None:
@@ -42,46 +42,46 @@ class World:
         self._history: list[tuple[int, str, str, Json]] = []
         self._news = asyncio.Event()
 
-    # --- what happens in it ---
+    # --- changes ---
 
     def put(self, kind: str, document: Json) -> Json:
-        """It is there, as it is now."""
+        """Create or update an object."""
         self.version += 1
         name = document["metadata"]["name"]
         event = "MODIFIED" if name in self.objects[kind] else "ADDED"
         metadata = {**document["metadata"], "resourceVersion": str(self.version)}
-        kept = {**document, "metadata": metadata}
-        self.objects[kind][name] = kept
-        self._tell(kind, event, kept)
-        return kept
+        stored = {**document, "metadata": metadata}
+        self.objects[kind][name] = stored
+        self._record(kind, event, stored)
+        return stored
 
     def drop(self, kind: str, name: str) -> None:
-        """It is there no more."""
+        """Delete an object."""
         self.version += 1
-        kept = self.objects[kind].pop(name)
-        metadata = {**kept["metadata"], "resourceVersion": str(self.version)}
-        self._tell(kind, "DELETED", {**kept, "metadata": metadata})
+        stored = self.objects[kind].pop(name)
+        metadata = {**stored["metadata"], "resourceVersion": str(self.version)}
+        self._record(kind, "DELETED", {**stored, "metadata": metadata})
 
     def forget(self) -> None:
-        """Nobody can go on from before now."""
+        """Forget all earlier versions, so that no watch can resume from them."""
         self.forgotten = self.version
 
-    def _tell(self, kind: str, event: str, document: Json) -> None:
+    def _record(self, kind: str, event: str, document: Json) -> None:
         self._history.append((self.version, kind, event, document))
         self._news.set()
         self._news = asyncio.Event()
 
     def job(self, number: int, life: int = 1, **status: Any) -> Json:
-        """A Job; the same number with another *life* is another Job of that name."""
+        """Put a Job; the same number with another *life* is another Job with the same name."""
         manifest = job_manifest(order(name=f"job-{number}", labels={"n": str(number)}), AT)
         metadata = {**manifest["metadata"], "uid": f"job-{number}/{life}"}
         metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
         return self.put("jobs", {**manifest, "metadata": metadata, "status": status})
 
     def pod(self, number: int, state: Json | None = None, life: int = 1, **status: Any) -> Json:
-        """The pod of that Job, its container in *state*."""
-        about = order(name=f"job-{number}", labels={"n": str(number)})
-        template = job_manifest(about, AT)["spec"]["template"]
+        """Put the pod of that Job with its container in *state*."""
+        spec = order(name=f"job-{number}", labels={"n": str(number)})
+        template = job_manifest(spec, AT)["spec"]["template"]
         owner = {"kind": "Job", "name": f"job-{number}", "uid": f"job-{number}/{life}"}
         metadata = {
             **template["metadata"],
@@ -90,35 +90,35 @@ class World:
             "creationTimestamp": "2026-01-01T00:00:01Z",
             "ownerReferences": [{**owner, "controller": True}],
         }
-        spec = {**template["spec"], "nodeName": "node"}
-        found = [{"name": "kinetic", "state": state or {}}]
-        status = {"phase": "Running", "containerStatuses": found, **status}
-        return self.put("pods", {"metadata": metadata, "spec": spec, "status": status})
+        containers = [{"name": "kinetic", "state": state or {}}]
+        status = {"phase": "Running", "containerStatuses": containers, **status}
+        pod_spec = {**template["spec"], "nodeName": "node"}
+        return self.put("pods", {"metadata": metadata, "spec": pod_spec, "status": status})
 
     def run(self, number: int, life: int = 1) -> None:
-        """Job and pod are there, and it runs."""
+        """Put a Job and its running pod."""
         self.job(number, life)
         self.pod(number, {"running": {"startedAt": "2026-01-01T00:00:02Z"}}, life)
 
     def end(self, number: int, life: int = 1) -> None:
-        """It has ended well."""
-        ended = {"exitCode": 0, "startedAt": "2026-01-01T00:00:02Z"}
-        self.pod(number, {"terminated": ended}, life, phase="Succeeded")
+        """Let the Job and its pod succeed."""
+        terminated = {"exitCode": 0, "startedAt": "2026-01-01T00:00:02Z"}
+        self.pod(number, {"terminated": terminated}, life, phase="Succeeded")
         self.job(number, life, conditions=[{"type": "Complete", "status": "True"}])
 
     def remove(self, number: int) -> None:
-        """Job and pods are deleted, and gone."""
+        """Delete the Job and its pods."""
         self.drop("jobs", f"job-{number}")
-        for name in [one for one in self.objects["pods"] if one.startswith(f"job-{number}-")]:
+        for name in [name for name in self.objects["pods"] if name.startswith(f"job-{number}-")]:
             self.drop("pods", name)
 
     def write(self, second: str, *lines: bytes) -> None:
-        """Lines of the log, all at the same time ``HH:MM:SS.fraction``."""
+        """Add lines to the log, all with the time ``HH:MM:SS.fraction``."""
         self.log += [(f"2026-01-01T{second}Z", line) for line in lines]
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- how it is told ---
+    # --- answers ---
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a list or a watch."""
@@ -129,8 +129,9 @@ class World:
             return web.json_response({"items": []})
         if "watch" not in request.query:
             self.counts[f"list {kind}"] += 1
-            found = {"metadata": {"resourceVersion": str(self.version)}}
-            return web.json_response({**found, "items": [*self.objects[kind].values()]})
+            metadata = {"resourceVersion": str(self.version)}
+            items = [*self.objects[kind].values()]
+            return web.json_response({"metadata": metadata, "items": items})
         self.counts[f"watch {kind}"] += 1
         since = int(request.query["resourceVersion"])
         self.since[kind].append(since)
@@ -164,7 +165,7 @@ class World:
                     await response.write(moment.encode() + b" " + line + b"\n")
                     after -= 1
             if after == 0 and fault == "cut":
-                await asyncio.sleep(0.01)  # what was written is on its way
+                await asyncio.sleep(0.01)  # lets the client receive what was written
                 return cut(request)
             if after == 0 or "follow" not in query or self.ended:
                 return response
@@ -172,9 +173,9 @@ class World:
 
     @property
     def ended(self) -> bool:
-        """Whether no pod runs any more."""
+        """Whether every pod has succeeded."""
         pods = self.objects["pods"].values()
-        return all(one["status"]["phase"] == "Succeeded" for one in pods)
+        return all(pod["status"]["phase"] == "Succeeded" for pod in pods)
 
     async def _stream(
         self, request: web.BaseRequest, kind: str, since: int, fault: str
@@ -185,8 +186,8 @@ class World:
             since = 0
         while True:
             news = self._news
-            for version, whose, event, document in [*self._history]:
-                if whose == kind and version > since and fault != "silent":
+            for version, changed_kind, event, document in [*self._history]:
+                if changed_kind == kind and version > since and fault != "silent":
                     await _write(response, event, document)
                     if fault == "twice":
                         await _write(response, event, document)
@@ -205,8 +206,8 @@ class World:
                     return response
                 case "bookmark":
                     self.version += 1
-                    at = {"metadata": {"resourceVersion": str(self.version)}}
-                    await _write(response, "BOOKMARK", at)
+                    bookmark = {"metadata": {"resourceVersion": str(self.version)}}
+                    await _write(response, "BOOKMARK", bookmark)
                     return response
             fault = "silent" if fault == "silent" else ""
             await news.wait()

@@ -1,1 +1,1 @@
-"""A real node, with real containers, for a machine that may be thrown away: ``tox -e node``."""
+"""Tests with real containers on a real node; run ``tox -e node`` on a disposable machine."""

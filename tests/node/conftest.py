@@ -1,4 +1,4 @@
-"""The node, what a client needs to send jobs to it, and a look at what is left."""
+"""Fixtures for the node and its clients, and a check for what tests leave behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.node.node import Node
 
 GONE_S = 60.0
 FIRST_S = 1800.0
-"""Seconds: the first test waits until there are images. Each has a deadline of its own."""
+"""Timeout of a test in seconds: the first one builds images. Tests set shorter deadlines."""
 
 
-@pytest.hookimpl(tryfirst=True)  # the tiers of the others depend on it
+@pytest.hookimpl(tryfirst=True)  # the hook that assigns tiers reads this marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that is here wants the machine for itself."""
+    """Mark all tests of this folder: they need the machine for themselves."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.node)
@@ -35,19 +35,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kitchen() -> Iterator[images.Kitchen]:
-    """Where images are made."""
+def builder() -> Iterator[images.Builder]:
+    """Provide the builder of images."""
     try:
         found = parts.find()
     except parts.MissingParts as missing:
         absent(str(missing))
-    with images.kitchen(found) as kitchen:
-        yield kitchen
+    with images.builder(found) as builder:
+        yield builder
 
 
 @pytest.fixture(scope="session")
-def control_plane(kitchen: images.Kitchen) -> Iterator[ControlPlane]:
-    """One whose only node is the real one; none without what that takes."""
+def control_plane(builder: images.Builder) -> Iterator[ControlPlane]:
+    """Start a control plane whose only node is the real one, if the machine has the programs."""
     try:
         with ControlPlane(find()) as plane:
             yield plane
@@ -56,16 +56,16 @@ def control_plane(kitchen: images.Kitchen) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="session")
-def node(control_plane: ControlPlane, kitchen: images.Kitchen) -> Iterator[Node]:
-    """The node, for all tests."""
-    archives = images.archives(kitchen)
-    with Node(control_plane, kitchen.parts, archives, images.SANDBOX) as node:
+def node(control_plane: ControlPlane, builder: images.Builder) -> Iterator[Node]:
+    """Start the node that all tests share."""
+    archives = images.archives(builder)
+    with Node(control_plane, builder.parts, archives, images.SANDBOX) as node:
         yield node
 
 
 @pytest.fixture(scope="session")
 def controllers(control_plane: ControlPlane, node: Node) -> Iterator[Kubelet]:
-    """LeaderWorkerSets and JobSets become pods: by the process kubelet, without its node."""
+    """Turn LeaderWorkerSets and JobSets into pods with the process kubelet's controllers."""
     with Kubelet(control_plane) as kubelet:
         kubelet.remove_node(NODE)
         kubelet.start_controllers()
@@ -74,7 +74,7 @@ def controllers(control_plane: ControlPlane, node: Node) -> Iterator[Kubelet]:
 
 @pytest.fixture(scope="session")
 def gcs_server(node: Node) -> Iterator[str]:
-    """A GCS server that this machine and its containers reach by the same URL."""
+    """Start a GCS server that this machine and its containers reach by the same URL."""
     if not processes.BINARY:
         absent(processes.MISSING)
     with tempfile.TemporaryDirectory(prefix="kn-gcs-") as folder:
@@ -84,49 +84,48 @@ def gcs_server(node: Node) -> Iterator[str]:
 
 @contextlib.contextmanager
 def fresh_namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
-    """A namespace; all that is in it ends with the block."""
+    """Create a namespace; at the end of the block, delete it and wait for its pods to end."""
     name = f"kn-{uuid.uuid4().hex[:10]}"
     path = f"/api/v1/namespaces/{name}"
     control_plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    made = Namespace(
+    namespace = Namespace(
         name=name,
         admin=control_plane.account(),
         kubeconfig=control_plane.kubeconfig,
-        kubelet=None,  # type: ignore[arg-type] # the real one takes no orders
+        kubelet=None,  # type: ignore[arg-type] # tests can't control the real kubelet
         control_plane=control_plane,
     )
     for account in ("kinetic", "default"):
-        with contextlib.suppress(Refused):  # the controllers were faster
-            made.call("POST", "serviceaccounts", {"metadata": {"name": account}})
-    yield made
+        with contextlib.suppress(Refused):  # the controllers may have created it
+            namespace.call("POST", "serviceaccounts", {"metadata": {"name": account}})
+    yield namespace
     node.cordon(closed=False)
     control_plane.call("DELETE", path)  # from now on, no new pods
-    until = time.monotonic() + GONE_S
-    while pods := made.call("GET", "pods")["items"]:
+    deadline = time.monotonic() + GONE_S
+    while pods := namespace.call("GET", "pods")["items"]:
         for pod in pods:
             with contextlib.suppress(Refused):
-                made.call("DELETE", f"pods/{pod['metadata']['name']}", gracePeriodSeconds="1")
-        assert time.monotonic() < until, f"pods of {name} do not end\n{node.log('kubelet')}"
+                namespace.call("DELETE", f"pods/{pod['metadata']['name']}", gracePeriodSeconds="1")
+        assert time.monotonic() < deadline, f"pods of {name} do not end\n{node.log('kubelet')}"
         time.sleep(0.3)
 
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
-    """A fresh one, for a test."""
-    with fresh_namespace(control_plane, node) as made:
-        yield made
+    """Create a fresh namespace for a test."""
+    with fresh_namespace(control_plane, node) as namespace:
+        yield namespace
 
 
 async def gone(namespace: Namespace, *kinds: str) -> None:
-    """Wait until there is neither a Job nor a pod nor a submission's Secret."""
+    """Wait until no Job, pod, object of *kinds*, or Secret except the root key is left."""
 
     def left() -> list[str]:
-        found = [
-            one for kind in ("batch/v1/jobs", "pods", *kinds)
-            for one in namespace.call("GET", kind)["items"]
-        ]  # fmt: skip
-        secrets = namespace.call("GET", "secrets")["items"]
-        names = [one["metadata"]["name"] for one in [*found, *secrets]]
+        names = [
+            str(item["metadata"]["name"])
+            for kind in ("batch/v1/jobs", "pods", *kinds, "secrets")
+            for item in namespace.call("GET", kind)["items"]
+        ]
         return [name for name in names if "root" not in name]
 
     with contextlib.suppress(Refused):

@@ -1,6 +1,6 @@
-"""What comes to an address goes to another: ``python -m tests.node.forward HOST PORT TO PORT``.
+"""Forward connections: ``python -m tests.node.forward HOST PORT TO_HOST TO_PORT``.
 
-In place of the cluster's proxy: containers find the API server where its service says.
+It replaces kube-proxy: containers reach the API server at its service's address.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ PIECE = 1 << 16
 
 
 async def main(host: str, port: str, to_host: str, to_port: str) -> None:
-    """Until it is ended."""
+    """Forward until the process is stopped."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, back = await asyncio.open_connection(to_host, int(to_port))
+            answers, upstream = await asyncio.open_connection(to_host, int(to_port))
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+        await asyncio.gather(pass_on(reader, upstream), pass_on(answers, writer))
 
     server = await asyncio.start_server(serve, host, int(port))
     await server.serve_forever()
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """All that comes, and its end."""
+    """Copy all data, then close *writer*."""
     with contextlib.suppress(OSError):
         while piece := await reader.read(PIECE):
             writer.write(piece)

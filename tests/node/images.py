@@ -1,6 +1,6 @@
-"""Images for the node: Debian with Python to begin with, and one that kinetic's runner runs in.
+"""Build images for the node: Debian with Python, the pause image, and one for kinetic's runner.
 
-What is made once is kept in the cache: to unpack a Debian takes a minute, or some.
+The results stay in a cache, because unpacking Debian takes minutes.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ SANDBOX = "localhost/kinetic-tests/sandbox:1"
 JOBS = "localhost/kinetic-tests/jobs:1"
 BUILD_S = 900.0
 BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-"""The authorities that this machine trusts: a build fetches packages the way the machine does."""
+"""The CAs that this machine trusts; a build mounts them to download packages."""
 
 NETWORK = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY")
-"""What a build has to know where this machine does: where packages are."""
+"""Variables that tell this machine, and so a build, where packages are."""
 
-FIRST = f"""\
+PYTHON_DOCKERFILE = f"""\
 FROM scratch
 ADD root.tar /
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV SSL_CERT_FILE={BUNDLE}
 CMD ["python3"]
 """
-OF_SANDBOX = f"FROM {PYTHON}\n" + 'CMD ["sleep", "infinity"]\n'
-OF_JOBS = f"""\
+SANDBOX_DOCKERFILE = f"FROM {PYTHON}\n" + 'CMD ["sleep", "infinity"]\n'
+JOBS_DOCKERFILE = f"""\
 FROM {PYTHON}
 RUN python3 -m pip install --no-cache-dir cloudpickle google-cloud-storage absl-py
 COPY app/ /app/
 """
-"""Written as the documentation tells users to write theirs."""
+"""Follows the documentation for users' own images."""
 
 
 def cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where they are kept."""
-    place = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(place) / "kinetic-tests" / "node"
+    """Return the folder that keeps the images."""
+    root = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "kinetic-tests" / "node"
 
 
 @dataclass(frozen=True, slots=True)
-class Kitchen:
-    """Builds images with buildah, in a storage of its own below *folder*."""
+class Builder:
+    """Build images with buildah, with its storage below *folder*."""
 
     parts: Parts
     folder: Path
 
     def program(self) -> Path:
-        """buildah, as Cloud Build's builder is called: ``PROGRAM build --tag NAME .``."""
+        """Write a script that runs buildah like Cloud Build's builder: ``build --tag NAME .``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         policy = self.folder / "policy.json"
         policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
@@ -79,7 +79,7 @@ class Kitchen:
         return script
 
     def build(self, name: str, files: Mapping[str, str | Path]) -> None:
-        """Build the image *name* of a Dockerfile and what it copies."""
+        """Build the image *name* from *files*: a Dockerfile and what it copies."""
         context = self.folder / "context"
         shutil.rmtree(context, ignore_errors=True)
         context.mkdir(parents=True)
@@ -92,62 +92,63 @@ class Kitchen:
         self.run("build", "--tag", name, str(context))
 
     def save(self, name: str, archive: Path) -> Path:
-        """Write an image to a file, whole or not at all."""
+        """Write an image to a file atomically."""
         part = archive.with_suffix(".part")
         part.unlink(missing_ok=True)
         self.run("push", "--quiet", name, f"docker-archive:{part}:{name}")
         part.rename(archive)
         return archive
 
-    def run(self, *words: str) -> str:
-        """One command of buildah's.
+    def run(self, *arguments: str) -> str:
+        """Run a buildah command and return its output.
 
         Raises:
-            MissingParts: It failed; with its last words.
+            MissingParts: The command failed; the message has the end of its output.
         """
         done = subprocess.run(
-            [self.program(), *words], capture_output=True, timeout=BUILD_S, check=False
+            [self.program(), *arguments], capture_output=True, timeout=BUILD_S, check=False
         )
         if done.returncode:
-            said = (done.stdout + done.stderr)[-3000:].decode(errors="replace")
-            raise MissingParts(f"buildah {' '.join(words)} ended with {done.returncode}:\n{said}")
+            output = (done.stdout + done.stderr)[-3000:].decode(errors="replace")
+            command = f"buildah {' '.join(arguments)}"
+            raise MissingParts(f"{command} ended with {done.returncode}:\n{output}")
         return done.stdout.decode()
 
 
 @contextmanager
-def kitchen(parts: Parts) -> Iterator[Kitchen]:
-    """The one in the cache; one process has it at a time."""
+def builder(parts: Parts) -> Iterator[Builder]:
+    """Provide the builder in the cache to one process at a time."""
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Kitchen(parts, folder)
+        yield Builder(parts, folder)
 
 
-def archives(kitchen: Kitchen) -> list[Path]:
-    """The files of the images that the node begins with; made now where they are not there."""
-    root = kitchen.folder / f"{kitchen.parts.release}.tar"
+def archives(builder: Builder) -> list[Path]:
+    """Return the files of the images that the node starts with; build those that are missing."""
+    root = builder.folder / f"{builder.parts.release}.tar"
     if not root.exists():
-        _unpack_debian(kitchen, root)
-    known = [f"ENV {name}={os.environ[name]}\n" for name in NETWORK if name in os.environ]
-    first = FIRST + "".join(known)
-    sandbox = kitchen.folder / f"sandbox-{_digest(first, OF_SANDBOX, kitchen.parts.release)}.tar"
+        _unpack_debian(builder, root)
+    network = [f"ENV {name}={os.environ[name]}\n" for name in NETWORK if name in os.environ]
+    python = PYTHON_DOCKERFILE + "".join(network)
+    digest = _digest(python, SANDBOX_DOCKERFILE, builder.parts.release)
+    sandbox = builder.folder / f"sandbox-{digest}.tar"
     if not sandbox.exists():
-        kitchen.build(PYTHON, {"Dockerfile": first, "root.tar": root})
-        kitchen.build(SANDBOX, {"Dockerfile": OF_SANDBOX})
-        kitchen.save(SANDBOX, sandbox)
+        builder.build(PYTHON, {"Dockerfile": python, "root.tar": root})
+        builder.build(SANDBOX, {"Dockerfile": SANDBOX_DOCKERFILE})
+        builder.save(SANDBOX, sandbox)
     with TemporaryDirectory() as app:
         images.write_runner(app)
-        runner = {f"app/{one.relative_to(app)}": one.read_text() for one in Path(app).rglob("*.py")}
-    made_of = _digest(
-        sandbox.name, OF_JOBS, *(word for one in sorted(runner.items()) for word in one)
-    )
-    jobs = kitchen.folder / f"jobs-{made_of}.tar"
+        paths = Path(app).rglob("*.py")
+        runner = {f"app/{path.relative_to(app)}": path.read_text() for path in paths}
+    texts = (text for file in sorted(runner.items()) for text in file)
+    jobs = builder.folder / f"jobs-{_digest(sandbox.name, JOBS_DOCKERFILE, *texts)}.tar"
     if not jobs.exists():
-        for old in kitchen.folder.glob("jobs-*.tar"):
+        for old in builder.folder.glob("jobs-*.tar"):
             old.unlink()
-        kitchen.build(JOBS, {"Dockerfile": OF_JOBS, **runner})
-        kitchen.save(JOBS, jobs)
+        builder.build(JOBS, {"Dockerfile": JOBS_DOCKERFILE, **runner})
+        builder.save(JOBS, jobs)
     return [sandbox, jobs]
 
 
@@ -155,22 +156,22 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def _unpack_debian(kitchen: Kitchen, archive: Path) -> None:
-    """A small Debian with Python, as the images called ``python:3.x-slim`` are."""
-    root, part = kitchen.folder / "root", archive.with_suffix(".part")
+def _unpack_debian(builder: Builder, archive: Path) -> None:
+    """Write a small Debian with Python, like the images ``python:3.x-slim``, to *archive*."""
+    root, part = builder.folder / "root", archive.with_suffix(".part")
     shutil.rmtree(root, ignore_errors=True)
     packages = "--include=python3,python3-pip,ca-certificates"
-    command = [kitchen.parts.debootstrap, "--variant=minbase", packages]
-    with (kitchen.folder / "debootstrap.log").open("wb") as log:
+    command = [builder.parts.debootstrap, "--variant=minbase", packages]
+    with (builder.folder / "debootstrap.log").open("wb") as log:
         done = subprocess.run(
-            [*command, kitchen.parts.release, root], stdout=log, stderr=log, check=False
+            [*command, builder.parts.release, root], stdout=log, stderr=log, check=False
         )
     if done.returncode:
         raise MissingParts(f"debootstrap ended with {done.returncode}; see {log.name}")
     for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
-        marker.unlink()  # here pip is nobody's rival
-    left = ("./proc/*", "./sys/*", "./dev/*", "./var/cache/*", "./var/lib/apt/lists/*")
-    skipped = [f"--exclude={one}" for one in left]
-    subprocess.run(["tar", "-C", root, "--numeric-owner", *skipped, "-cf", part, "."], check=True)
+        marker.unlink()  # lets pip install into the system's Python
+    left_out = ("./proc/*", "./sys/*", "./dev/*", "./var/cache/*", "./var/lib/apt/lists/*")
+    options = ["--numeric-owner", *(f"--exclude={pattern}" for pattern in left_out)]
+    subprocess.run(["tar", "-C", root, *options, "-cf", part, "."], check=True)
     shutil.rmtree(root)
     part.rename(archive)

@@ -1,4 +1,4 @@
-"""What a node changes on the machine it is on, and how all of it is undone."""
+"""Make the changes to this machine that a node needs, and undo all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 ADDRESS = "10.96.0.1"
-"""The machine's, for its containers: the cluster's own name for its API server leads there, too."""
+"""The machine's address for its containers, and that of the API server's service."""
 
 BRIDGE = "kn0"
 SUBNET, GATEWAY = "10.244.0.0/22", "10.244.0.1"
@@ -25,18 +25,18 @@ SYSCTLS = (
     "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "net/ipv4/ip_forward",
 )  # fmt: skip
 TRACES = ("/var/lib/cni", "/var/lib/kubelet", "/var/log/containers")
-"""Folders that are made whatever the settings say; those that were not there go again."""
+"""Folders that the programs create whatever the settings say; `borrowed` removes new ones."""
 
 END_S = 10.0
 
 
 @contextlib.contextmanager
 def borrowed(folder: Path, ip: Path) -> Iterator[None]:
-    """Within, the machine carries a node that keeps its things in *folder*; then as it was before.
+    """Prepare the machine for a node that keeps its files in *folder*; restore it afterwards.
 
-    Processes that serve containers of that folder are ended, its mounts are taken away.
+    At the end of the block, kill the shims of containers in *folder* and unmount what is in it.
     """
-    with contextlib.ExitStack() as undo:  # what was registered last is done first, come what may
+    with contextlib.ExitStack() as undo:  # runs all callbacks, the last one first
         for name in SYSCTLS:
             undo.callback(_setting(name).write_text, _setting(name).read_text())
         for trace in TRACES:
@@ -46,7 +46,7 @@ def borrowed(folder: Path, ip: Path) -> Iterator[None]:
         _make_cgroups()
         undo.callback(_run, ip, "address", "delete", f"{ADDRESS}/32", "dev", "lo")
         _run(ip, "address", "replace", f"{ADDRESS}/32", "dev", "lo")
-        undo.callback(_run, ip, "link", "delete", BRIDGE, check=False)  # it comes with a pod
+        undo.callback(_run, ip, "link", "delete", BRIDGE, check=False)  # the first pod creates it
         undo.callback(_remove_namespaces, ip, _namespaces())
         undo.callback(_unmount, folder)
         undo.callback(_end_shims, folder)
@@ -54,7 +54,7 @@ def borrowed(folder: Path, ip: Path) -> Iterator[None]:
 
 
 def _run(*command: str | Path, check: bool = True) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, check=False)
+    done = subprocess.run([str(part) for part in command], capture_output=True, check=False)
     if check and done.returncode:
         raise OSError(f"{command}: {done.stderr.decode(errors='replace')}")
 
@@ -73,7 +73,7 @@ def _remove_namespaces(ip: Path, others: set[str]) -> None:
 
 
 def _controllers() -> list[Path]:
-    """The roots of the hierarchies of control groups: one in version 2, many in version 1."""
+    """Return the roots of the cgroup hierarchies: one in version 2, several in version 1."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [path for path in CGROUPS.iterdir() if (path / "cgroup.procs").exists()]
@@ -89,10 +89,11 @@ def _make_cgroups() -> None:
 def _remove_cgroups() -> None:
     for root in _controllers():
         for folder, _, _ in os.walk(root / CGROUP, topdown=False):
-            _until(lambda folder=folder: _gone(folder))  # what was killed in it takes its time
+            _until(lambda folder=folder: _removed(folder))  # killed processes take time to end
 
 
-def _gone(folder: str) -> bool:
+def _removed(folder: str) -> bool:
+    """Try to remove *folder*, and return whether it no longer exists."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:
@@ -103,18 +104,18 @@ def _gone(folder: str) -> bool:
 
 
 def _until(done: Callable[[], bool]) -> None:
-    until = time.monotonic() + END_S
-    while not done() and time.monotonic() < until:
+    deadline = time.monotonic() + END_S
+    while not done() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _end_shims(folder: Path) -> None:
-    """Those who keep containers do it for longer than the runtime lives."""
+    """Kill containerd's shims, which outlive it, and their containers."""
     shims = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            words = process.cmdline()
-            if "containerd-shim" in "".join(words[:1]) and str(folder) in " ".join(words):
+            command = process.cmdline()
+            if "containerd-shim" in "".join(command[:1]) and str(folder) in " ".join(command):
                 shims += [process, *process.children(recursive=True)]
     for process in shims:
         with contextlib.suppress(psutil.Error):
@@ -123,7 +124,7 @@ def _end_shims(folder: Path) -> None:
 
 
 def _unmount(folder: Path) -> None:
-    """The innermost first; what is still in use goes with who uses it."""
-    mounted = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for place in sorted((one for one in mounted if one.startswith(f"{folder}/")), reverse=True):
-        subprocess.run(["umount", "--lazy", place], capture_output=True, check=False)
+    """Unmount what is in *folder*, innermost first; mounts in use go once they are free."""
+    mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for path in sorted((path for path in mounts if path.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", path], capture_output=True, check=False)

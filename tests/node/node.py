@@ -60,10 +60,10 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 
 class Node:
-    """``with Node(plane, parts, archives, sandbox) as node:`` has a node, with these images.
+    """``with Node(plane, parts, archives, sandbox) as node:`` runs a node with these images.
 
-    *archives* are files of images (docker-archive), *sandbox* the name of the one that holds a
-    pod's place. Containers reach this machine at `machine.ADDRESS`.
+    *archives* are files of images (docker-archive), and *sandbox* is the name of the pause image.
+    Containers reach this machine at `machine.ADDRESS`.
     """
 
     def __init__(
@@ -93,25 +93,26 @@ class Node:
         self._stack.close()
 
     def load(self, archive: Path) -> None:
-        """Have the images of a file, as if they had been pulled."""
+        """Import the images of a file, as if the node had pulled them."""
         self._ctr("images", "import", str(archive))
 
     def log(self, name: str) -> str:
-        """The end of what ``kubelet`` or ``containerd`` has logged."""
+        """Return the end of the log of ``kubelet`` or ``containerd``."""
         return children.tail(self.folder / f"{name}.log")
 
     def cordon(self, *, closed: bool = True) -> None:
-        """It takes no more pods, or does again."""
+        """Stop the node from taking pods, or let it take them again."""
         self._plane.call("PATCH", f"/api/v1/nodes/{NAME}", {"spec": {"unschedulable": closed}})
 
     def drain(self, namespace: str) -> list[str]:
-        """What ``kubectl drain`` does: no new pods, and those of a namespace are asked to go.
+        """Cordon the node and evict a namespace's pods, like ``kubectl drain``.
 
-        Their names.
+        Returns:
+            The names of the pods.
         """
         self.cordon()
         pods = f"/api/v1/namespaces/{namespace}/pods"
-        names = [one["metadata"]["name"] for one in self._plane.call("GET", pods)["items"]]
+        names = [pod["metadata"]["name"] for pod in self._plane.call("GET", pods)["items"]]
         for name in names:
             eviction = {
                 "apiVersion": "policy/v1",
@@ -121,23 +122,24 @@ class Node:
             self._plane.call("POST", f"{pods}/{name}/eviction", eviction)
         return names
 
-    # Its parts
+    # Processes of the node
 
     def _start(self, name: str, *command: str | Path) -> None:
         env = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
         env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT)}
         log = self.folder / f"{name}.log"
-        self._processes[name] = children.start([str(word) for word in command], log, env)
+        self._processes[name] = children.start([str(part) for part in command], log, env)
 
     def _await(self, name: str, ready: Any) -> None:
         log = self.folder / f"{name}.log"
         children.await_ready(ready, self._processes[name], log, START_S)
 
-    def _ctr(self, *words: str) -> str:
-        command = [self._parts.ctr, "-a", self.folder / "containerd.sock", "-n", "k8s.io", *words]
+    def _ctr(self, *arguments: str) -> str:
+        options = ["-a", self.folder / "containerd.sock", "-n", "k8s.io"]
+        command = [self._parts.ctr, *options, *arguments]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
-            raise OSError(f"ctr {words}: {done.stderr.decode(errors='replace')}")
+            raise OSError(f"ctr {arguments}: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode()
 
     def _start_containerd(self) -> None:
@@ -151,12 +153,12 @@ class Node:
         self._await("containerd", lambda: self._ctr("version"))
 
     def _start_forward(self) -> None:
-        there = (machine.ADDRESS, "443", "127.0.0.1", str(self._plane.port))
-        self._start("forward", sys.executable, "-m", "tests.node.forward", *there)
+        addresses = (machine.ADDRESS, "443", "127.0.0.1", str(self._plane.port))
+        self._start("forward", sys.executable, "-m", "tests.node.forward", *addresses)
 
     def _start_kubelet(self) -> None:
         config = self.folder / "kubelet.yaml"
-        config.write_text(json.dumps(self._kubelet()))
+        config.write_text(json.dumps(self._kubelet_config()))
         self._start(
             "kubelet",
             self._parts.kubelet,
@@ -175,11 +177,11 @@ class Node:
         except Refused:
             return False
         return not found["spec"].get("taints") and any(
-            one["type"] == "Ready" and one["status"] == "True"
-            for one in found["status"].get("conditions") or ()
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in found["status"].get("conditions") or ()
         )
 
-    def _kubelet(self) -> dict[str, Any]:
+    def _kubelet_config(self) -> dict[str, Any]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -208,7 +210,7 @@ class Node:
         }
 
     def _end(self) -> None:
-        """The kubelet first: it would start again what ends."""
+        """Stop the kubelet first, because it would restart containers that end."""
         for name in ("kubelet", "forward"):
             self._stop(name)
         if "containerd" in self._processes:

@@ -1,4 +1,4 @@
-"""What a real node takes of this machine: programs, the rights of root, room for images."""
+"""Find what a real node needs on this machine: programs and root permissions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pathlib import Path
 from tests.cluster import binaries
 
 PLUGINS = Path("/usr/lib/cni")
-ALSO = "/usr/sbin:/sbin"
-"""Where Debian keeps some of them; not everybody's PATH has these."""
+SYSTEM_PATH = "/usr/sbin:/sbin"
+"""Folders where Debian keeps some programs; PATH may lack them."""
 
 DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}
-"""The release of Debian with the Python that the tests run in: functions travel between equals."""
+"""Debian's release by Python version: pickled functions need the version that the tests use."""
 
 PACKAGES = "containerd runc containernetworking-plugins debootstrap buildah iproute2"
 HOW = (
-    "these tests start a kubelet and containers, and are for a Linux machine that may be thrown "
-    f"away: as root, `apt-get install --no-install-recommends {PACKAGES}`, and have a `kubelet` "
-    f"beside the control plane's programs (in the folder of {binaries.VARIABLE}, or on PATH; "
+    "these tests start a kubelet and containers, so run them on a disposable Linux machine. As "
+    f"root, run `apt-get install --no-install-recommends {PACKAGES}`. Put a `kubelet` beside the "
+    f"control plane's programs (in the folder of {binaries.VARIABLE}, or on PATH; "
     "`python -m tests.cluster.binaries` builds it where Go is installed)"
 )
 
 
 class MissingParts(Exception):
-    """Something is not there; the message says what, and how to get it."""
+    """A program or permission is missing; the message says which, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The paths of the programs, and the release of Debian that images are made of."""
+    """The paths of the programs, and the Debian release that images are built from."""
 
     kubelet: Path
     containerd: Path
@@ -45,24 +45,24 @@ class Parts:
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Parts:
-    """All of them.
+    """Find all parts.
 
     Raises:
-        MissingParts: One is not here.
+        MissingParts: A part is missing.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise MissingParts(f"this is no Linux, or nobody is root; {HOW}")
+        raise MissingParts(f"this machine doesn't run Linux, or the user isn't root; {HOW}")
     python = "{}.{}".format(*sys.version_info)
     if python not in DEBIAN:
         known = " or ".join(DEBIAN)
         raise MissingParts(f"no Debian has Python {python}: run the tests with {known}; {HOW}")
-    path = f"{environ.get('PATH', os.defpath)}:{ALSO}"
-    places = f"{environ.get(binaries.VARIABLE, '')}:{path}:{binaries.built(environ)}"
+    path = f"{environ.get('PATH', os.defpath)}:{SYSTEM_PATH}"
+    kubelet_path = f"{environ.get(binaries.VARIABLE, '')}:{path}:{binaries.built(environ)}"
     names = ("containerd", "ctr", "buildah", "debootstrap", "ip")
-    found = {"kubelet": shutil.which("kubelet", path=places)}
+    found = {"kubelet": shutil.which("kubelet", path=kubelet_path)}
     found |= {name: shutil.which(name, path=path) for name in (*names, "runc")}
     found["CNI plugins"] = str(PLUGINS) if (PLUGINS / "bridge").exists() else None
-    if lacking := [name for name, where in found.items() if where is None]:
-        raise MissingParts(f"there is no {', no '.join(lacking)} here; {HOW}")
+    if missing := [name for name, program in found.items() if program is None]:
+        raise MissingParts(f"this machine has no {', no '.join(missing)}; {HOW}")
     programs = {name: Path(found[name] or "") for name in ("kubelet", *names)}
     return Parts(**programs, release=DEBIAN[python])

@@ -1,4 +1,4 @@
-"""A debugger in a real container: reached by way of the API server, the kubelet and containerd."""
+"""Reach a debugger in a real container through the API server, the kubelet, and containerd."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def doubled(x):
 async def test_the_function_stops_where_the_editor_says(
     client: aio.Client, configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image has no debugpy, and containers no package index: the project brings it."""
-    there = importlib.util.find_spec("debugpy")
-    assert there is not None and there.origin is not None
+    """The project contains debugpy, because the image has neither it nor a package index."""
+    spec = importlib.util.find_spec("debugpy")
+    assert spec is not None and spec.origin is not None
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx")
-    shutil.copytree(Path(there.origin).parent, tmp_path / "debugpy", ignore=ignored)
+    shutil.copytree(Path(spec.origin).parent, tmp_path / "debugpy", ignore=ignored)
     (tmp_path / "experiment.py").write_text(PROGRAM)
     monkeypatch.delenv("KINETIC_PACKAGE_ROOT", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -47,9 +47,9 @@ async def test_the_function_stops_where_the_editor_says(
     try:
         async with asyncio.timeout(DEADLINE_S):
             job = await client.submit(experiment.doubled, 21)
-            forwarder, told = await attached(job)
+            forwarder, port = await attached(job)
             file = tmp_path / "experiment.py"
-            frame, variables = await asyncio.to_thread(stopped_at, told, file, 10)
+            frame, variables = await asyncio.to_thread(stopped_at, port, file, 10)
             assert (frame["name"], variables) == ("doubled", {"x": "21", "y": "42"})
             assert await job.result() == 42
             assert await asyncio.to_thread(forwarder.wait, 60) == 0

@@ -1,4 +1,4 @@
-"""One job in the containers of several pods, which stand-ins of the controllers make."""
+"""Run a job in several pods, which stand-ins for the controllers create."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_three_pods_run_it_once_and_go(
         lines = [line async for line in job.logs(follow=True)]
         assert sorted(lines) == [f"[{host}] here is {host}" for host in range(3)]
         assert await job.result(cleanup=False) == ("0", "3")
-        if kind == "lws":  # by itself: nobody has asked for it
+        if kind == "lws":  # it goes without a cleanup
             await gone(permitted, COLLECTIONS[kind])
         await job.cleanup()
         await gone(permitted, COLLECTIONS[kind])

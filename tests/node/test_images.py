@@ -1,4 +1,4 @@
-"""An image that is built on the way: by the steps that Cloud Build is told, and run."""
+"""Build an image by the steps that kinetic gives Cloud Build, and run jobs in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gcs.server import GcsServer
 from tests.images.services import BuildServer, RegistryServer
 from tests.images.steps import run_steps
 from tests.node import machine
-from tests.node.images import PYTHON, Kitchen
+from tests.node.images import PYTHON, Builder
 from tests.node.node import Node
 
 from .conftest import gone
@@ -51,18 +51,18 @@ def writes():
 
 
 @pytest.fixture
-async def builds(node: Node, kitchen: Kitchen) -> AsyncIterator[BuildServer]:
-    """Cloud Build, which gives what it has built to the node."""
+async def builds(node: Node, builder: Builder) -> AsyncIterator[BuildServer]:
+    """Start a fake Cloud Build that loads the images it builds into the node."""
 
     async def load(uri: str) -> None:
-        archive = kitchen.folder / "bundled.tar"
-        await asyncio.to_thread(kitchen.save, uri, archive)
+        archive = builder.folder / "bundled.tar"
+        await asyncio.to_thread(builder.save, uri, archive)
         await asyncio.to_thread(node.load, archive)
         archive.unlink()
 
     async with GcsServer(machine.ADDRESS) as bucket, RegistryServer() as registry:
         async with BuildServer(bucket, registry) as builds:
-            builds.script = run_steps([str(kitchen.program())], load)
+            builds.script = run_steps([str(builder.program())], load)
             yield builds
 
 
@@ -85,7 +85,7 @@ async def client(
         yield client
 
 
-async def test_an_image_of_the_projects_own_is_built_and_runs_where_root_is_refused(
+async def test_a_projects_own_image_is_built_and_runs_where_root_is_refused(
     client: aio.Client,
     builds: BuildServer,
     namespace: Namespace,
@@ -104,8 +104,8 @@ async def test_an_image_of_the_projects_own_is_built_and_runs_where_root_is_refu
     namespace.admin.call("PATCH", path, {"metadata": {"labels": restricted}})
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(module.versions)
-        (one,) = builds.builds.values()
-        assert one.build.status.name == "SUCCESS"
+        (started,) = builds.builds.values()
+        assert started.build.status.name == "SUCCESS"
         assert await job.result(cleanup=False) == (6.0, "a = 1\n", "kinetic")
         await job.cleanup()
         seen = await client.run(module.writes)

@@ -1,4 +1,4 @@
-"""Single jobs in real containers: how they end, and what is told of it."""
+"""Single jobs in real containers: how they end, and what kinetic reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.node.node import Node
 
 DEADLINE_S = 120.0
 MIB = 2**20
-# Buckets are not where Google's are: containers have to be told.
+# Containers need STORAGE_EMULATOR_HOST, because the bucket isn't at Google.
 in_container = kinetic.run(
     accelerator="cpu",
     container_image=JOBS,
@@ -84,7 +84,7 @@ async def test_a_value_comes_back(client: aio.Client, configured: Namespace) -> 
         await gone(configured)
 
 
-async def test_a_job_that_takes_too_much_memory_is_told_so_with_its_log(
+async def test_the_error_of_a_job_that_takes_too_much_memory_says_so_and_has_its_log(
     client: aio.Client,
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -93,7 +93,7 @@ async def test_a_job_that_takes_too_much_memory_is_told_so_with_its_log(
             await job
 
 
-async def test_an_image_that_cannot_be_pulled_is_told(client: aio.Client) -> None:
+async def test_an_image_that_cannot_be_pulled_is_reported(client: aio.Client) -> None:
     image = f"{JOBS.partition('/')[0]}:1/absent:1"
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(add.options(container_image=image, start_timeout=8.0), 1, 2)
@@ -102,7 +102,7 @@ async def test_an_image_that_cannot_be_pulled_is_told(client: aio.Client) -> Non
         assert await job.status() is JobStatus.FAILED
 
 
-async def test_a_job_whose_image_is_not_there_is_ended(client: aio.Client) -> None:
+async def test_a_job_whose_image_does_not_exist_is_ended(client: aio.Client) -> None:
     async with RegistryServer() as registry, asyncio.timeout(DEADLINE_S):
         image = f"{registry.host}/kn/absent:1"
         job = await client.submit(add.options(container_image=image), 1, 2)
@@ -128,7 +128,7 @@ async def test_a_job_whose_node_is_drained_is_started_again(
 async def test_what_a_job_has_written_outlives_its_pod(
     client: aio.Client, configured: Namespace
 ) -> None:
-    """Its files and its log, with both outputs in one order and no words of the kubelet's."""
+    """Its files and log stay; the log has both outputs in order and no lines of the kubelet."""
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(leave)
         assert (await job.result(cleanup=False)).startswith("gs://")
@@ -155,7 +155,7 @@ async def test_a_log_is_read_while_it_is_written(client: aio.Client) -> None:
         async for line in job.logs(follow=True):
             lines[line] = time.monotonic()
         assert [*lines] == [f"waiting {n}" for n in range(3)]
-        assert time.monotonic() - lines["waiting 0"] > 2.0  # it went on after that
+        assert time.monotonic() - lines["waiting 0"] > 2.0  # the line came before the job's end
         assert await job == "waited"
 
 
@@ -174,15 +174,15 @@ async def test_a_cancelled_job_is_gone_long_before_its_grace_is_over(
         assert time.monotonic() - began < 15.0
 
 
-async def test_what_has_ended_goes_by_itself_and_its_value_stays(
+async def test_a_job_that_has_ended_is_deleted_by_kubernetes_and_its_value_stays(
     client: aio.Client, configured: Namespace
 ) -> None:
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(add, 3, 4)
         assert (await job.result(cleanup=False))[0] == 7
-        (one,) = (await asyncio.to_thread(configured.call, "GET", "batch/v1/jobs"))["items"]
-        assert one["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
-        name = f"batch/v1/jobs/{one['metadata']['name']}"
+        (document,) = (await asyncio.to_thread(configured.call, "GET", "batch/v1/jobs"))["items"]
+        assert document["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
+        name = f"batch/v1/jobs/{document['metadata']['name']}"
         sooner = {"spec": {"ttlSecondsAfterFinished": 1}}
         await asyncio.to_thread(configured.call, "PATCH", name, sooner)
         await gone(configured)
@@ -190,11 +190,8 @@ async def test_what_has_ended_goes_by_itself_and_its_value_stays(
             assert (await (await other.attach(job.job_id)))[0] == 7
 
 
-# How they are watched
-
-
 async def printed(job: aio.JobHandle, wanted: str) -> None:
-    """Return when a line of the log is *wanted*."""
+    """Wait until the job prints the line *wanted*."""
     async for line in job.logs(follow=True):
         if line == wanted:
             return
@@ -202,5 +199,5 @@ async def printed(job: aio.JobHandle, wanted: str) -> None:
 
 
 def replaced(namespace: Namespace) -> bool:
-    """Whether there is one pod, and it waits for a node."""
-    return [one["status"]["phase"] for one in namespace.call("GET", "pods")["items"]] == ["Pending"]
+    """Return whether there is exactly one pod, and it waits for a node."""
+    return [pod["status"]["phase"] for pod in namespace.call("GET", "pods")["items"]] == ["Pending"]

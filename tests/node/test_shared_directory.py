@@ -1,4 +1,4 @@
-"""Jobs in real containers whose store is a directory of the node, and which reach no bucket."""
+"""Run jobs in real containers whose store is a directory of the node, without a bucket."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def double(x: int) -> tuple[int, int]:
 
 @pytest.fixture
 def shared(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of this machine, which is the node; outside of what the node's mounts hide."""
-    with TemporaryDirectory(prefix="kn-shared-", dir="/var/tmp") as place:
+    """Configure a directory of this machine as the store; the node's mounts don't hide it."""
+    with TemporaryDirectory(prefix="kn-shared-", dir="/var/tmp") as folder:
         for name, value in {
             "KUBECONFIG": str(namespace.kubeconfig),
             "KINETIC_KUBE_CONTEXT": "admin",
             "KINETIC_NAMESPACE": namespace.name,
-            "KINETIC_STORE": place,
+            "KINETIC_STORE": folder,
             "KINETIC_PACKAGE_ROOT": str(Path(__file__).parent),
         }.items():
             monkeypatch.setenv(name, value)
-        yield Path(place)
+        yield Path(folder)
 
 
 async def test_a_job_and_a_batch_run_as_the_user_who_submits(shared: Path) -> None:
@@ -59,9 +59,9 @@ async def test_a_node_that_lacks_the_directory_is_named_in_the_reason(
         elsewhere = shared.rename(f"{shared}-elsewhere")
         try:
             node.cordon(closed=False)
-            while "hostPath type check failed" not in (said := await job.reason()):
+            while "hostPath type check failed" not in (reason := await job.reason()):
                 await asyncio.sleep(0.5)
-            assert "KINETIC_STORE_CLAIM" in said
+            assert "KINETIC_STORE_CLAIM" in reason
         finally:
             elsewhere.rename(shared)
         await job.cancel()
