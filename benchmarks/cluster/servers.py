@@ -231,9 +231,9 @@ def start_on_node(folder: Path) -> Iterator[Cluster]:
     except parts.MissingParts as missing:
         raise MissingProgram(str(missing)) from None
     with (
-        images.kitchen(node_programs) as kitchen,
+        images.builder(node_programs) as builder,
         ControlPlane(programs) as plane,
-        Node(plane, node_programs, images.archives(kitchen), images.SANDBOX),
+        Node(plane, node_programs, images.archives(builder), images.SANDBOX),
         processes.running(folder / "gcs.log", machine.ADDRESS) as gcs,
     ):
         yield Cluster(
