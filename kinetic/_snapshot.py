@@ -128,9 +128,10 @@ def changed_error(file: str, root: str) -> DataError:
 def _walk(
     root: str, links: list[str], empty: list[str], stop: threading.Event
 ) -> Iterator[tuple[str, str]]:
-    """Yield the relative and absolute path of each file: first a folder's files, then its folders'.
+    """Yield the relative and absolute path of each file; a folder's own files come first.
 
-    Append the symlinked directories to *links*, and the empty ones to *empty*.
+    Append the full path of each symlinked directory to *links*, and the relative path of each empty
+    directory to *empty*.
     """
     pending = [""]
     while pending:

@@ -7,30 +7,30 @@ KineticError
 │   ├── PackError(ValueError)          .culprit: the value that can't be shipped
 │   ├── DataError(ValueError)          .path: a Data that can't be shipped
 │   ├── BuildError                     .build_id  .log_url
-│   └── LaunchError                    .reason  .passing: the platform refused it
+│   └── LaunchError                    .reason  .passing: the platform refused the job
 ├── JobError(RuntimeError)             .job_id: a submitted job has no value
 │   ├── JobFailed                      it raised an exception that can't be rebuilt here
 │   ├── JobLost                        it died without an outcome: .reason  .exit_code
 │   ├── JobCancelled                   it was cancelled
 │   ├── SubmitterLost                  its batch's submitter has ended
 │   └── ResultTimeout(TimeoutError)    the job keeps running; only the wait ended
-├── InputsUnfinished                   the process with a batch's inputs has ended: .stored
+├── InputsUnfinished                   the submitter ended early: .stored inputs of the batch
 ├── BackendError                       store or platform failed: .retryable  .retry_after
 │   ├── ClientClosed                   the client was closed: open another
-│   ├── AuthError                      not allowed
+│   ├── AuthError                      credentials are missing, or lack a permission
 │   ├── StoreFull                      no room in the store
 │   ├── NotFound(FileNotFoundError)    no such job, batch or object
 │   │   └── NoLog(RuntimeError)        the job has no log yet, or it was removed
 │   ├── Conflict                       another process was faster
 │   │   └── AlreadyThere               the object to create exists
 │   ├── Refused                        the platform refuses the request: .answer
-│   ├── Expired                        the requested version is too old
+│   ├── Expired                        the cluster has forgotten where a watch wanted to begin
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          version, digest, or signature doesn't match
-└── PortalError(RuntimeError)          a sync call would deadlock; or kinetic.aio without asyncio
+└── PortalError(RuntimeError)          a sync call would deadlock, or no asyncio loop runs
 
-BatchError(Exception)                  from a batch: .failures  .partial_results
+BatchError(Exception)                  items of a batch failed: .failures  .partial_results
 
 Each error has a ``code``, such as ``KN204``, that stays the same in later versions:
 ``kinetic explain KN204`` prints the cause and the fix.

@@ -1,8 +1,8 @@
 """The options of ``@kinetic.run`` and of ``run_async_map``: names, types, defaults, and rules.
 
-Each set has two forms with the same names: a frozen dataclass, which refuses wrong values, and a
-``TypedDict``, by which type checkers check the ``**options: Unpack[...]`` of a function.
-`show_in_signature` has ``help`` show these names.
+Each of the two sets of options has two forms with the same names. A frozen dataclass refuses wrong
+values. By a ``TypedDict``, type checkers check the ``**options: Unpack[...]`` of a function.
+`show_in_signature` makes ``help()`` list these names.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def _check_volumes(value: object) -> dict[str, Data] | None:
 
 
 def _mount_path(path: object) -> str:
-    """Return *path* normalized, if it is absolute and hides none of the system's folders."""
+    """Return *path* normalized; refuse a relative one, and one that hides a system folder."""
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise ConfigurationError(
             f"volumes has {path!r}, which is not an absolute path such as '/data'"

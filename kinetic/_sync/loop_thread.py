@@ -1,4 +1,4 @@
-"""An event loop on a separate thread, which a forked child doesn't use.
+"""An event loop on a separate thread. A forked child starts a new loop on a new thread.
 
 A signal can interrupt the main thread between any two steps of Python code, even while it holds a
 lock of `threading`. A handler that needs the same lock would then wait forever. So the main thread
@@ -246,7 +246,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _share_one_thread_if_none_can_start() -> None:
-    """Limit anyio to one existing worker if no thread can start, as at exit since Python 3.12."""
+    """If no thread can start, let anyio run one call at a time, in a worker thread that exists.
+
+    Since Python 3.12, no thread can start while the interpreter exits.
+    """
     try:
         _thread.start_new_thread(os.getpid, ())
     except RuntimeError:

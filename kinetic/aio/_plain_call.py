@@ -105,15 +105,16 @@ async def run_plain_call(
 ) -> T:
     """Submit a job and wait for its value; the awaiting task owns the job.
 
-    With *debug*, first forward the job's debugger to the port KINETIC_DEBUG_PORT.
+    With *debug*, forward the job's debugger to the local port ``KINETIC_DEBUG_PORT`` (a variable)
+    before waiting.
 
     Raises:
         ConfigurationError: *debug* needs a terminal, or the port is taken; nothing was submitted.
         Exception: What the submission, `JobHandle.debug_attach`, or `JobHandle.result` raises.
 
     Cancelled, or on a SIGTERM that the program doesn't handle: the job is cancelled and removed,
-    because no other process knows its name. Its output directory stays, and so does the log of a
-    job that ended before its output was printed.
+    because no other process knows its name. Its output directory stays. If the job had ended before
+    this call printed its output, its log stays as well, so that you can read it.
     """
     with cancelled_on_sigterm() as sigterm:
         try:

@@ -62,7 +62,8 @@ class ProcessIdentity:
         if not self.is_local:
             await asyncio.sleep(patience)
             return False
-        # Count the polls: before a deadline, a last pause could be too short to advance the clock.
+        # Count polls. A deadline would leave a last pause so short that a test's virtual clock
+        # stands still, and this loop would never end.
         for _ in range(math.ceil(patience / POLL_S)):
             if not self.is_alive:
                 return True

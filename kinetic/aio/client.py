@@ -335,20 +335,20 @@ class Client:
         poll_interval: float = 10.0,
         poll_timeout: float | None = None,
     ) -> BatchHandle[Any]:
-        """Return the handle of a batch that any process submitted; it observes and submits nothing.
+        """Return a handle of a batch, whichever process submitted it. It never submits items.
 
         Args:
             group_id: The batch's ID.
-            project, cluster: Where it runs. None: by the client's settings.
+            project, cluster: Where the batch runs. None: as the client's settings say.
             poll_interval: Accepted for compatibility; has no effect.
-            poll_timeout: Seconds from now that a wait on this handle waits for items that another
-                process has yet to submit; then it raises `ResultTimeout`. None: no limit. Once all
-                items are known, only ``timeout=`` of the wait counts.
+            poll_timeout: If another process hasn't submitted all items after this number of
+                seconds from now, a wait on this handle raises `ResultTimeout`. None: no limit. Once
+                all items are known, only ``timeout=`` of the wait counts.
 
         Raises:
             ConfigurationError: *group_id* isn't the ID of a batch.
             NotFound: The store has no such batch.
-            WireError: The signature of the batch or its inputs is wrong.
+            WireError: The signature of the batch, or of its inputs, is wrong.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)

@@ -1,8 +1,8 @@
 """A store in a directory: one file for each object, created atomically.
 
-An object without metadata is a file with exactly its content. The file of any other object, or of
-one that was replaced, begins with a header. The header has the metadata and the generation, so one
-atomic step creates header and content.
+An object without metadata is a file with exactly its content. If an object has metadata, or was
+overwritten, its file begins with a header: the metadata, and the generation, a number that grows
+with each overwrite. One atomic step creates header and content, because they are in one file.
 
 A local store (``file://``) syncs nothing to the disk: its objects survive every process, but not a
 power cut. A shared store (``shared://``) is on a volume that several machines mount. It syncs each

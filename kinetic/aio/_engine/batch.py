@@ -68,7 +68,8 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self.followed = followed
-        """Whether the session keeps this batch current; false for a listed batch until its use."""
+        """Whether the session keeps reading this batch; for a batch from a listing, only once a
+        method of its handle needs it."""
         self.items_removed = False
         self._take_over_lock = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None

@@ -216,7 +216,7 @@ def _start_forwarder(request: ForwardRequest) -> Forwarder:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},
-        start_new_session=True,  # Ctrl-C goes to the debugged program
+        start_new_session=True,  # Ctrl-C must not end the forwarder
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # the forwarder has ended; its output says why

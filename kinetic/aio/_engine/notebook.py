@@ -1,7 +1,7 @@
 """Show a handle in a notebook: its counts, and a line that is updated in place.
 
-A notebook calls this when a cell displays a handle, on any thread. It doesn't wait or send a
-request: a task of the client follows the batch or the job.
+A notebook calls these functions, on any thread, when a cell displays a handle. They don't wait or
+send a request: a task of the client follows the batch or the job.
 """
 
 from __future__ import annotations

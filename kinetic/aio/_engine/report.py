@@ -1,6 +1,7 @@
 """Write a page about a batch, from the batch's objects in the store.
 
-This reads listings, the notes of the inputs, and the failures that the page quotes.
+It lists the batch's objects, and reads a short description of each input (its note) and the
+failures that the page quotes.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def _check_metric(report: BatchReport) -> None:
 
 
 async def read(batch: Batch) -> BatchReport:
-    """Read the report of *batch* from the store now; nothing is unpickled.
+    """Collect the content of the page about *batch* from the store; nothing is unpickled.
 
-    It takes the requests of `history.read`, and one for each failure that is quoted.
+    This takes as many requests as `history.read`, and one more for each failure that is quoted.
 
     Raises:
         NotFound: The batch was cleaned up.

@@ -1,7 +1,7 @@
 """A client's connection to one platform, and its tasks that watch the submissions there.
 
-A submission has items: a batch has many, a *single job* has one. Apart from that term, a job is
-what the platform runs for one attempt at an item.
+A submission has items: a batch has many, a *single job* has one. Elsewhere, a job is what the
+platform runs for one attempt at an item.
 """
 
 from __future__ import annotations

@@ -352,7 +352,8 @@ class Submission(ItemStates):
             (latest.name, latest.phase, latest.executor)
             == (observation.name, observation.phase, observation.executor)
         )
-        if latest is previous or same_process:  # else they differ in more than the message
+        # An answer may be older than a report of the watch that came meanwhile.
+        if latest is previous or same_process:
             self.note(index, number, observation)
         return False
 
@@ -373,7 +374,7 @@ class Submission(ItemStates):
     # --- waiting ---
 
     async def until_doubted(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds for an entry of ``doubtful``; return whether it has any."""
+        """Wait up to *timeout* seconds until ``doubtful`` has an attempt; return whether it has."""
         if not self.doubtful:
             self._doubted.clear()
             with contextlib.suppress(TimeoutError):

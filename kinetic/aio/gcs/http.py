@@ -321,9 +321,9 @@ class ObjectMetadata:
 
 
 def _timestamp(text: str | None) -> float | None:
-    """Return a custom time in seconds since the epoch; None if the object has none."""
+    """Return an object's ``customTime`` in seconds since the epoch; None if it isn't set."""
     if not text:
         return None
     custom_time = datetime.datetime.fromisoformat(text)
-    # Some servers send year 1 for no time.
+    # Some servers send a time in year 1 if none is set.
     return custom_time.timestamp() if custom_time.year > 1 else None

@@ -350,7 +350,7 @@ async def job_log(
     follow: bool,
     tail: int | None,
 ) -> AsyncGenerator[str]:
-    """Yield the lines of an attempt's output; with *follow*, until the attempt has ended.
+    """Yield the lines of a job's output; with *follow*, until the job has ended.
 
     If several pods ran one after the other, these are the lines of the last pod, and with
     *follow* also of the pods that replace it. If several pods run at once, each line begins
