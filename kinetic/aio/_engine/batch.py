@@ -1,7 +1,8 @@
-"""The state of a batch, which its handle wraps: its items, its submitter, and its end.
+"""A batch as one process sees it; the handles of the API call this module.
 
 One process at a time submits a batch: it holds the batch's lease, an object in the store, and runs
-a coordinator. All other processes observe the batch.
+a coordinator. All other processes observe the batch: they read its state, and may request a stop or
+a retry.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LEAVING_S = 15.0
 
 
 class Batch:
-    """One batch as this process sees it; this process submits it while its coordinator runs."""
+    """One batch as this process sees it; the process submits it while ``coordinator`` runs."""
 
     def __init__(
         self,
@@ -107,14 +108,14 @@ class Batch:
 
     @property
     def sealed(self) -> bool:
-        """Whether no more items can come: the end of the inputs is, or was, in the store."""
+        """Whether no more items can come: the store has the end of the inputs, or had it."""
         return self.inputs.sealed or self.submission.collected is not None
 
     @property
     def known(self) -> int:
         """How many items there are so far."""
         if self.inputs.total is not None:
-            return self.inputs.total  # `len(inputs)` may have been wrong
+            return self.inputs.total  # the manifest has `len(inputs)`, perhaps a wrong one
         return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
 
     @property
@@ -158,7 +159,7 @@ class Batch:
                 self.observe()
 
     async def refresh(self) -> None:
-        """Read how many items there are, if another process submits them."""
+        """Follow the batch; if another process submits it, read how many items it has."""
         self.follow()
         if not self.submits and self.inputs.total is None:
             await read_inputs(self.submission, self.inputs)
@@ -168,7 +169,7 @@ class Batch:
         await self.refresh()
         unfinished = [index for index in range(self.known) if not self.submission.is_final(index)]
         await self.submission.look_at_each(unfinished)
-        # That look has read new requests, which may have reopened final items.
+        # `look_at_each` also reads new requests, which may have reopened final items.
         reopened = {*self.submission.requests.reopened}.difference(unfinished)
         if reopened_open := [index for index in reopened if not self.submission.is_final(index)]:
             await self.submission.look_at_each(reopened_open)
@@ -206,7 +207,7 @@ class Batch:
         Raises:
             NotFound: The input isn't stored, or was removed.
             SubmissionError: The input could not be pickled.
-            Exception: Rebuilding it raised this, as it does for an input with `Data`.
+            Exception: Unpickling the input raised this error, as for an input with `Data`.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
         if pump is not None and (own_input := pump.input_of(index)) is not None:
@@ -222,7 +223,7 @@ class Batch:
             awake.set()
 
     async def until_all_submitted(self) -> None:
-        """Wait until this process has asked the platform for each item once, or never will."""
+        """Wait until this process has requested every item's job, or has stopped submitting."""
         while self.coordinator is not None and not (
             self.finished or self.coordinator.all_requested
         ):
@@ -243,7 +244,7 @@ class Batch:
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
-        """Submit the batch from now on, beginning with the *events* of `recover_state`."""
+        """Start a coordinator for the batch; *events* tell it the state that was recovered."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         self._own_environment = uploaded.environment
@@ -279,7 +280,7 @@ class Batch:
         return Price(**fields) if fields else None
 
     def _budget_s(self, settings: MapSettings) -> float:
-        """Return how many seconds of attempts the budget pays for."""
+        """Return how many seconds of attempts the budget pays for; infinity without a price."""
         if settings.budget is None or self.price is None or not self.price.usd_per_hour:
             return math.inf
         return settings.budget / self.price.usd_per_hour * HOUR_S
@@ -311,9 +312,9 @@ class Batch:
         )
 
     async def _run_coordinator(self, coordinator: BatchCoordinator) -> None:
-        """Run *coordinator*; when it has ended, follow what other processes do with the batch.
+        """Run *coordinator*; then observe the batch if another process may run its items.
 
-        If the coordinator has ended with an error, all waiters get that error.
+        Another process may do so if this one has lost the lease, or if a retry has reopened items.
         """
         await coordinator.run()
         requests, lease_lost = self.submission.requests, coordinator.lease.lost is not None
@@ -330,10 +331,9 @@ class Batch:
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """Observe the batch again if another process requests a retry of items.
+        """If another process requests a retry, observe the batch, unless this process submits it.
 
-        Only if this process has stopped submitting; ignore its own request, and any request while
-        it takes the batch over.
+        Ignore requests of this process, and all requests while this process takes the batch over.
         """
         if request.kind != "retry" or request == self._own_retry or self._take_over_lock.locked():
             return
@@ -341,7 +341,7 @@ class Batch:
             self._observe_again()
 
     async def _stop_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
-        """Stop the batch at its timeout, whichever process submits it."""
+        """Stop the batch at *deadline*, seconds since the epoch, unless *coordinator* is over."""
         try:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
@@ -355,10 +355,10 @@ class Batch:
         seal: bool = False,
         force: bool = False,
     ) -> None:
-        """Submit the rest of the batch, if no other process does.
+        """Submit the rest of the batch, if no other process does, or with *force* even then.
 
         Raises:
-            Conflict: A living process submits it.
+            Conflict: Another process submits it; or this one does, and an argument was passed.
             ConfigurationError: *inputs* are given, but the batch has all its inputs. Or this
                 process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
@@ -390,7 +390,7 @@ class Batch:
                 raise
 
     async def _load_environment(self) -> Mapping[str, str]:
-        """Return the jobs' environment: the platform's copy, this process's, or a new capture."""
+        """Return the jobs' environment from the platform, or if it has none, from this process."""
         try:
             secret = self.session.platform.cluster.secret
             content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
@@ -404,7 +404,7 @@ class Batch:
         return environment
 
     def _capture_again(self) -> dict[str, str]:
-        """Capture the variables of the batch from this process, as its first submitter did.
+        """Return the jobs' environment, with the captured variables as this process has them.
 
         Raises:
             ConfigurationError: This process lacks one of the variables.
@@ -435,7 +435,7 @@ class Batch:
         """Read the batch's state while a task renews *lease*, and then coordinate the batch."""
         renewal = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
         if self._abandonment_watch is not None:
-            # Two tasks that close the same attempts would write the same outcomes.
+            # This watch closes attempts, and so does the code below: don't do it twice.
             self._abandonment_watch.cancel()
         try:
             if self._abandonment_watch is not None:
@@ -479,9 +479,9 @@ class Batch:
             )
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Retry the items that failed or were cancelled; any process may call this.
+        """Retry those of *indices* (None: all) that failed or were cancelled; return how many.
 
-        Returns how many will run again.
+        Any process may call this.
 
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
@@ -524,7 +524,7 @@ class Batch:
         return False
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
-        """Store a request to retry the ended items of *wanted* without a value; return how many."""
+        """Request a retry of those of *wanted* that ended without a value; return how many."""
         submission, budgets = self.submission, self.submission.identity.budgets
         while True:
             await self.look()
@@ -544,7 +544,7 @@ class Batch:
                 kind="retry", bases=bases, cause="retry_failed"
             )
             if await submission.requests.append_at(slot, request):
-                await submission.look_at_all(bases)  # new waiters wait for these
+                await submission.look_at_all(bases)  # from now on, these items are open
                 return len(bases)
 
     async def _is_lease_free(self) -> bool:
@@ -565,7 +565,7 @@ class Batch:
         return False
 
     async def leave(self, reason: str) -> None:
-        """Stop submitting at once: the client is being closed."""
+        """Stop submitting, because the client closes; log a warning if the batch isn't done."""
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
             operation = f"leaving {self.group_id}"
@@ -600,12 +600,13 @@ class Batch:
             await coordinator.over.wait()
             if coordinator.request_error is not None:
                 raise coordinator.request_error
+            # If the lease was lost, another process submits the batch: stop it as observers do.
             if coordinator.lease.lost is None:
-                return  # else another process submits the batch: stop it as an observer
+                return
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
             await delete_leftovers(self.submission)
-            return  # every item has ended, so keep the other jobs and their logs
+            return  # every item has ended, so keep the remaining jobs and their logs
         if not await self.exists():
             return
         round_number = await self.submission.requests.append(
@@ -650,7 +651,7 @@ class Batch:
         self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
-        """Stop the batch, and remove its jobs and objects."""
+        """Stop the batch; remove its jobs if *jobs* is true, and its objects if *objects* is."""
         if self.submission.removed:
             return
         if self.coordinator is not None and self.submits:
@@ -699,7 +700,7 @@ class Batch:
             self._observe_again()
 
     async def abandonment(self) -> KineticError | None:
-        """Return why some items won't start, if one look at the lease shows it."""
+        """Return why some items won't start; None unless one look at the lease shows it."""
         await self.observe_if_resumed()
         identity, store = self.submission.identity, self.session.platform.store
         if (

@@ -45,7 +45,7 @@ async def start(
     """Pack once, write the manifest, take the lease, and start submitting.
 
     Raises:
-        ConfigurationError: There is nothing to run.
+        ConfigurationError: *inputs* is empty, or an input of a list doesn't fit the function.
 
     Cancelled: what was made of the batch is removed; shared content stays in the store.
     """
@@ -99,7 +99,7 @@ async def _create(
 
 
 def known_batch(session: Session, group_id: str) -> Batch | None:
-    """Return the batch of this ID, if a handle, a waiter, or a coordinator here holds it."""
+    """Return the batch of this ID if this client uses it already, otherwise None."""
     known = session.batches.get(group_id)
     return known if isinstance(known, Batch) else None
 
@@ -145,10 +145,10 @@ async def list_batches(
     tags: Mapping[str, str] | None,
     count: int | None,
 ) -> list[Batch]:
-    """Return the newest *count* batches with this *name* and *tags*.
+    """Return the newest *count* batches (None: all) with this *name* and *tags*.
 
-    The session follows a batch from its first use. Entries without a manifest are left out. A
-    warning names entries that can't be read or verified.
+    The session follows a batch once a method of its handle needs it. Batches without a manifest are
+    left out. A warning names batches that can't be read or verified.
     """
     refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []
@@ -180,7 +180,7 @@ async def _read_batch(
     group_id: str,
     refused: dict[str, KineticError],
 ) -> Batch | None:
-    """Return a batch; None if it has no manifest, or an error that this puts into *refused*."""
+    """Return a batch, or None if it has no manifest or is refused; *refused* gets the error."""
     try:
         batch = await open_unread(session, group_id)
         if not batch.followed:  # `resume` needs to know how many inputs are stored
@@ -194,7 +194,7 @@ async def _read_batch(
 
 
 async def open_unread(session: Session, group_id: str) -> Batch:
-    """Return a batch after reading only its manifest; the session follows it from its first use.
+    """Return a batch after reading at most its manifest; a new batch isn't followed yet.
 
     Raises:
         NotFound: There is no such batch.

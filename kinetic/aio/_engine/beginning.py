@@ -116,7 +116,7 @@ async def _launch_again(
     arguments: wire.Input,
     number: int,
 ) -> None:
-    """Replace the attempt before *number*, or end the job as that attempt ended.
+    """Launch attempt *number* to replace the previous one, or end the job as that one ended.
 
     Raises:
         KineticError: The job can be neither launched nor ended.
@@ -160,7 +160,7 @@ async def _launch_again(
     except KineticError as exc:
         logging.warning("%s cannot be launched again: %s", name, exc)
         why = str(exc)
-    # The platform refused the launch, or the job was stopped or removed meanwhile.
+    # No attempt is wanted any more, or the platform refused it: remove what a launch left.
     await release(cluster.delete(names=[name]), operation=f"removing {name}")
     if why:
         try:

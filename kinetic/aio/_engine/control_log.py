@@ -1,6 +1,6 @@
 """The log of requests to stop and retry items, to which every client of a batch may append.
 
-Each request is an object of its own; the object's number in the log is its *slot*.
+Each request is an object in the store; the number of this object is its *slot*.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class ControlLog:
                 content = await self._store.get(name)
             except NotFound:
                 return self.entries
-            if known == len(self.entries):  # otherwise another task has read the entry meanwhile
+            if known == len(self.entries):  # if not, another task has noted the entry
                 self._note(self._parse(content))
 
     async def look(self) -> None:
-        """Do as `read`, but use only one small request if there are no new entries."""
+        """Read new entries; if there are none, this takes only one small request."""
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
@@ -89,7 +89,7 @@ class ControlLog:
         body, metadata = request.signed(self._key, self._scope, name)
         if not await self._store.create(name, body, metadata):
             return False
-        if slot == len(self.entries):  # else another task has read the entry meanwhile
+        if slot == len(self.entries):  # if not, another task has noted the request
             self._note(request)
         return True
 
@@ -119,7 +119,7 @@ class ControlLog:
             self._last_sent = loop.time()
 
     def _parse(self, content: Object) -> wire.Request:
-        """Verify a stored request; an unsigned one is returned as a request without effect."""
+        """Verify and return a stored request; an unsigned one becomes one without effect."""
         name = content.name
         try:
             request = wire.Request.verified(

@@ -42,7 +42,7 @@ MAX_CONCURRENT_RENEWALS = 16
 async def renew_shared(
     store: Store, uploaded: UploadedCall, data: Iterable[DataRef] = ()
 ) -> list[str]:
-    """Renew the shared objects that the jobs of *uploaded* read; return names that don't exist."""
+    """Renew the shared objects that jobs of *uploaded* read; return the names of missing ones."""
     parts = (uploaded.code, uploaded.function, uploaded.image.requirements)
     names = [part.name for part in parts if part is not None]
     uris = {ref.uri: None for ref in (*uploaded.data, *data) if "://" not in ref.uri}
@@ -63,7 +63,7 @@ async def renew_shared(
 
 
 def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
-    """Yield the `Data` in the inputs that this process has stored."""
+    """Yield the `Data` in the stored inputs, as far as this process has it in memory."""
     for index in range(inputs.count):
         try:
             stored_input = inputs.cached_input(index)
@@ -81,10 +81,10 @@ EVENTS_PER_TURN = 500
 
 
 class BatchCoordinator:
-    """Run one batch until it ends, this process stops submitting, or another has the lease.
+    """Run one batch until it ends, this process stops submitting it, or loses its lease.
 
-    ``over`` is set when the coordinator has ended; ``error`` then says why the batch isn't
-    complete. ``request_error`` says why a request to stop or retry could not be stored or carried
+    ``over`` is set when the coordinator has ended. ``error`` is then the error that ended it early,
+    or None. ``request_error`` says why a request to stop or retry could not be stored or carried
     out; callers that wait for the request get this error. *budget* limits the sum of the seconds
     of all attempts.
     """
@@ -135,7 +135,7 @@ class BatchCoordinator:
 
     @property
     def all_requested(self) -> bool:
-        """Whether every item was requested from the platform, and none waits to be requested."""
+        """Whether this process has requested every item's job, and no attempt waits to start."""
         state = self.state
         waiting = state.unstarted or state.due or self.launcher.pending or self._events
         return state.total is not None and not waiting
@@ -188,7 +188,7 @@ class BatchCoordinator:
         task.add_done_callback(self._on_applied)
 
     def _on_applied(self, task: asyncio.Task[None]) -> None:
-        """End the coordinator after an error: otherwise a wait for the request would never end."""
+        """Remove an ended task; its error ends the coordinator, so that no caller waits forever."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.error("%s was not carried out: %s", task.get_name(), describe_error(error))
@@ -424,7 +424,7 @@ class BatchCoordinator:
     # --- requests ---
 
     async def stop(self, cause: str, *, keep_running: bool) -> None:
-        """Request a stop of the whole batch; it is carried out like a request of another process.
+        """Store a request to stop the whole batch; `_on_request` then carries it out.
 
         Raises:
             BackendError: The request cannot be stored: nothing was stopped.
@@ -440,7 +440,7 @@ class BatchCoordinator:
     async def _apply_stop(
         self, attempts: Sequence[tuple[int, int]], round_number: int, *, keep_running: bool
     ) -> None:
-        """Carry out a stop of the batch: end its jobs, unless *keep_running*, and its inputs."""
+        """Carry out a stop of the batch: end its inputs and, unless *keep_running*, its jobs."""
         if not keep_running:
             await self._delete_jobs(round_number)
         if self.pump is not None:
@@ -463,7 +463,7 @@ class BatchCoordinator:
             await withdraw_idle(submission, attempts)
 
     async def _delete_jobs(self, round_number: int) -> None:
-        """Delete jobs so that running jobs end sooner; the stop keeps other jobs from starting."""
+        """Delete the jobs up to a round; on an error only log, because jobs end by themselves."""
         batch = self._submission.identity.id
         try:
             await retry_forever(lambda: delete_all(self._submission, round_number), "deleting jobs")
