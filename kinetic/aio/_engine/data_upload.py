@@ -1,4 +1,4 @@
-"""Bring local Data into the store, once per content."""
+"""Upload local `Data` to the store, each content only once."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     calls have the same content, one call sends it and the others wait. If that call is cancelled,
     the next call takes over.
 
-    kinetic relies on a fresh manifest (see `kinetic.aio._shared_objects`): its files were renewed
-    just before it, so they aren't old enough to be removed by their age. If the manifest is older,
-    kinetic checks every file again.
+    The stored manifest lists the files. If it's fresh (see `kinetic.aio._shared_objects`), kinetic
+    doesn't check the files: they were renewed just before it, so none is removed by its age. If the
+    manifest is older, kinetic checks every file.
 
     Raises:
         DataError: A file can't be read, or has changed since it was hashed.
@@ -98,7 +98,7 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 
 async def renew(store: Store, name: str) -> bool:
-    """Renew the objects that the manifest of a `Data` names; return False if some don't exist."""
+    """Renew the manifest *name* and its files unless it's fresh; return False if one is absent."""
     stored = await store.look(name)
     if stored is None or _shared_objects.is_fresh(stored):
         return stored is not None
@@ -127,7 +127,7 @@ async def _send(
 
 
 class _Transfer:
-    """Uploads the files of one snapshot, many at once; each has the content that was hashed."""
+    """Uploads the files of one snapshot concurrently, each with the content that was hashed."""
 
     def __init__(self, store: Store, snapshot: Snapshot, progress: Progress) -> None:
         self._store = store
@@ -211,7 +211,7 @@ class _Transfer:
             self._count(file)
 
     async def _send_big(self, file: _File) -> None:
-        """Create the object from its file, which is too large to be held in memory."""
+        """Create the object of a file that is too large to be held in memory, unless it exists."""
         if file.name in self._stored_names:
             return
         created = False
@@ -220,7 +220,7 @@ class _Transfer:
             created = await self._store.create(file.name, Path(file.path), shared=True)
         except BackendError as exc:
             failure = exc
-        # A changed file is the more useful error, so check it before the store's.
+        # "The file has changed" is more useful than the store's error, so check the file first.
         if not await _in_thread(_is_unchanged, file):
             if created:
                 await self._store.delete([file.name])
@@ -245,7 +245,7 @@ async def snapshot_of(data: Data) -> Snapshot:
 
 
 async def _in_thread(function: Callable[..., T], *args: object) -> T:
-    """Call ``function(*args, stop)`` in a worker thread; cancelled, *stop* is set."""
+    """Call ``function(*args, stop)`` in a worker thread; a cancellation sets *stop*."""
     stop = threading.Event()
     call = partial(function, *args, stop)
     try:

@@ -44,7 +44,7 @@ PLACEHOLDER = "${workspaceFolder}"
 class DebuggerAddress:
     """Where a debugger listens: port *port* of host number *host* of the attempt called *name*.
 
-    ``root`` is the folder of the workspace there. ``project`` is the project's folder on the
+    ``root`` is the folder of the workspace on that host. ``project`` is the project's folder on the
     machine that submitted the job.
     """
 
@@ -70,10 +70,10 @@ def require_person() -> None:
 
 
 def require_port(port: int) -> None:
-    """Check whether *port* of this machine is free; 0 means any.
+    """Check that *port* of this machine is free; 0 stands for any free port.
 
     Raises:
-        ConfigurationError: The port is in use.
+        ConfigurationError: The port is in use, or *port* is no port's number.
     """
     if type(port) is not int or not 0 <= port < 65536:
         raise errors.ConfigurationError(f"local_port must be a port's number, not {port!r}")
@@ -86,7 +86,7 @@ def require_port(port: int) -> None:
 
 
 def require_worker(worker: int, accelerator: str, job_id: str) -> None:
-    """Refuse to wait for a host that the job does not have.
+    """Check that the job has the host *worker*, before waiting for its debugger.
 
     Raises:
         ConfigurationError: The job has no host *worker*.
@@ -106,8 +106,8 @@ async def until_ready(
 ) -> DebuggerAddress:
     """Wait until the debugger on host number *host* of the job listens.
 
-    *job_error* makes the error for a job that is over. *timeout* is in seconds; if it's None, wait
-    as long as the job waits for a debugger.
+    If the job has ended, raise the error that *job_error* makes. *timeout* is in seconds; if it's
+    None, wait as long as the job waits for a debugger.
 
     Raises:
         ResultTimeout: The debugger doesn't listen after *timeout* seconds; the job goes on.
@@ -175,7 +175,7 @@ async def forward(
     """Start a forwarder to *address*, wait until it listens, and return its port.
 
     Raises:
-        ConfigurationError: The port is taken.
+        ConfigurationError: *local_port* is in use.
         NotFound: The job is not running.
         AuthError: A permission is missing.
         Unavailable: The platform does not answer.
@@ -227,7 +227,7 @@ def _start_forwarder(request: ForwardRequest) -> Forwarder:
 
 
 def _read_reply(process: Forwarder) -> dict[str, Any]:
-    """Return the first line of a forwarder: its port or its error; empty if it ends without one."""
+    """Return the first line of a forwarder: its port or its error; empty if none comes in time."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)

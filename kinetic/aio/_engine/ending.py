@@ -2,7 +2,8 @@
 
 All other code (the watch, the repeated reading, a stop, a refused launch) only passes `Evidence`
 to this module. `_take_steps` reads what the store says, has `decide` name one step, takes it, and
-reads again, until there is nothing to do. So lost, late, or repeated evidence changes no outcome.
+reads again, until there is nothing to do. Late or repeated evidence does no harm, because each step
+depends on the store's present state.
 
 To *claim* an attempt is to create the object that lets one process run it; after a *void* claim,
 no process can run it. To *close* an attempt is to write its outcome when its process can't.
@@ -42,7 +43,7 @@ LOG_LINES = 20
 """Maximum number of log lines in an error."""
 
 LOG_S = 15.0
-"""How long an error waits for its job's log, in seconds: a lost node never sends it."""
+"""How long to wait for the log of a failed job, in seconds; a lost node never sends it."""
 
 
 # --- deciding ---
@@ -145,7 +146,7 @@ async def settle(submission: Submission, evidence: Evidence) -> None:
     evidence.since = None
     submission.clear_error(index)
     if not (item.state.final or item.attempt != number or submission.closes):
-        submission.doubt(evidence)  # the batch's holder is about to close the attempt
+        submission.doubt(evidence)  # the process with the lease closes the attempt
         return
     submission.doubtful.pop(index, None)
     if not submission.identity.leased:
@@ -275,8 +276,8 @@ async def _store_outcome(
     """Create the outcome of an attempt whose claim was read; an existing outcome stays."""
     identity = submission.identity
     attempt_id = (identity.scope, index, number)
-    item = await submission.look(index)  # requests are read after the claim was seen
-    # The attempt has no log, or its error needs none.
+    item = await submission.look(index)  # this reads the requests, after the claim was read
+    # A stopped item's error needs no log, and a refused attempt has none.
     needs_no_log = item.stopped or death.reason == SUBMISSION
     log = "" if needs_no_log else await _log_tail(submission, index, number)
     outcome, body = outcomes.outcome_of_death(death, item, claimant, submission.fence, log)
@@ -311,7 +312,7 @@ async def _refuse_cleaned(submission: Submission) -> None:
 
 
 async def _log_tail(submission: Submission, index: int, number: int) -> str:
-    """Return the end of the log; empty if it can't be read."""
+    """Return the last lines of an attempt's log; empty if the log can't be read."""
     name = submission.identity.attempt_name(index, number)
     # A long line comes in several pieces, so more than LOG_LINES of them may come.
     lines: deque[str] = deque(maxlen=LOG_LINES)
@@ -338,8 +339,8 @@ async def _log_tail(submission: Submission, index: int, number: int) -> str:
 def _note_unknown_end(submission: Submission, evidence: Evidence, error: Exception) -> None:
     """Record that kinetic could not find out how the attempt ended.
 
-    It reads the store again later, unless *error* is permanent. Waiting callers get the error, if
-    `error_for_waiters` says so.
+    kinetic reads the store again later, unless *error* is permanent. Waiting callers get the error
+    that `error_for_waiters` returns, if any.
     """
     now = asyncio.get_running_loop().time()
     evidence.since = now if evidence.since is None else evidence.since
@@ -432,7 +433,8 @@ async def ask(
 ) -> dict[int, Observation]:
     """Ask the platform about open items in one request, and settle those that have ended.
 
-    The caller has just looked at the items. Return the observation of each that waits or runs.
+    The caller must have just looked at the items. Return the observation of each item whose attempt
+    waits or runs.
     """
     questions: list[_Question] = []
     for index in indices:
@@ -484,7 +486,7 @@ def _find_evidence(
     index, number = question.index, question.number
     executor = submission.attempt(index, number).executor
     observation = found.get((index, number))
-    # The platform's answer settles the earlier doubt; if not, a caller notes a new one.
+    # The platform's answer replaces the earlier doubt; a caller notes a new one if needed.
     doubted = submission.doubtful.pop(index, None)
     since = doubted.since if doubted is not None else None
     if observation is None and doubted is not None and doubted.is_about(executor):
@@ -514,8 +516,8 @@ def _evidence_of_absence(
 ) -> Evidence | None:
     """Return the evidence that a single job has ended, if the platform lacks its open attempt.
 
-    Return None while the platform or the submitter may still start that attempt to replace the
-    attempt before: until then, its absence proves nothing.
+    Return None while the platform or the submitter may still start that attempt in place of the
+    previous one: its absence then proves nothing.
     """
     index, number = question.index, question.number
     if number <= last_relaunched:
@@ -562,9 +564,9 @@ async def find(
 
 
 async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
-    """Return the observation of a host that ended an attempt; ask the platform if needed.
+    """Return the observation of a host whose failure ended an attempt; ask the platform once.
 
-    None: the first host ended it, or the platform doesn't know.
+    Return None if it was the first host, or the platform doesn't know which it was.
     """
     host_ends = submission.host_ends
     if (index, number) not in host_ends:

@@ -1,7 +1,7 @@
 """Forward a port of this machine to a port on a job's loopback.
 
-``python -m kinetic.aio._engine.forwarder`` is a separate process, because the API returns its
-`subprocess.Popen`.
+``python -m kinetic.aio._engine.forwarder`` runs it as a separate process, because `debug_attach`
+returns a `subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForwardRequest:
 
     @classmethod
     def of(cls, line: bytes) -> ForwardRequest:
-        """Read what `to_line` has returned."""
+        """Return the request that `to_line` has written as *line*."""
         fields: dict[str, Any] = json.loads(line)
         fields["target"] = Target(**fields["target"])
         return cls(**fields)

@@ -1,4 +1,4 @@
-"""Read the history of every item of a batch, and pack it before the objects are removed."""
+"""Read the history of every item of a batch, and pack it to be kept after a collection."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kinetic.job_status import JobStatus
 async def read(batch: Batch) -> list[Item]:
     """Return the items of *batch* as they are now, without their values.
 
-    It takes one listing for 500 items and one of the inputs, and one request for 100 inputs. For a
-    collected batch, it takes one request.
+    This takes one listing per 500 items, one listing of the inputs, and one request per 100 inputs.
+    Of a collected batch, this reads only one object.
 
     Raises:
-        NotFound: Another process removes the objects at this moment, or their history was not kept.
+        NotFound: Another process is removing the objects, or has removed them without a history.
         WireError: The inputs differ from those that the submitter signed.
     """
     if await batch.submission.read_collected():
@@ -31,7 +31,7 @@ async def read(batch: Batch) -> list[Item]:
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     inputs = await batch.inputs.notes(batch.manifest["parameters"])
-    # Read the requests before the attempts: a stop holds for the attempts after it.
+    # Read requests first: a listing from before a stop may lack an attempt that had begun.
     await batch.submission.requests.read()
     known = range(batch.known)
     attempts = await batch.submission.all_attempts(known)

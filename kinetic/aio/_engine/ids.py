@@ -58,7 +58,7 @@ def refuse_item(submission_id: str) -> None:
     """Check that *submission_id* is the ID of a batch or of a single job.
 
     Raises:
-        ConfigurationError: *submission_id* is something else.
+        ConfigurationError: It's the ID of one job of a batch, or no ID.
     """
     batch, index = _parse(submission_id)
     if index is not None:
@@ -132,7 +132,7 @@ class Identity:
     created: float
     submitter: ProcessIdentity | None = None
     output_base: str = ""
-    """The base of its jobs' output directories: a path where they run, or a ``gs://`` prefix."""
+    """The base of the output directories: a path on the jobs' machine, or a ``gs://`` prefix."""
     scope: str = field(init=False)
     """The prefix of the names of the submission's objects."""
     manifest_name: str = field(init=False)
@@ -151,7 +151,7 @@ class Identity:
 
     @property
     def group_id(self) -> str | None:
-        """The ID, if the submission is a batch."""
+        """The ID if the submission is a batch, otherwise None."""
         return None
 
     @property

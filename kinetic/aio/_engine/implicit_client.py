@@ -22,4 +22,4 @@ class Follow(Protocol):
 
 
 follow: Follow
-"""Finds the job of a record that no client's handle has."""
+"""Finds the job of a handle that no client has made."""

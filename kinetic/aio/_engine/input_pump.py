@@ -70,7 +70,7 @@ FIRST_CHUNK = 8
 
 
 AT_ONCE = 10 * CHUNK_ITEMS
-"""Maximum number of inputs of a known length that are taken and stored in one step."""
+"""Maximum number of inputs taken and stored in one step, if their total number is known."""
 
 
 DRAIN_S = 0.25
@@ -78,7 +78,7 @@ DRAIN_S = 0.25
 
 
 class InputPump:
-    """Pull and store all inputs, no faster than jobs end and consumers take results."""
+    """Pull and store all inputs; if their number is unknown, only as jobs end and are consumed."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InputPump:
 
     @property
     def known_length(self) -> bool:
-        """Whether the number of inputs is known: then all are stored before the first job."""
+        """Whether the number of inputs is known; if so, all are stored before the first job."""
         return self._source.length is not None
 
     def wake(self) -> None:
@@ -163,7 +163,7 @@ class InputPump:
     async def end(self) -> None:
         """Record in the store that there are no more inputs.
 
-        If the batch was stopped, inputs of a list that were not stored also count.
+        If the batch was stopped, its number of items includes the inputs of a list not stored yet.
 
         Raises:
             SubmitterLost: As `run`.
@@ -259,8 +259,8 @@ class InputPump:
     def _pull_limit(self) -> float:
         """Return how many inputs, counted from the first, may have been pulled by now.
 
-        These are the delivered items (without consumers, the ended ones), ``max_concurrent``, and
-        the window.
+        The limit is the sum of the delivered items (without consumers: the ended items),
+        ``max_concurrent``, and the window; infinity if there is no limit.
         """
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
@@ -291,7 +291,7 @@ class InputPump:
         self._post(scheduler.Stored(first, count) if ready else scheduler.ItemsKnown(first + count))
 
     def _remember(self, first: int, values: Sequence[Any]) -> None:
-        """Keep the newest inputs for `input_of`; with a window, all undelivered ones are kept."""
+        """Keep the newest inputs for `input_of`; with a window, all undelivered inputs."""
         for index, value in enumerate(values, start=first):
             self._recent[index] = value
         limit = self._window.limit or CHUNK_ITEMS

@@ -23,10 +23,10 @@ from kinetic._tracebacks import of_the_caller
 from kinetic.errors import ConfigurationError
 
 FLUSH_S, HURRY_S = 0.05, 0.005
-"""How long `Source.take` waits for a second input, in seconds: usually, and in a hurry."""
+"""How long `Source.take` waits for more inputs, in seconds: usually, and if `hurry` is true."""
 
 CLOSE_S = 5.0
-"""How long a step of an async generator may take to end when it is cancelled, in seconds."""
+"""How long to wait for the end of a cancelled step of an async generator, in seconds."""
 
 
 class Source:
@@ -114,7 +114,7 @@ class Source:
         return self._take_ready(len(self._ready))
 
     async def drain(self, patience: float) -> list[Any]:
-        """Do as `stop`, but give a thread up to *patience* seconds to produce its input."""
+        """Do as `stop`, but wait up to *patience* seconds for the input that a thread produces."""
         self._stopped = True
         if self._sync_iterator is not None and self._pull_task is not None:
             await asyncio.wait({self._pull_task}, timeout=patience)
@@ -123,7 +123,7 @@ class Source:
     async def aclose(self) -> None:
         """Stop pulling; an async generator runs its ``finally``.
 
-        A thread that blocks in an iterator is left alone.
+        A thread that blocks in an iterator goes on.
         """
         self._stopped = True
         if self._pull_task is not None:
@@ -139,14 +139,14 @@ class Source:
             await aclose_iterator()
 
     async def _pull(self, wanted: int) -> bool:
-        """Pull *wanted* inputs; return False if there were fewer."""
+        """Pull *wanted* inputs, or fewer after `stop`; return False at the iterator's end."""
         if self._async_iterator is None:
             return await anyio.to_thread.run_sync(
                 self._pull_in_thread,
                 asyncio.get_running_loop(),
                 wanted,
                 abandon_on_cancel=True,
-                limiter=anyio.CapacityLimiter(1),  # a shared slot could be blocked for any time
+                limiter=anyio.CapacityLimiter(1),  # not a shared one: the iterator may block
             )
         while wanted and not self._stopped:
             try:
@@ -173,7 +173,7 @@ class Source:
             except Exception as exc:
                 of_the_caller(exc)
                 raise
-            except BaseException as exc:  # as SystemExit, which in a task would end the loop
+            except BaseException as exc:  # such as SystemExit, which would end the loop
                 raise RuntimeError(f"the iterator of the inputs raised {exc!r}") from exc
             self._ready.append(value)
             if not self._arrived.is_set():
@@ -183,7 +183,7 @@ class Source:
 
 
 def _size_of(inputs: Any) -> int | None:
-    """Return the number of inputs, if they have a length."""
+    """Return the number of inputs, or None if they have no length."""
     try:
         return len(inputs)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The inputs of a batch: split into calls, pickled and stored in chunks."""
+"""Turn the inputs of a batch into calls, pickle these in chunks, and read stored chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CACHED = 4
 DIGEST_BYTES = 32
 
 FOOTER_BYTES = 128 * 1024
-"""Bytes read from the end of a longer chunk for its notes; most footers are shorter."""
+"""How many bytes to read first from the end of a longer chunk; most footers are shorter."""
 
 MAX_CONCURRENT_READS = 8
 """Maximum number of chunks whose notes are read at once."""
@@ -60,17 +60,17 @@ class _StoredChunk:
 
 
 class InputIndex:
-    """The stored inputs of a batch: numbered objects, the *slots*.
+    """The stored inputs of a batch, in numbered objects, the *slots*.
 
     Each slot has a chunk of inputs; the last slot marks their end. The submitter signs each slot,
-    and an unsigned slot is not used. Its signed metadata have the digest of the chunk's footer, and
-    the footer has the digest of each input.
+    and an unsigned slot is an error. The signed metadata of a slot have the digest of its chunk's
+    footer, and the footer has the digest of each input.
     """
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.total: int | None = None
         self.sealed = False
-        """Whether the end is stored; after a stop, `total` may be known although the end isn't."""
+        """Whether the end of the inputs is stored; after a stop, `total` may be set without it."""
         self.slots = 0
         self._store = store
         self._scope = scope
@@ -173,7 +173,7 @@ class InputIndex:
             NotFound: The input isn't stored.
             SubmissionError: The input could not be pickled when it was stored.
             WireError: The input's signature is wrong; nothing was unpickled.
-            Exception: Unpickling it raised this.
+            Exception: Unpickling the input raised this error.
         """
         arguments, _ = await self.input(index)
         stored = self._chunk_of(index)
@@ -338,7 +338,7 @@ class Chunk:
     notes: Mapping[int, notes.Note]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """Return the content of a slot; *refs* says where its `Data` is, by position."""
+        """Return the bytes of a slot; *first* is its first index, *refs* the `Data` by position."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.modes}
         if refs:
             fields["data"] = {
@@ -431,7 +431,7 @@ _NO_DIGEST = hashlib.sha256().hexdigest()
 
 
 async def encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
-    """Pickle the first of *values*, about 8 MiB in all, into chunks; a worker thread does it."""
+    """Pickle *values*, or about the first 8 MiB of them, into chunks in a worker thread."""
     return await anyio.to_thread.run_sync(_encode_some, uploaded, values, mode)
 
 
@@ -447,7 +447,7 @@ def _encode_some(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> li
 
 
 def _encode(uploaded: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
-    """Pickle the first of *values*, up to `CHUNK_BYTES`, into one chunk; keep errors in it."""
+    """Pickle *values* into a chunk until it has `CHUNK_BYTES`; the chunk also keeps errors."""
     parts: list[bytes] = []
     digests: list[str] = []
     modes: list[str] = []

@@ -95,7 +95,7 @@ class ItemStates:
         """How many items are final."""
         self.meter = Meter()
         self.collected: int | None = None
-        """The number of items, once this process knows that their objects were removed."""
+        """The number of items if this process knows that the batch is collected, otherwise None."""
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
@@ -148,7 +148,7 @@ class ItemStates:
     # --- looking ---
 
     async def look(self, index: int) -> wire.Item:
-        """Read one item's objects now, and requests only if these can change its state.
+        """Read one item's objects now, and new requests only if these can change its state.
 
         If the objects of an ended item are gone, this returns an item that has never started,
         unless `results()` removed the objects.
@@ -167,7 +167,7 @@ class ItemStates:
                 # An attempt may have begun before the stop that was just read.
                 known_requests = len(self.requests.entries)
                 found = await self._list_item(index)
-            if await self.read_collected():  # only now: the listing may lack removed objects
+            if await self.read_collected():  # after the listing, which may lack removed objects
                 return self._items.get(index, _UNTOUCHED)
         return self._update(index, found, known_requests)
 
@@ -246,7 +246,7 @@ class ItemStates:
         return groups
 
     async def _look_at_block(self, prefix: str, indices: list[int]) -> None:
-        """List the items of one block; list again those that a request stopped meanwhile."""
+        """List the items of one block; list again those that a request stopped in between."""
         requests = self.requests
         while indices:
             known_requests = len(requests.entries)
@@ -268,7 +268,7 @@ class ItemStates:
                     await asyncio.sleep(0)
             if known_requests == len(requests.entries):
                 return
-            # New requests were read meanwhile. An item that they stop may have been claimed after
+            # Another task has read new requests. An item that they stop may have been claimed after
             # the listing, so list it again.
             indices = [
                 index
@@ -277,7 +277,7 @@ class ItemStates:
             ]
 
     async def read_collected(self) -> bool:
-        """Read whether the items' objects were removed, after all items had their values.
+        """Return whether the batch is collected: all items had values; their objects are removed.
 
         If this returns False after a listing of attempts, that listing was complete.
 

@@ -44,12 +44,12 @@ class Consumer:
 
     With *ordered*, items come in the order of their indices; until its turn, the value of an item
     that has ended stays in the store. With *windowed*, the batch starts at most ``window`` items
-    beyond those counted by `note_delivered`. *display* shows the batch meanwhile. After *timeout*
-    seconds, the block raises `ResultTimeout`, but not while an item is ready. After *search_until*,
-    a time of the loop, `wait_until_ready` doesn't wait for items that another process has yet to
-    submit.
+    beyond those counted by `note_delivered`. *display* is active while the block runs. After
+    *timeout* seconds, the block raises `ResultTimeout`, but not while an item is ready. After
+    *search_until*, a time of the loop, `wait_until_ready` doesn't wait for items that another
+    process has yet to submit.
 
-    ``ready`` has the indices to take, also of inputs that could not be submitted.
+    ``ready`` has the indices that `take` returns next, also of inputs that could not be submitted.
 
     This class isn't an async generator, because at the loop's end `shutdown_asyncgens` closes all
     generators concurrently. An inner generator that is already closing would raise when the outer
@@ -144,7 +144,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> tuple[int, Outcome[Any]]:
-        if self._was_taken:  # the caller has finished with the item before
+        if self._was_taken:  # the caller has finished with the previous item
             self._was_taken = False
             self.note_delivered()
         result = await self._next()
@@ -157,7 +157,7 @@ class Consumer:
         while True:
             while len(ahead) < AHEAD and (index := self.take()) is not None:
                 if not ahead and batch.submission.holds(index):
-                    return index, await outcome_of(batch, index)  # reading ahead gains nothing
+                    return index, await outcome_of(batch, index)  # in memory: no need to read ahead
                 reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
                 ahead.append((index, reader))
             async with asyncio.timeout_at(self.deadline):
@@ -203,8 +203,9 @@ class Consumer:
             if batch.finished:
                 if batch.coordinator is not None and batch.coordinator.error is not None:
                     raise batch.coordinator.error
+                # If the client is being closed, the batch isn't complete, and is abandoned soon.
                 if batch.coordinator is None or batch.coordinator.complete:
-                    return False  # else the client is being closed: `abandoned` will be set soon
+                    return False
             if batch.submission.abandoned is not None:
                 raise batch.submission.abandoned
             pause = min(RECHECK_S, self._search_left())
@@ -256,7 +257,7 @@ class Consumer:
             return True
         if submission.final_error(index) is None:
             return False
-        # Damage is permanent. Other errors may pass, because a submitting process reads again.
+        # Damage is permanent. After another error, a process that submits the batch reads again.
         return submission.is_damaged(index) or not self._batch.submits
 
 
