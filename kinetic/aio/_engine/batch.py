@@ -86,7 +86,7 @@ class Batch:
         return self.submission.identity.id
 
     def job_ref(self, index: int) -> JobRef:
-        """Return the job of an item, for a handle."""
+        """Return a reference to an item's job, from which a handle is made."""
         return JobRef(session=self.session, submission=self.submission, index=index)
 
     # --- state ---
@@ -98,7 +98,7 @@ class Batch:
 
     @property
     def total(self) -> int | None:
-        """The number of items, once it is known."""
+        """The number of items; None until it is known."""
         if self.inputs.total is not None:
             return self.inputs.total
         if self.coordinator is not None and self.coordinator.state.sealed:
@@ -126,7 +126,7 @@ class Batch:
     def submitted(self, index: int) -> bool:
         """Return whether an attempt of the item exists, or this process has decided to start one.
 
-        If another process submits the batch, all its items count as submitted.
+        If another process submits the batch, all items count as submitted; refused items never do.
         """
         if self.submission.refusal(index) is not None:
             return False
@@ -141,7 +141,7 @@ class Batch:
         Every item has ended or can never be read, or this process has stopped submitting the batch.
         """
         if self.coordinator is not None:
-            settled = self.submission.settled_items >= (self.total or 0)  # a retry reopens items
+            settled = self.submission.settled_items >= (self.total or 0)  # false after a retry
             return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
         return self.total is not None and self.submission.settled_items >= self.total
 
@@ -151,7 +151,7 @@ class Batch:
         return self.finished if self.coordinator is None else self.coordinator.complete
 
     def follow(self, *, observed: bool = True) -> None:
-        """Keep the batch current from now on, and if *observed*, watch its lease."""
+        """Have the session keep reading the batch; if *observed*, also watch its lease."""
         if not self.followed:
             self.followed = True
             self.session.follow(self.submission, is_own=False)
@@ -207,7 +207,7 @@ class Batch:
         Raises:
             NotFound: The input isn't stored, or was removed.
             SubmissionError: The input could not be pickled.
-            Exception: Unpickling the input raised this error, as for an input with `Data`.
+            Exception: Unpickling the input raised this error. An input with `Data` can raise one.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
         if pump is not None and (own_input := pump.input_of(index)) is not None:
@@ -218,7 +218,7 @@ class Batch:
     # --- waiting ---
 
     def wake(self, index: int = 0, item: wire.Item | None = None) -> None:
-        """Wake the waiting tasks, because something changed."""
+        """Wake all tasks that wait for a change of the batch."""
         for awake in self.watchers:
             awake.set()
 
@@ -327,7 +327,7 @@ class Batch:
         if not all(map(self.submission.is_final, requests.reopened)):
             self._observe_again()
         elif lease_lost:
-            self.session.watch(self.submission)  # for the waiters of its jobs
+            self.session.watch(self.submission)  # so that callers that wait for its jobs go on
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
@@ -398,7 +398,7 @@ class Batch:
             await read_manifest(self.session, self.group_id)
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
-                return {}  # nothing will run
+                return {}  # every item has ended, so no job needs it
             return self._own_environment or self._capture_again()
         environment: dict[str, str] = json.loads(content)
         return environment
@@ -435,7 +435,7 @@ class Batch:
         """Read the batch's state while a task renews *lease*, and then coordinate the batch."""
         renewal = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
         if self._abandonment_watch is not None:
-            # This watch closes attempts, and so does the code below: don't do it twice.
+            # The watch and the code below would close the same attempts, so only one may run.
             self._abandonment_watch.cancel()
         try:
             if self._abandonment_watch is not None:
@@ -479,7 +479,7 @@ class Batch:
             )
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Retry those of *indices* (None: all) that failed or were cancelled; return how many.
+        """Retry the items of *indices* (None: all) that failed or were cancelled; return how many.
 
         Any process may call this.
 

@@ -42,7 +42,7 @@ async def start(
     inputs: Iterable[Any] | AsyncIterable[Any],
     settings: MapSettings,
 ) -> Batch:
-    """Pack once, write the manifest, take the lease, and start submitting.
+    """Pack the call once, write the manifest, take the lease, and start to submit the batch.
 
     Raises:
         ConfigurationError: *inputs* is empty, or an input of a list doesn't fit the function.
@@ -91,7 +91,7 @@ async def _create(
     entry = {
         "name": manifest["name"] or "",
         "tags": json.dumps(manifest["tags"]),
-        "created": f"{identity.created:017.6f}",  # sorts as text, also within a second
+        "created": f"{identity.created:017.6f}",  # zero-padded, so that the texts sort by time
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     await beginning.store_manifest(session, identity, manifest)

@@ -184,7 +184,7 @@ async def new_submission(
         session.forget(submission)
         raise
     except BaseException:
-        # Most submissions succeed, and don't need this module.
+        # Import this only on a failure, because most submissions succeed.
         from kinetic.aio._engine import removal
 
         session.forget(submission)

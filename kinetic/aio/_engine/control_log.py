@@ -1,6 +1,6 @@
 """The log of requests to stop and retry items, to which every client of a batch may append.
 
-Each request is an object in the store; the number of this object is its *slot*.
+Each request is a numbered object in the store; the number is called its *slot*.
 """
 
 from __future__ import annotations

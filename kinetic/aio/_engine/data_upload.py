@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 """A function that the loop's thread calls with the bytes stored so far, and the bytes in total."""
 
 MAX_REQUESTS = 32
-READERS = 2  # more threads would only keep the interpreter's lock from the loop
+READERS = 2  # more threads would only slow the loop, by the interpreter's lock
 BIG_AT_ONCE = 4
 FILES_AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20

@@ -243,7 +243,7 @@ _RUNNING: set[Forwarder] = set()
 
 
 def _keep_reference(forwarder: Forwarder) -> None:
-    """Keep a reference to a forwarder, which would end when its last reference is gone."""
+    """Keep a reference to a forwarder: without one, its stdin is closed, and so it ends."""
     _RUNNING.difference_update([process for process in _RUNNING if process.poll() is not None])
     _RUNNING.add(forwarder)
 

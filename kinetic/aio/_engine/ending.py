@@ -51,7 +51,7 @@ LOG_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the open attempt: it died as *death* says."""
+    """Close the open attempt, which died as ``death`` says."""
 
     death: outcomes.Death
 
@@ -63,7 +63,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the item with the outcome of its last attempt: no other attempt will start."""
+    """End the item with the outcome of its last attempt, because no other attempt will start."""
 
     why: str
 

@@ -28,7 +28,7 @@ UNUSED_PORT = 9
 
 ENDED_PHASES = (Phase.ENDED, Phase.GONE)
 LOOK_S = 2.0
-"""How often the forwarder asks whether the job still runs, in seconds."""
+"""How long the forwarder waits before it asks again whether the job still runs, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ async def _connect(cluster: Cluster, request: ForwardRequest, local: SocketStrea
 
 
 async def _copy(source: ByteStream, sink: ByteStream, scope: anyio.CancelScope) -> None:
-    """Copy the bytes of *source*; its end ends both directions."""
+    """Copy *source* to *sink*; at its end, cancel *scope*, which ends both directions."""
     try:
         async for data in source:
             await sink.send(data)

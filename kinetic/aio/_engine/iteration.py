@@ -210,7 +210,7 @@ class Consumer:
                 raise batch.submission.abandoned
             pause = min(RECHECK_S, self._search_left())
             self._awake.clear()
-            with contextlib.suppress(TimeoutError):  # a missed wake-up only costs time
+            with contextlib.suppress(TimeoutError):  # look again, in case a wake-up was missed
                 async with asyncio.timeout(pause):
                     await self._awake.wait()
         return True
@@ -234,7 +234,7 @@ class Consumer:
         return left
 
     def _on_item(self, index: int, item: wire.Item | None) -> None:
-        """Put an item that is over into ``ready``, if it isn't yet, and it is its turn."""
+        """Put an item that is over into ``ready`` once; if *ordered*, after all items before."""
         if not ((item is not None and item.state.final) or self._is_over(index)):
             return
         reported = self._reported
