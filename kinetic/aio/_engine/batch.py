@@ -207,7 +207,7 @@ class Batch:
         Raises:
             NotFound: The input isn't stored, or was removed.
             SubmissionError: The input could not be pickled.
-            Exception: Unpickling the input raised this error. An input with `Data` can raise one.
+            Exception: Unpickling the input failed with this, as it does for any input with `Data`.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
         if pump is not None and (own_input := pump.input_of(index)) is not None:
