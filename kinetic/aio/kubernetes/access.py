@@ -168,7 +168,7 @@ def _parse_context(merged: ConfigNode, name: str) -> Context:
 
 
 REREAD_S = 60.0
-"""Seconds after which a token file is read again; its writer replaces tokens that will expire."""
+"""Seconds after which a token file is read again: another program may have renewed the token."""
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
@@ -399,7 +399,7 @@ async def open_gke(
         AuthError: There are no credentials, or they may not read the cluster.
         Unavailable: Google's API doesn't answer, or the cluster isn't up yet.
     """
-    for module in ("aiohttp", "gcloud.aio.auth"):  # 0.2 s, off the event loop
+    for module in ("aiohttp", "gcloud.aio.auth"):  # takes 0.2 s, so not on the event loop
         await anyio.to_thread.run_sync(importlib.import_module, module)
     google = GoogleClient(environ, policy or RetryPolicy())
     try:
@@ -528,7 +528,7 @@ async def open_access(
     environ: Mapping[str, str] = os.environ,
     policy: RetryPolicy | None = None,
 ) -> Access:
-    """Return access to the cluster of *target*, and to no other if a kubeconfig changes.
+    """Return access to the cluster of *target*; a change of the kubeconfig can't redirect it.
 
     KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster`` for
     the service account of this pod. Without this setting, *target* names a GKE cluster by
@@ -540,7 +540,7 @@ async def open_access(
     Raises:
         ConfigurationError: No such context or cluster exists.
         AuthError: There are no credentials, or they are refused.
-        Unavailable: A server that must be asked doesn't answer.
+        Unavailable: Google's API doesn't answer, or the GKE cluster isn't up yet.
     """
     if target.kube_context == IN_CLUSTER:
         return await open_pod(environ)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONGEST_LINE = 64 * 1024**2
-"""Bytes of the longest line. A watch sends one object per line: at most 1.5 MiB, twice in JSON."""
+"""The most bytes of a line. A watch sends an object of at most 1.5 MiB, which JSON may double."""
 
 HEARTBEAT_S = 30.0
 """Seconds of silence after which a WebSocket is pinged."""
@@ -55,8 +55,8 @@ class Api:
     before, so callers choose the names of what they create and take `AlreadyThere`
     for success. Connecting and silence have timeouts; a whole request has none.
 
-    Every method raises `AuthError` for refused credentials or a missing permission, `NotFound`,
-    `AlreadyThere`, `Conflict`, `Expired`, `Refused`, `Throttled`, and `Unavailable`.
+    Every method that sends a request may raise `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
+    `Refused`, `Throttled`, `Unavailable`, and, for credentials or permissions, `AuthError`.
     """
 
     def __init__(self, access: Access, limits: Limits | None = None) -> None:
@@ -88,7 +88,7 @@ class Api:
     ) -> dict[str, Any]:
         """Send one request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
 
-        *rights_s* replaces ``Limits.rights_s``.
+        *rights_s* replaces ``Limits.rights_s`` for this request.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -185,7 +185,7 @@ class Api:
                 return await with_token(self._access.credentials, upgrade)
             except HttpError as exc:
                 refused = exc
-            # aiohttp drops the body of a refused upgrade. A plain request gets the body as well.
+            # aiohttp drops the body of a refused upgrade. The answer to a plain request has one.
             try:
                 close_answer(await self._send(request, 0, self._limits.idle_s))
             except HttpError as refusal:

@@ -36,8 +36,8 @@ class ComputeClasses:
     async def find(self, accelerator: Accelerator) -> str:
         """Return the name of the class for *accelerator*, or "" if there is none.
 
-        Slices of several hosts use no class. If the credentials may not read classes, the answer
-        is also "".
+        CPUs and slices of several hosts use no class. If the credentials may not read classes, the
+        answer is also "".
 
         Raises:
             Unavailable: The API server doesn't answer.

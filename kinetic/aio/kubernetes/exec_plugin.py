@@ -1,7 +1,7 @@
 """Credentials from a program that the ``exec`` section of a kubeconfig names.
 
-The client library runs such programs without a timeout, leaves them running when
-the caller is cancelled, and doesn't tell them about the cluster.
+This module replaces the code for it in kubernetes_asyncio, which has no timeout, leaves the program
+running when the caller is cancelled, and doesn't tell the program about the cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_KEPT = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A token, or a certificate with its key; ``until`` is when they expire (`time.time`)."""
+    """A token, or a certificate with its key, valid ``until`` that `time.time`; None: forever."""
 
     token: str = field(repr=False)
     certificate: str | None

@@ -54,8 +54,8 @@ async def create_job(
 ) -> None:
     """Create *manifest*, and the Secret that its pods read.
 
-    A batch's Secret is created before its first Job. A single job's Secret is created after
-    the Job, which owns it: the pod waits for it.
+    A batch's Secret is created before its first Job. A single job's Secret is created after the
+    Job, which owns the Secret; the pod waits for the Secret.
 
     Raises:
         LaunchError: The API server refuses the Job or its Secret.
@@ -120,7 +120,7 @@ async def _delete_on_failure(
 async def _create_or_get(
     api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
 ) -> tuple[dict[str, Any], bool]:
-    """Return the Job, and whether this call created it; wait for an earlier one's deletion."""
+    """Return the Job, and whether this call created it; wait while an earlier Job is deleted."""
     name = str(manifest["metadata"]["name"])
     loop, pauses = asyncio.get_running_loop(), growing_pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + JOB_DELETION_S

@@ -31,7 +31,7 @@ IDLE_S = 300.0
 """Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
 
 TRIES = 5
-"""Connections in a row that bring nothing before kinetic gives up on the log of an ended pod."""
+"""How many connections in a row may bring nothing until kinetic gives up an ended pod's log."""
 
 _REMOVED = re.compile(
     rb"unable to retrieve container logs for |failed to try resolving symlinks in path "
@@ -72,7 +72,7 @@ class _Memory:
         return [content.decode(errors="replace") for content in contents if content is not None]
 
     def _new_content(self, piece: LogPiece) -> bytes | None:
-        """Return a piece without its time; None if it was yielded, or isn't of the program."""
+        """Return a piece without its time; None if it was yielded, or isn't program output."""
         stamp = _STAMP.match(piece.content) if piece.number == 0 else None
         if piece.number == 0:
             self._second = stamp[1].decode() if stamp else ""
@@ -113,7 +113,7 @@ class Source:
 async def container_log(
     source: Source, *, follow: bool, tail: int | None = None
 ) -> AsyncGenerator[str]:
-    """Yield the lines so far; with *follow*, until the container has ended and all is read.
+    """Yield the lines of the log; with *follow*, also new ones until the container has ended.
 
     Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
     A broken connection neither repeats nor drops lines. With *follow*, the iteration just ends if
@@ -196,7 +196,7 @@ class _AttemptView:
         self._changed = asyncio.Event()
 
     async def take(self, update: Listed | Changed, pods: bool) -> None:
-        """Process a change of the jobs, or of their *pods*."""
+        """Process a list or a change: of pods if *pods* is true, else of jobs."""
         documents = self._pods if pods else self._jobs
         if isinstance(update, Listed):
             documents.clear()

@@ -114,7 +114,7 @@ class FuseVolumes:
 
 
 def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
-    """Return volumes for those of *data* that a job mounts.
+    """Return a volume and a mount for each of *data* that the job mounts (``fuse``).
 
     For a single object, the volume is the object's folder. For an upload, the volume is the
     folder of its files in *store*, the store's URL. The runner numbers mounts in the same order.
@@ -281,7 +281,7 @@ PORTION = 2 * 1024**3
 """Bytes of memory per core that a job without ``memory=`` requests; this isn't a limit."""
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""JAX's platforms for each kind. JAX uses the first, and fails if that platform is missing."""
+"""JAX's platforms for each kind of accelerator. JAX uses the first, and fails if it is missing."""
 
 SPOT = "cloud.google.com/gke-spot"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
@@ -290,15 +290,15 @@ COMPUTE_CLASS = "cloud.google.com/compute-class"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where jobs run, and the settings of a cluster's owner for them.
+    """Where jobs run, and how the cluster's owner wants them to run.
 
     ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps
     a finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout
     for pulling an image. The runner ends a function at its timeout; the deadline ends a pod
-    whose runner doesn't. ``run_as_user`` is the user ID of pods; None takes the image's,
-    and 0 is root. ``claim`` names the PersistentVolumeClaim with the directory of the store;
-    empty: each node has that directory at the same path. ``compute_class`` names the ComputeClass
-    whose nodes run the pods; empty: any node that fits.
+    whose runner doesn't. ``run_as_user`` is the user ID of pods; None means the image's user, and
+    0 means root. ``claim`` names the PersistentVolumeClaim with the directory of the store. If it
+    is empty, each node has that directory at the same path. ``compute_class`` names the
+    ComputeClass whose nodes run the pods. If it is empty, any node that fits may run them.
     """
 
     namespace: str = "default"

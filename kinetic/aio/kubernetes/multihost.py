@@ -1,9 +1,9 @@
 """Decide the state of a job on several hosts from its set and pods. No I/O.
 
-The pod of the first host, number 0, decides: it claims the attempt, and its result counts. If
-another host failed first, that failure becomes the reason. Neither kind of set says how the
-function ended. The pods of a LeaderWorkerSet may never end, or are started again after their end.
-So this module uses the first end of each pod's container.
+A set, which is a LeaderWorkerSet or a JobSet, creates one pod for each host. The pod of the first
+host, number 0, decides: it claims the attempt, and its result counts. If another host failed first,
+that failure becomes the reason. A set doesn't say how the function ended, and a LeaderWorkerSet may
+start an ended pod again. So this module uses the first end of each pod's container.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _End:
 
 
 def host_of(pod: Document) -> int | None:
-    """Return the number of the host that *pod* is; None if the pod has no number."""
+    """Return the host number of *pod*; None if the pod has none."""
     text = str(get_dict(get_dict(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else Pod(pod).index
 
@@ -184,9 +184,9 @@ def _is_informative(state: State) -> bool:
 def _unfinished_state(
     facts: JobFacts, alive: Sequence[Document], leader: Document | None, cause: State | None
 ) -> State:
-    """Return the state of a group that has not ended: the first host's state.
+    """Return the state of a set that has not ended: the first host's state.
 
-    The text also has the reason why other hosts don't run yet.
+    If no reason is known for it, the reason why another host doesn't run yet is added.
     """
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
@@ -273,7 +273,10 @@ class GroupTable(Table):
             yield observation
 
     def _is_known(self, entry: Entry) -> bool:
-        """Return whether the set was seen or no longer exists; its pods may be seen before it."""
+        """Return whether the set was seen, or no longer exists although its pods may run.
+
+        If the set wasn't seen and all its pods have ended, remove *entry*.
+        """
         if entry.facts.current_or_last_job:
             return True
         if all(Pod(pod).ended for pod in entry.pods.values()):

@@ -35,12 +35,12 @@ class End:
     message: str
 
     def to_text(self) -> str:
-        """Return the annotation's value."""
+        """Return the value of the annotation `ENDED`."""
         return json.dumps({"reason": self.reason.value, "message": self.message})
 
     @staticmethod
     def from_job(job: Document | None) -> End | None:
-        """Return the content of the annotation of *job*, if it has one."""
+        """Return the content of the annotation of *job*; None if it has none."""
         text = get_dict(get_dict(job, "metadata"), "annotations").get(ENDED)
         if not text:
             return None
@@ -234,8 +234,8 @@ def never_ran(
 def is_news(before: Observation | None, now: Observation) -> bool:
     """Return whether to report *now* after *before*.
 
-    An end is reported once. A later explanation isn't reported, unless it says that no further
-    attempt follows.
+    An end is reported once. A later observation of the same end is reported only if it says that
+    no further attempt follows.
     """
     if before is None or now.phase is not before.phase:
         return True

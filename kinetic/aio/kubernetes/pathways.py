@@ -113,7 +113,7 @@ class PathwaysCluster(GkeCluster):
                     await self._api.call("DELETE", sets.paths.jobs, query=query)
 
     async def _kinds(self) -> Sequence[_Sets]:
-        """Return this backend's kind of set, and the other kinds that it may read."""
+        """Return the kind of set for new jobs, and the other kinds that exist and may be read."""
         if self._other_sets is None:
             self._other_sets = [sets for sets in self._candidates if await self._is_supported(sets)]
         return [self._own_sets, *self._other_sets]

@@ -69,8 +69,8 @@ class Patience:
 class Diagnostics:
     """Ask the API server about jobs that wait; all watches of a client share one object.
 
-    *stop* is the change to a Job's spec that ends its pods and keeps the Job. *makers* returns
-    kind and name of the objects that create the pods of a set; none for a Job.
+    *stop* is the change to a Job's spec that ends its pods and keeps the Job. For a set, which runs
+    a job on several hosts, *makers* returns kind and name of the objects that create its pods.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Diagnostics:
         return False
 
     async def _read_nodes(self) -> list[Document] | None:
-        """Return all nodes, perhaps from the last list; None if they are unreadable or too many."""
+        """Return all nodes, listed at most `NODES_REUSED_S` ago; None if unreadable or too many."""
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_until:
             found = await self._try_get("nodes", self._paths.nodes, {"limit": str(MAX_NODES)})

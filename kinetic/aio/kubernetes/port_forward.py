@@ -1,8 +1,8 @@
 """A connection to a port of a pod's loopback, carried by a WebSocket to the API server.
 
-Each message begins with the number of its channel: the port's data, or errors
-such as a port that can't be reached. The first message of each channel begins
-with the port's number. Neither direction can end before the other.
+Each message begins with the number of its channel. One channel carries the port's data, the other
+carries errors, such as a port that can't be reached. In the first message of each channel, the
+port's number follows. Both directions end together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def dial_pod(api: Api, paths: Paths, name: str, port: int, host: int) -> B
 
 
 def _find_running_pod(pods: Sequence[Document], name: str, host: int) -> str | None:
-    """Return the name of the running pod of *host*: the newest, if it replaced others."""
+    """Return the name of the newest running pod of the attempt *name* on *host*; None if none."""
     candidates = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
     running = [
         get_dict(pod, "metadata")

@@ -1,4 +1,4 @@
-"""List a collection, watch it from the listed version, and list again if the watch breaks off."""
+"""List a collection, watch it from the listed version, and list again if a watch can't resume."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Rhythm:
 
     ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
     how long the server keeps one watch open. ``relist_s`` is how often everything is
-    listed again, in case an event was lost. After a watch that ended within
-    ``brief_s`` and brought nothing, the pause grows. A pause that the server
-    asks for is limited to ``longest_retry_after_s``, because changes aren't seen during a pause.
+    listed again, in case an event was lost. The pause before the next watch grows after each watch
+    that ended within ``brief_s`` without an event. A pause that the server asks for is limited to
+    ``longest_retry_after_s``, because changes aren't seen during a pause.
     """
 
     page: int = PAGE
@@ -76,7 +76,7 @@ Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
 
 
 async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
-    """List jobs, then pods: if a Job is deleted after the first list, its pods are still found."""
+    """List jobs, then pods, so that the second list shows how the pods of ended jobs ended."""
     await take(await list_all(api, paths.jobs, selector), False)
     await take(await list_all(api, paths.pods, selector), True)
 
@@ -106,7 +106,7 @@ async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, tak
 async def list_all(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
     """Read all objects that *selector* matches, as of one moment.
 
-    If the server forgets the moment before the last page was read, the list starts over.
+    If the server no longer has the state of that moment for a later page, the list starts over.
     """
     for _ in range(TRIES):
         try:
@@ -175,7 +175,7 @@ async def reflect(
 async def _events(
     api: Api, path: str, selector: str, version: str, rhythm: Rhythm
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the events of one connection after *version*; an event ERROR raises `Expired`."""
+    """Yield the events after *version* from one connection; an event ERROR raises `Expired`."""
     query = {
         "watch": "1",
         "labelSelector": selector,

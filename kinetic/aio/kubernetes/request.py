@@ -50,7 +50,7 @@ class Request:
 
 @lru_cache(256)
 def _required_right(method: str, path: str, is_watch: bool) -> Right:
-    """Parse a path: /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE."""
+    """Parse a path, such as /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE."""
     parts = [part for part in path.split("/") if part]
     group = ""
     if parts[:1] == ["apis"]:
@@ -126,7 +126,7 @@ def translate_refusal(answer: HttpError, request: Request, cluster: str) -> Back
 
 
 def _retry_after_s(answer: HttpError) -> float | None:
-    """Return the pause that the server asks for, in seconds, if it does."""
+    """Return the pause that the server asks for, in seconds; None if it asks for none."""
     if answer.retry_after is not None:
         return answer.retry_after
     details: Any = answer.body.get("details")

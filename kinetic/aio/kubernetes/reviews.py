@@ -29,7 +29,7 @@ async def user_name(api: Api) -> str:
     """Return the name of these credentials' user; ``YOU`` if the server can't tell."""
     try:
         answer = await _review(api, "authentication.k8s.io/v1", "SelfSubjectReview")
-    except (AuthError, NotFound):  # Kubernetes before 1.28 doesn't have it
+    except (AuthError, NotFound):  # Kubernetes before 1.28 has no SelfSubjectReview
         return "YOU"
     return str(answer["status"]["userInfo"].get("username") or "YOU")
 

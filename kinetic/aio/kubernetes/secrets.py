@@ -140,7 +140,7 @@ class Secrets:
             ) from exc
 
     async def drop(self, names: Collection[str]) -> None:
-        """Delete what `keep` stored under *names*, and the Secrets of these batches' pods."""
+        """Delete what `keep` stored for the batches *names*, and the Secrets for their pods."""
 
         async def drop_one(name: str) -> None:
             await self._wait_for_creation(name)
@@ -238,7 +238,7 @@ class Secrets:
     ) -> None:
         """Create *manifest*; if its name is taken, call *settle*. Repeat until either succeeds.
 
-        *settle* returns True if the existing Secret will do, and False after it removed it.
+        *settle* returns True if the existing Secret serves as well, and False after deleting it.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The kinds of pod sets that run a job on several hosts, and their manifests. No I/O."""
+"""The kinds of sets whose pods run a job on several hosts, and their manifests. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest
 from kinetic.aio.ports import JobSpec
 
 NAME_LENGTH = 44
-"""The most characters of a set's name: controllers derive names and labels of at most 63."""
+"""The most characters of a set's name: controllers extend it to names of at most 63 characters."""
 
 NODE_POOL = "cloud.google.com/gke-nodepool"
 """The label that all nodes of one TPU slice share: two sets never share a slice."""
@@ -91,7 +91,7 @@ class Kind:
         ]
         if self.label.startswith(LWS):
             container["env"].append({"name": "KINETIC_LWS", "value": name})
-        if accelerator.kind == "tpu" and accelerator.multi_host:  # the hosts of a slice
+        if accelerator.kind == "tpu" and accelerator.multi_host:  # the hosts form one TPU slice
             metadata["annotations"] = {**metadata["annotations"], self.exclusive: NODE_POOL}
             if self.label.startswith(LWS) and TPU_PORT not in spec.environment:
                 container["env"].append({"name": TPU_PORT, "value": "8471"})

@@ -26,7 +26,7 @@ class Waiting:
     """How long a job has waited, and the inquiries about it; times by the loop's clock.
 
     ``since`` is when the job was first seen to wait, and ``hopeless_since`` when the diagnosis
-    first said that it can never start. ``inquiry_count`` counts the inquiries about the job.
+    first said that it can never start. An inquiry asks the API server why the job waits.
     ``first_explanation`` is the diagnosis before the first inquiry.
     """
 
@@ -40,11 +40,11 @@ class Waiting:
 
 
 class Entry:
-    """The documents of one name: the present Job of this name, and the pods of this Job.
+    """The documents of one name: the present Job of this name, and pods of Jobs of this name.
 
-    ``ended_job_uid`` is empty until the Job has ended; then its documents are dropped, because
-    only its deletion still matters. ``reported`` maps the name of each attempt to the last
-    observation that clients got of it, and ``last_attempt`` is the name of the last attempt.
+    ``ended_job_uid`` is the uid of a Job that has ended, else empty. The Job's documents are then
+    dropped, because only its deletion matters. ``reported`` maps the name of each attempt to the
+    last observation that clients got of it, and ``last_attempt`` is the name of the last attempt.
     ``answers`` has what inquiries about the Job returned. ``facts`` combines the answers with the
     documents, also those of deleted objects.
     """
@@ -133,7 +133,7 @@ class Entry:
         return before is None or not is_unchanged(before, pod)
 
     def finish(self) -> None:
-        """Drop the documents of an ended job, to save memory: a Job stays for a day."""
+        """Drop the documents of an ended job, to save memory while the cluster keeps the Job."""
         self.ended_job_uid = uid(self.job)
         if self.job is not None:
             metadata = get_dict(self.job, "metadata")
@@ -183,7 +183,7 @@ class Table:
         return bool(self._changed_names) and len(self._listed) == 2
 
     def feed(self, update: Listed | Changed, *, pods: bool) -> None:
-        """Process a change of the jobs, or of their *pods*."""
+        """Process a list or a change: of pods if *pods* is true, else of jobs."""
         if isinstance(update, Changed):
             self._put(update.document, deleted=update.deleted, pods=pods)
             return
@@ -206,7 +206,7 @@ class Table:
         )
 
     def learn(self, name: str, answers: JobFacts) -> None:
-        """Add the answers to an inquiry about the job *name*; ignore them if it has ended."""
+        """Add the answers to an inquiry about the job *name*; ignore them if the job has ended."""
         if (entry := self.entries.get(name)) is not None and not entry.ended_job_uid:
             entry.answers = replace(answers, name=name)
             self._changed_names[name] = None
@@ -303,7 +303,7 @@ class Table:
             yield replace(observation, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, observation: Observation) -> None:
-        """Keep *entry* in ``waiting`` while its last attempt waits; a new attempt starts anew."""
+        """Keep *entry* in ``waiting`` while its last attempt waits; a new one resets the times."""
         previous, entry.last_attempt = entry.last_attempt, observation.name
         if observation.phase is Phase.PENDING:
             self.waiting[entry.name] = entry

@@ -97,7 +97,7 @@ def _memo_key(value: Any) -> Any:
 
 
 def is_unchanged(before: Document, now: Document) -> bool:
-    """Return whether a trimmed document can be ignored after *before*, as half of them can."""
+    """Return whether the trimmed document *now* tells kinetic nothing that *before* didn't."""
     if _select(_IDENTITY, get_dict(before, "metadata")) != _select(
         _IDENTITY, get_dict(now, "metadata")
     ):

@@ -22,7 +22,7 @@ from kinetic.aio.kubernetes.tables import Table
 from kinetic.aio.ports import Observation
 
 MANY_NAMES = 500
-"""Above this count, list all jobs: selectors with the names would take more requests."""
+"""Above this many names, `find_jobs` lists all jobs, because selectors would need more requests."""
 
 TICK_S = 1.0
 """Seconds between two checks of the jobs that wait."""
@@ -50,7 +50,7 @@ async def list_jobs(
             table.feed(update, pods=pods)
 
         await list_both(api, paths, selector, take)
-        if table.has_strays:  # their Job was created after the list of jobs, or no longer exists
+        if table.has_strays:  # a stray's Job was created after the list of jobs, or is deleted
             table.feed(await list_all(api, paths.jobs, selector), pods=False)
             table.orphans = True
         observations |= await _evaluate(table)
@@ -77,7 +77,7 @@ async def find_jobs(
     make_table: Callable[[], Table] = Table,
     inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
-    """Return the jobs with these *names* and the jobs with *labels*; without either, all jobs."""
+    """Return the jobs with these *names* and the jobs with *labels*; if neither is given, all."""
     wanted = set(names)
     selectors = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
     named = await list_jobs(api, paths, selectors, make_table, inquiry)
@@ -98,7 +98,7 @@ async def watch_jobs(
     rhythm: Rhythm,
     make_table: Callable[[], Table] = Table,
 ) -> AsyncGenerator[Observation]:
-    """Yield each job's state, then every change, forever; a slow reader skips some states.
+    """Yield each job's state, then its changes, forever; a slow reader misses some changes.
 
     Raises:
         BackendError: The server refuses the read for good.

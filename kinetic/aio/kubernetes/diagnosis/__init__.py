@@ -1,7 +1,8 @@
 """Explain the state of a job on Kubernetes: its status, the reason, and what to do next.
 
-No I/O, in three steps. `facts` holds what the API returned, every other module finds a
-`causes.Cause` in it, and `causes.describe` turns it into a sentence. The modules recognize what
-kinetic's own Jobs, JobSets and LeaderWorkerSets can run into. They quote anything else, with one
-piece of advice for each reason. May import the values.
+These modules do no I/O. `facts` holds what the API returned. `judge` finds a `causes.Cause` in
+these facts, with a module for each kind of cause, and `causes.describe` turns the cause into
+sentences. The modules recognize the problems of Jobs, JobSets, and LeaderWorkerSets that kinetic
+made. They quote all other messages, with one piece of advice for each reason. May import the
+values.
 """

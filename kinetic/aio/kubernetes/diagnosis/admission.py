@@ -14,7 +14,7 @@ _QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limi
 
 
 def admission_cause(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
-    """Return the cause of a refusal, from the API server's message, as in a FailedCreate event.
+    """Return the cause of a refusal by the API server; *text* is its message or that of an event.
 
     *unknown* is the outlook for a message that no rule matches.
     """

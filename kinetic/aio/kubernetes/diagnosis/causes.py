@@ -19,7 +19,7 @@ class Outlook(enum.Enum):
     """Whether a job can still start or succeed."""
 
     OPEN = "open"
-    """The job runs, or may start if it just waits."""
+    """The job runs, or may start without any change by a user."""
     BLOCKED = "blocked"
     """The job can't start until a user changes the cluster: a node pool, a Secret, a permission."""
     FINAL = "final"
@@ -149,7 +149,7 @@ def ended_state(
     exit_code: int | None = None,
     status: JobStatus = JobStatus.FAILED,
 ) -> State:
-    """Return the state of a job that *cause* ended; an empty cause for a success."""
+    """Return the state of a job that *cause* ended; *cause* is empty if the job succeeded."""
     state = waiting_state(cause, *lead, executor=executor)
     return replace(state, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
@@ -177,7 +177,7 @@ def describe(state: State) -> Diagnosis:
 
 
 def _complete_advice(state: State) -> str:
-    """Return the cause's advice, and what follows it: another submission, or the start."""
+    """Return the cause's advice, and whether to submit the job again, or it then starts itself."""
     advice, outlook = state.cause.next_step, state.cause.outlook
     if not advice or outlook is Outlook.OPEN:
         return advice
@@ -209,7 +209,7 @@ class Rule:
 def match_rule(
     rules: Iterable[Rule], summary: str, text: str, quote: str = "", **facts: str
 ) -> Cause | None:
-    """Return the cause by the first of *rules* that matches *text*, or None.
+    """Return the cause by the first of *rules* that matches *text*; None if no rule matches.
 
     The first clause of the cause is *summary* with *quote*, which is by default the informative
     part of *text*.

@@ -17,8 +17,8 @@ class JobFacts:
     ``nodes`` is None if the nodes are not known. ``workload`` is Kueue's object for the Job.
     ``deleted_pods`` and ``deleted_job`` are the last versions of pods and of the Job that no longer
     exist. `merge_facts` keeps them, because Kubernetes often deletes a pod soon after it failed.
-    ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
-    are storage drivers that the cluster doesn't have.
+    ``makers`` has kind and name of each object that creates pods of a set; a set runs a job on
+    several hosts. ``absent`` has storage drivers that the cluster lacks.
     """
 
     job: Document | None = None
@@ -72,7 +72,7 @@ class JobFacts:
         """Return events about a pod or, for None, about the Job or its makers, oldest first.
 
         With *reasons*, return only events with one of these. Events outlive their objects. So this
-        skips events with another uid, and events of a maker from before the set was created.
+        skips events about an earlier object of the same name: by uid or, for makers, by time.
         """
         metadata: Document = get_dict(
             document if document is not None else self.current_or_last_job, "metadata"
@@ -108,7 +108,7 @@ def _last_seen_time(event: Document) -> str:
 
 
 def merge_facts(before: JobFacts, now: JobFacts) -> JobFacts:
-    """Return *now* with what only *before* has, such as events, and objects deleted meanwhile."""
+    """Return *now* with what only *before* has: events, nodes, and the objects deleted since."""
     present = {uid(pod) for pod in now.pods}
     previous = {uid(pod): pod for pod in before.every_pod}
     known = {_event_key(event) for event in now.events}
@@ -174,7 +174,7 @@ class Container:
 
     @property
     def end(self) -> Document | None:
-        """The container's end or, while it waits for a restart, its last end; None if none."""
+        """The container's end or, while it waits for a restart, its last end; else None."""
         last: Document | None = get_dict(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
         return self.state("terminated") or (last if waits else None)
@@ -278,7 +278,7 @@ class Pod:
 
     @property
     def failed_container(self) -> Container | None:
-        """The program that failed, or an init container that failed before the program started."""
+        """The failed program or, if no program ran, the failed init container; else None."""
         return next(
             (container for container in reversed(self.containers) if self._has_failed(container)),
             None,
@@ -289,7 +289,7 @@ class Pod:
 
     @property
     def end(self) -> Document:
-        """The end of the container that failed, else of the first program; empty if none ended."""
+        """The end of the failed container, else of the first program; empty if it hasn't ended."""
         container = self.failed_container or next(iter(self.programs), None)
         return (container.end if container is not None else None) or {}
 
@@ -332,7 +332,7 @@ class Pod:
 
     @property
     def node_removed(self) -> bool:
-        """Whether the pod's node no longer exists."""
+        """Whether the pod's node no longer exists; False if the nodes aren't known."""
         name = self.spec.get("nodeName")
         existing = {get_dict(node, "metadata").get("name") for node in self.facts.nodes or ()}
         return bool(name and existing) and name not in existing

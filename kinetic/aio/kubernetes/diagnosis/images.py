@@ -60,7 +60,7 @@ _RULES = (
         "build and push it, or correct the name or tag",
     ),
 )
-"""Rules for "REASON: message", from which `pull_failure` removes quotes and the image's name."""
+"""Rules for a text "REASON: message" without quoted parts and without the image's name."""
 
 
 def pull_failure(pod: Pod, container: Container, reason: str, message: str) -> Cause:

@@ -41,9 +41,9 @@ _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDele
 def judge(facts: JobFacts) -> Diagnosis:
     """Return the state of a job as its user sees it.
 
-    A pod ends about a second before its Job, and explains the Job's end. If no other pod follows,
-    the pod's end counts at once. Jobs and pods come by different watches, either of which may be
-    late. Pass the result of `merge_facts`, which also has deleted pods.
+    A pod ends about a second before its Job, and its end explains the Job's. If no other pod will
+    replace it, the job counts as ended at once. Jobs and pods come by two watches, and each of
+    them may be late. Pass the result of `merge_facts`, which also has deleted pods.
     """
     state = _job_state(facts)
     if finalizer_clause := _finalizer_clause(facts):
@@ -60,10 +60,10 @@ def judge_pod(pod: Pod) -> Diagnosis:
 
 
 def refused_request(answer: Document) -> Diagnosis:
-    """Return the state of a Job that the API server refused to create with a ``Status``.
+    """Return the state of a Job that the API server refused to create; *answer* is its ``Status``.
 
-    If no rule explains the message, the refusal is final. After a 403 (forbidden) it isn't,
-    because an administrator can change what the cluster allows.
+    If no rule explains the message, the refusal is final, except with code 403 (forbidden): an
+    administrator can change what the cluster allows.
     """
     unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
     cause = admission_cause(str(answer.get("message") or answer.get("reason") or ""), unknown)
@@ -72,7 +72,7 @@ def refused_request(answer: Document) -> Diagnosis:
 
 
 def _finalizer_clause(facts: JobFacts) -> str:
-    """Return a clause that names the finalizer which keeps a deleted object of the job, if any."""
+    """Return a clause about a finalizer that delays the deletion of the Job or a pod, or ""."""
     not_running = [pod for pod in facts.pods if not Pod(pod).runs]
     for document in [facts.job, *not_running]:
         metadata = get_dict(document, "metadata")
@@ -148,7 +148,7 @@ def _threat(pod: Pod) -> Cause:
 
 
 def _job_state(facts: JobFacts) -> State:
-    """Return the state of the job: by the Job's conditions, else by its pods."""
+    """Return the job's state, by the Job's conditions, deletion or suspension, else by its pods."""
     job, pods = facts.current_or_last_job, _Pods(facts)
     if condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
         return _succeeded_state(pods)
@@ -201,8 +201,8 @@ class _Pods:
 def _is_replaced(facts: JobFacts, pod: Pod, state: State) -> bool:
     """Return whether the Job creates another pod after *pod* ended.
 
-    A Job of kinetic replaces a disrupted pod, unless the pod has an exit code that ends the Job.
-    Another Job may replace any pod: a condition says when that Job has failed.
+    A Job of kinetic allows no failure. It only replaces a disrupted pod, unless the pod's exit code
+    ends the Job. A Job that allows failures may replace any pod until a condition says it failed.
     """
     if state.status is JobStatus.SUCCEEDED:
         return False
@@ -256,7 +256,7 @@ def _succeeded_state(pods: _Pods) -> State:
 
 
 def _failed_state(facts: JobFacts, pods: _Pods, target: Document) -> State:
-    """Return the state of a Job that has failed, by its condition *target*, which may be empty."""
+    """Return the state of a failed Job; its condition *target* is empty if only its pods say so."""
     reason_text, message = str(target.get("reason")), one_line(str(target.get("message") or ""))
     deadline_passed, pod = reason_text == "DeadlineExceeded", pods.latest
     failures = [ended_pod for ended_pod in pods.failed if not ended_pod[0].deleted]

@@ -73,7 +73,7 @@ def _resource_refusals(requested: Mapping[str, float], node: Document) -> list[R
 
 
 def _taint_refusals(spec: Document, node: Document) -> list[Refusal]:
-    """Return refusals by the taints of *node*, and by an operator who has cordoned it."""
+    """Return refusals because of the taints of *node*, and because an operator cordoned it."""
     taints = _untolerated_taints(spec, node)
     permanent = [text for key, text in taints.items() if not key.startswith(_TEMPORARY_TAINTS)]
     cordoned = get_dict(node, "spec").get("unschedulable")
@@ -140,7 +140,7 @@ def matches(spec: Document, node: Document) -> bool:
 
 
 def required_labels(spec: Document) -> dict[str, Sequence[str]]:
-    """Return the values that the pod accepts for each label, by selector and node affinity."""
+    """Return the values that the pod's selector and node affinity accept, for each label."""
     affinity: Document = get_dict(get_dict(spec, "affinity"), "nodeAffinity")
     required: Document = get_dict(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     accepted = {

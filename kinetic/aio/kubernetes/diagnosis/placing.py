@@ -60,7 +60,7 @@ def placement_cause(pod: Pod) -> Cause:
 
 
 def _cause_from_message(spec: Document, message: str) -> Cause:
-    """Return a cause that quotes the scheduler's *message*, if the nodes aren't known."""
+    """Return why no node takes the pod by the scheduler's *message*, if the nodes aren't known."""
     message, _, preemption = message.partition(" preemption: ")
     if message.startswith("no nodes available"):
         return _NO_NODE

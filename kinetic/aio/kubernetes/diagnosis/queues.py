@@ -71,7 +71,7 @@ def _queued_cause(summary: str, advice: str | None, outlook: Outlook = Outlook.B
 
 
 def _message_text(source: Document) -> str:
-    """Return the message of a condition or check, without the prefix of each pod set."""
+    """Return ": " and the message of a condition or check, without pod sets; "" if it has none."""
     text = shorten_middle(_NO_FLAVOR.sub("", str(source.get("message") or "")), 300)
     return f": {text}" if text else ""
 

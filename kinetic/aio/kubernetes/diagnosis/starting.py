@@ -22,7 +22,7 @@ REPLACED = "wait: Kubernetes replaces the pod if the node does not come back"
 
 
 def why_not_started(pod: Pod) -> Cause | None:
-    """Return why a pod that has a node does not run; None if nothing says so."""
+    """Return why a pod that has a node does not run; None if neither state nor events say why."""
     if pod.node_silent:
         summary = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
         return Cause(summary=summary, reason=Reason.NODE_LOST, advice=REPLACED)
@@ -62,7 +62,7 @@ _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
 def _preparation_cause(pod: Pod) -> Cause | None:
-    """Find in the pod's events what keeps the node from creating its containers."""
+    """Return what keeps the node from creating the pod's containers; None if no event says so."""
     unresolved: list[tuple[str, str]] = []
     for event in pod.events():
         unresolved = [] if event.get("reason") in _PROGRESS else unresolved
@@ -81,7 +81,7 @@ def _preparation_cause(pod: Pod) -> Cause | None:
 
 
 def _pull_cause(pod: Pod, events: Sequence[tuple[str, str]]) -> Cause | None:
-    """Return the cause if *events* show a pull or its failure; the state may not show it yet."""
+    """Return the cause if *events* show that an image is being pulled, or can't be; else None."""
     pulls = [
         event
         for event in events
@@ -132,7 +132,7 @@ _PREPARATION_RULES = (
 
 
 def _mount_cause(pod: Pod, messages: Sequence[str]) -> Cause:
-    """Return why volumes aren't mounted; not every event in *messages* names the cause."""
+    """Return why volumes aren't mounted, by the *messages* of events, which may name no cause."""
     messages = [message for message in messages if "unmounted volumes=" not in message] or messages
     lacking = [name for message in messages for name in LACKS_DRIVER.findall(message)]
     if any(name in pod.facts.absent for name in lacking):
