@@ -1,4 +1,4 @@
-"""The Cluster port for Kubernetes: requests, manifests, watches, logs, and sets of hosts.
+"""Implement `kinetic.aio.ports.Cluster` for Kubernetes, for jobs on one host or several.
 
-May import the ports, `aio._net` and the values; no other adapter, nothing of the engine.
+May import the ports, `aio._net` and the values; no other adapter, and nothing of the engine.
 """

@@ -33,8 +33,8 @@ HEARTBEAT_S = 30.0
 class Limits:
     """The limits of one client: concurrent requests, and timeouts in seconds.
 
-    ``idle_s`` is the silence after which a connection counts as dead; the server
-    itself ends a request after a minute. ``rights_s`` is how long the client
+    ``idle_s`` is the silence after which a connection counts as dead. It exceeds the
+    minute after which the server itself ends a request. ``rights_s`` is how long the client
     retries when it lacks a permission that it had before: a server that has just
     restarted refuses everything for a moment.
     """

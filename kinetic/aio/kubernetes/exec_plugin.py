@@ -1,6 +1,6 @@
 """Credentials from a program that the ``exec`` section of a kubeconfig names.
 
-This module replaces the code for it in kubernetes_asyncio, which has no timeout, leaves the program
+kinetic runs the program itself, because kubernetes_asyncio sets no timeout, leaves the program
 running when the caller is cancelled, and doesn't tell the program about the cluster.
 """
 
@@ -33,7 +33,7 @@ MAX_KEPT = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A token, or a certificate with its key, valid ``until`` that `time.time`; None: forever."""
+    """A token, or a certificate with its key; ``until`` (`time.time`) is its expiry, if any."""
 
     token: str = field(repr=False)
     certificate: str | None

@@ -1,4 +1,4 @@
-"""Run jobs on a Kubernetes cluster, on GKE or anywhere: a Kubernetes Job for each attempt."""
+"""Run jobs on a Kubernetes cluster, on GKE or elsewhere, as Kubernetes Jobs."""
 
 from __future__ import annotations
 

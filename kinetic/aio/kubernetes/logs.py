@@ -1,7 +1,7 @@
-"""Read the output of a job: from its pod, from the pods that replace it, or from several at once.
+"""Read the output of a job: from its pod and the pods that replace it, or from several hosts.
 
-A line passes two stages here. `container_log` reads one container and resumes a broken
-connection. `job_log` chooses the pods of an attempt.
+`container_log` reads the log of one container and resumes a broken connection. `job_log` chooses
+the pods of an attempt.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ NAME = "kinetic.dev/name"
 """The annotation with the job's name, which may not be legal as an object's name."""
 
 LABELS = "kinetic.dev/labels"
-"""The annotation with the order's labels as JSON: as real labels, their values are shortened."""
+"""The annotation with the job's labels as JSON, because real labels have shortened values."""
 
 START_TIMEOUT = "kinetic.dev/start-timeout"
 """The annotation with the job's ``start_timeout``, in seconds."""
@@ -443,7 +443,7 @@ def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, 
     """Return mounts of empty volumes at the folders that the runner fills with *data*.
 
     Without a mount, only root could create a folder such as ``/data``. A folder inside another
-    one is in the same volume.
+    such folder needs no mount of its own.
     """
     filled = [ref for ref in data if ref.mount and not ref.fuse]
     taken = {str(mount["mountPath"]) for mount in fuse.mounts}
@@ -520,10 +520,11 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
 
 
 def _pod_security(user: int | None, *, claim: str) -> dict[str, Any]:
-    """Return a security context. It is ``restricted`` if *user* is known and not root.
+    """Return a security context. It meets ``restricted`` if *user* is known and not root.
 
-    If *user* is None, the image's own user applies: the image may not work with another one.
-    With an ``fsGroup``, the node would change the permissions of all files of a *claim*.
+    If *user* is None, the image's own user applies: the image may not work with another user.
+    A pod with a *claim* gets no ``fsGroup``, because the node would then change the permissions of
+    all files in the claim.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if user is not None:

@@ -186,7 +186,7 @@ def _unfinished_state(
 ) -> State:
     """Return the state of a set that has not ended: the first host's state.
 
-    If no reason is known for it, the reason why another host doesn't run yet is added.
+    If that state has no reason, it gets the reason why another host doesn't run yet.
     """
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
@@ -213,7 +213,7 @@ def _unfinished_state(
 class GroupTable(Table):
     """A `Table` of sets instead of Jobs.
 
-    A set and its pods share a label with their name. Only pods that have *label* belong to this
+    A set's pods have a label with the set's name. Only pods that have *label* belong to this
     kind of set. With *hints*, `news` also yields an observation for each process that ended. The
     attempt may not be over then, but the store may have its outcome. *makers* returns the kind and
     name of the objects that create a set's pods.

@@ -1,8 +1,8 @@
 """A connection to a port of a pod's loopback, carried by a WebSocket to the API server.
 
 Each message begins with the number of its channel. One channel carries the port's data, the other
-carries errors, such as a port that can't be reached. In the first message of each channel, the
-port's number follows. Both directions end together.
+carries errors, such as a port that can't be reached. In a channel's first message, the port's
+number follows. Both directions end together.
 """
 
 from __future__ import annotations

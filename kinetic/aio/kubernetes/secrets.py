@@ -150,7 +150,7 @@ class Secrets:
         await for_each(drop_one, names, limit=MAX_CONCURRENT_DELETIONS)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Delete the Secret for the pods of batch *name*, unless it has a later fence."""
+        """Delete the Secret for the pods of batch *name*, unless its fence exceeds *fence*."""
         await self._wait_for_creation(name)
         path = self._path(object_name(name, longest=LABEL))
         try:
@@ -163,7 +163,7 @@ class Secrets:
             return  # another client deleted or marked the Secret meanwhile
 
     async def _wait_for_creation(self, name: str) -> None:
-        """Wait until a creation in progress has ended, so that it can't follow the deletion."""
+        """Wait until a creation in progress has ended, so that it doesn't follow a deletion."""
         _, creation = self._creations.pop(object_name(name, longest=LABEL), (0, None))
         if creation is not None:
             await asyncio.wait({creation})

@@ -177,7 +177,7 @@ def describe(state: State) -> Diagnosis:
 
 
 def _complete_advice(state: State) -> str:
-    """Return the cause's advice, and whether to submit the job again, or it then starts itself."""
+    """Return the cause's advice and, if so, that the user must resubmit, or that the job starts."""
     advice, outlook = state.cause.next_step, state.cause.outlook
     if not advice or outlook is Outlook.OPEN:
         return advice

@@ -162,7 +162,7 @@ _OUTPUT_RULES = (
         "give {who} roles/storage.objectUser on the bucket, and check workload identity: its "
         "binding (roles/iam.workloadIdentityUser), and GKE_METADATA on the node pool",
     ),
-    _open_rule(  # this message is the runner's
+    _open_rule(  # the runner prints this message
         "no credentials for Cloud Storage here",
         "bind {who} to a Google service account (workload identity). If STORAGE_EMULATOR_HOST "
         "names a server that needs none, capture that variable (capture_env_vars=)",

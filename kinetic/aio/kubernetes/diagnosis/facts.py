@@ -152,7 +152,7 @@ def _event_key(event: Document) -> tuple[object, ...]:
 
 
 OUTCOME = "kinetic"
-"""The field that `trim` adds to a container's end: the reason of the runner's outcome."""
+"""The field that `trim` adds to a container's end: the reason in the outcome of the attempt."""
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that mean that its program never started."""
