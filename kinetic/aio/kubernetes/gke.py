@@ -66,7 +66,7 @@ async def create_job(
     try:
         if shared:
             await secrets.ensure(job, secret)
-        # The submitter of a batch retries by itself, and reports a missing right at once.
+        # The submitter of a batch retries by itself, so a missing right fails this call at once.
         owner, is_new = await _create_or_get(api, paths, manifest, 0.0 if shared else None)
         if not shared:
             async with _delete_on_failure(api, paths, owner if is_new else None):
@@ -102,7 +102,7 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
 async def _delete_on_failure(
     api: Api, paths: Paths, created: dict[str, Any] | None
 ) -> AsyncGenerator[None]:
-    """Delete the Job *created*, if any, if the block fails: its pod needs the Secret."""
+    """If the block fails, delete *created*, a Job or None: its pod would wait for the Secret."""
     try:
         yield
     except BaseException:
@@ -254,10 +254,10 @@ class GkeCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs as of one moment; without *names* and *labels*, all jobs of kinetic.
+        """Read the state of jobs once; without *names* and *labels*, of all jobs of kinetic.
 
-        A deleted job exists until none of its pods can run. *explained* also finds out why the
-        first few waiting jobs wait.
+        This includes a deleted job until none of its pods can run. *explained* also finds out why
+        the first few waiting jobs wait.
         """
         inquiry = self._inquiry if explained else None
         return await find_jobs(self._api, self._paths, names, labels, inquiry=inquiry)

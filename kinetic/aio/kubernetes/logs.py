@@ -52,7 +52,7 @@ class _Memory:
         self._yielded: dict[str, Counter[int]] = {}
         self._expected: dict[str, Counter[int]] = {}
         self._newest = ""
-        self._second = ""  # when the line was written whose pieces arrive now
+        self._second = ""  # the time of the line whose pieces arrive now
         self.removed = False
         """Whether the kubelet has answered that it removed the log."""
 
@@ -126,7 +126,7 @@ async def container_log(
     started, empty_reads, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
     memory = _Memory()
     while True:
-        # Ask before reading: what the container wrote before its end is then in the log.
+        # Ask before reading: if the container has ended by now, the log has all of its output.
         ended = source.ended()
         is_last, received, failure = ended or not follow, False, None
         query = _query(source, memory, started, tail, follow=not is_last)

@@ -341,7 +341,7 @@ def job_manifest(spec: JobSpec, placement: Placement) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
-            "backoffLimitPerIndex": 0,  # the submitter retries a failure, not Kubernetes
+            "backoffLimitPerIndex": 0,  # kinetic's submitter retries failures
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
             "ttlSecondsAfterFinished": placement.ttl_s,
@@ -398,7 +398,7 @@ def _kinetic_annotations(spec: JobSpec, placement: Placement) -> dict[str, str]:
 def _pod_annotations(spec: JobSpec, job_annotations: Mapping[str, str]) -> dict[str, str]:
     annotations = dict(job_annotations)
     if any(ref.fuse for ref in spec.order.data):
-        annotations["gke-gcsfuse/volumes"] = "true"  # GKE then adds the sidecar that mounts
+        annotations["gke-gcsfuse/volumes"] = "true"  # GKE then adds the sidecar that mounts buckets
     # The autoscaler must not remove a node to save cost while a job runs on it.
     return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 

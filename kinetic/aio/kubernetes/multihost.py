@@ -88,7 +88,7 @@ def _group_state(facts: JobFacts) -> State:
     alive, ends = facts.live_pods, _ends(facts)
     ran = any(Pod(pod).ran for pod in facts.every_pod)
     if (end := End.from_job(facts.current_or_last_job)) is not None and not ran:
-        # The message has the advice.
+        # The message already contains the advice.
         end_cause = Cause(summary=end.message, reason=end.reason, advice="")
         return waiting_state(end_cause) if alive else ended_state(end_cause)
     leaders = [
@@ -249,7 +249,7 @@ class GroupTable(Table):
         return not current_set or lives[0] == lives[1]
 
     def _changes(self, entry: Entry) -> Iterator[Observation]:
-        """Yield ends of processes, as hints, and the set's observation if it has changed."""
+        """Yield an end for each process that ended (a hint), then the set's state if it changed."""
         pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
         entry.update_facts(pods, self._makers(entry.name))
         if not self._is_known(entry):

@@ -136,7 +136,7 @@ class PathwaysCluster(GkeCluster):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """Read jobs, one kind of set after another; see `GkeCluster.find`."""
+        """Read the state of jobs, of one kind of set after the other; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
             make_table, inquiry = (

@@ -102,7 +102,7 @@ class Secrets:
         manifest = self._manifest(ROOT_KEY, {ROOT_KEY_ENTRY: os.urandom(ROOT_BYTES)}, ROOT_KEY)
         try:
             secret = await self._create(manifest | {"immutable": True})
-        except AlreadyThere:  # created by another client, or by an earlier request of this one
+        except AlreadyThere:  # another client, or an earlier try of this request, created it
             secret = await self._read(ROOT_KEY)
         return _decode_root_key(secret)
 
@@ -160,7 +160,7 @@ class Secrets:
             preconditions = {key: metadata[key] for key in ("uid", "resourceVersion")}
             await self._api.call("DELETE", path, body={"preconditions": preconditions})
         except (NotFound, Conflict):
-            return  # another client deleted or marked the Secret meanwhile
+            return  # another client has deleted or marked the Secret since it was read
 
     async def _wait_for_creation(self, name: str) -> None:
         """Wait until a creation in progress has ended, so that it doesn't follow a deletion."""
@@ -250,7 +250,7 @@ class Secrets:
                 if await settle():
                     return
             except (NotFound, Conflict):
-                continue  # another client removed or changed the Secret meanwhile
+                continue  # another client removed or changed the Secret: start over
 
     def _labels(self, job: JobSpec) -> dict[str, str]:
         submission = job.labels.get(SUBMISSION, job.name)

@@ -235,7 +235,7 @@ class Table:
             return ""
         if not pods:
             return str(metadata.get("name") or "")
-        # A pod whose Job was deleted without it has no owner any more, but still the label.
+        # If a Job is deleted without its pods, each pod loses its owner, but keeps the label.
         return str(controller(document).get("name") or get_dict(metadata, "labels").get(JOB) or "")
 
     def _is_own(self, entry: Entry, pod: Document) -> bool:

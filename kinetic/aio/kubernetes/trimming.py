@@ -126,12 +126,12 @@ def _with_receipt(container: Document) -> Document:
     if receipt is None:
         return container
     kept = {key: value for key, value in ended.items() if key != "message"} | {RECEIPT: receipt}
-    with contextlib.suppress(ValueError):  # the receipt is of another version
+    with contextlib.suppress(ValueError):  # another version wrote the receipt
         kept[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
     return {**container, "state": {"terminated": kept}}
 
 
 def receipt_of(pod: Document | None) -> wire.Receipt | None:
-    """Return the receipt in a trimmed pod, if it has one."""
+    """Return the receipt in a trimmed pod; None if it has none."""
     ends = (program.state("terminated") or {} for program in Pod(pod or {}).programs)
     return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)

@@ -118,7 +118,7 @@ def removal(pod: Pod) -> Cause | None:
         return _platform_cause(Reason.NODE_LOST, f"its node was removed from the cluster{spot}")
     if disruption_reason:
         return _platform_cause(Reason.NODE_LOST, f"the platform ended it: {quote}")
-    if pod_reason:  # all other reasons of a kubelet are refusals
+    if pod_reason:  # a kubelet gives any other reason when it refuses a pod
         return _platform_cause(
             Reason.UNSCHEDULABLE, f"the node refused the pod ({pod_reason}): {quote}"
         )
@@ -189,7 +189,7 @@ def exit_cause(container: Container) -> Cause:
     if reason in START_ERRORS or EXEC_FORMAT_ERROR.search(message):
         return start_failure(container, message)
     if reason in ("ContainerStatusUnknown", "Unknown"):
-        # containerd says Unknown of a container that ended while containerd was stopped.
+        # containerd reports Unknown for a container that ended while containerd was stopped.
         summary = "the node, or its container runtime, restarted while the program ran; exit code "
         return _platform_cause(Reason.NODE_LOST, f"{summary}{code} is a guess")
     output = shorten_middle(message, 400)

@@ -273,7 +273,7 @@ class Pod:
 
     @property
     def disruption(self) -> Document | None:
-        """The condition that says that the platform ended the pod, if there is one."""
+        """The condition that says that the platform ended the pod; None if it has none."""
         return condition(self.document, "DisruptionTarget")
 
     @property

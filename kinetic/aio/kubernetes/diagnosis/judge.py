@@ -179,7 +179,7 @@ class _Pods:
         self.ended = [
             (pod, _ended_pod_state(pod))
             for pod in found
-            if pod not in alive and not (was_suspended and pod.deleted)  # a queue evicted it
+            if pod not in alive and not (was_suspended and pod.deleted)  # a queue evicted the pod
         ]
 
     @property
@@ -193,7 +193,7 @@ class _Pods:
         return [ended_pod for ended_pod in self.ended if ended_pod[1].status is JobStatus.FAILED]
 
     def last_failure(self) -> Cause | None:
-        """Return why the last pod failed, of those that weren't deleted; None if there is none."""
+        """Return why the last failed pod that wasn't deleted failed; None if there is none."""
         found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
 
