@@ -292,7 +292,7 @@ class Api:
         )
 
     def _decode(self, raw: bytes, request: Request) -> dict[str, Any]:
-        """Parse the body *raw*, which must be empty or a JSON object; else raise an error."""
+        """Return the JSON object in *raw*, empty for an empty body; raise an error for others."""
         try:
             decoded: Any = json.loads(raw) if raw else {}
         except ValueError:

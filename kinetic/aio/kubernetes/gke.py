@@ -102,7 +102,10 @@ async def _is_created_by_earlier_job(api: Api, paths: Paths, job: JobSpec) -> bo
 async def _delete_on_failure(
     api: Api, paths: Paths, created: dict[str, Any] | None
 ) -> AsyncGenerator[None]:
-    """If the block fails, delete *created*, a Job or None: its pod would wait for the Secret."""
+    """If the block fails, delete the Job *created*, unless it is None.
+
+    The Job's pod would wait for a Secret that doesn't exist.
+    """
     try:
         yield
     except BaseException:

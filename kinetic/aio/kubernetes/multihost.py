@@ -1,6 +1,6 @@
 """Decide the state of a job on several hosts from its set and pods. No I/O.
 
-A set, which is a LeaderWorkerSet or a JobSet, creates one pod for each host. The pod of the first
+A set is a LeaderWorkerSet or a JobSet. It has one pod for each host. The pod of the first
 host, number 0, decides: it claims the attempt, and its result counts. If another host failed first,
 that failure becomes the reason. A set doesn't say how the function ended, and a LeaderWorkerSet may
 start an ended pod again. So this module uses the first end of each pod's container.

@@ -1,4 +1,4 @@
-"""Run jobs on several hosts of a Kubernetes cluster: a set of pods for each attempt."""
+"""Run jobs on several hosts of a Kubernetes cluster, with one set of pods for each attempt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kinetic.errors import AuthError, LaunchError, NotFound
 
 
 class _Sets:
-    """The sets of one kind in a namespace; a set is the pods that run one job on several hosts."""
+    """The sets of one kind in a namespace; a set has the pods that run a job on several hosts."""
 
     def __init__(self, api: Api, kind: Kind, namespace: str, patience: Patience) -> None:
         self.kind = kind

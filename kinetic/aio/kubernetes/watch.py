@@ -1,4 +1,4 @@
-"""Find or watch the jobs that match a selector, with one list or watch of jobs and one of pods."""
+"""Find or watch the jobs that match a selector: list or watch these jobs, and also their pods."""
 
 from __future__ import annotations
 
