@@ -1,4 +1,4 @@
 """Sessions, tokens, and retries for all adapters that talk to a server.
 
-May import the ports, errors and values.
+Its modules may import the ports, the errors, and the values.
 """

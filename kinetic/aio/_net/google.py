@@ -1,8 +1,8 @@
 """Call any of Google's control APIs over REST, and wait for the operations that they start.
 
-google-cloud-compute has no async client and takes 69 MiB of disk. IAM's client has no REST
-transport. No async client creates or deletes buckets. So requests are plain dicts, as the APIs'
-discovery documents describe them.
+Requests are plain dicts, in the form that the APIs' discovery documents describe. Google's clients
+don't suffice: google-cloud-compute has no async client and takes 69 MiB of disk; IAM's client has
+no REST transport; no async client creates or deletes buckets.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def reasons(refusal: HttpError) -> frozenset[str]:
 
 
 def is_disabled(refusal: HttpError) -> bool:
-    """Return whether the project hasn't enabled the API, or enabled it a moment ago."""
+    """Return whether Google says that the API isn't enabled, as it does just after enabling too."""
     return bool(reasons(refusal) & {"SERVICE_DISABLED", "accessNotConfigured"})
 
 
@@ -205,7 +205,7 @@ class GoogleClient:
 def _has_ended(operation: Mapping[str, Any]) -> bool:
     """Return whether *operation* has ended.
 
-    The container and compute APIs then set the status DONE, the others ``done``.
+    At the end, the container and compute APIs set the status to DONE; other APIs set ``done``.
     """
     return bool(operation.get("done")) or operation.get("status") == "DONE"
 
@@ -213,7 +213,7 @@ def _has_ended(operation: Mapping[str, Any]) -> bool:
 def _status_request(api: str, operation: Mapping[str, Any]) -> GoogleRequest:
     """Return the request that reads an operation's status.
 
-    The container and compute APIs give a URL in ``selfLink``, the others only a name.
+    The container and compute APIs give a URL in ``selfLink``, other APIs only a name.
     """
     if link := operation.get("selfLink"):
         return GoogleRequest(api, urllib.parse.urlsplit(str(link)).path)

@@ -1,4 +1,4 @@
-"""HTTP for all adapters: sessions, network failures as kinetic's errors, and a clean close."""
+"""The HTTP client of all adapters, which translates network failures into kinetic's errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GO_NOT_FOUND = "404 page not found"
 class HttpError(Exception):
     """The server answered with an error status; each adapter translates it for users.
 
-    ``retry_after`` is the pause that the server asks for, in seconds.
+    ``retry_after`` is the pause that the server asks for, in seconds; None if it asks for none.
     """
 
     def __init__(self, status: int, text: str = "", retry_after: float | None = None) -> None:
@@ -75,7 +75,7 @@ class HttpError(Exception):
 def google_refusal_error(refusal: HttpError, problem: str, service: str) -> BackendError:
     """Return the error for a refusal that means the same in all of Google's APIs.
 
-    *problem* begins the message about *service*. Pass a 403 only if it's about the request rate.
+    *problem* begins the message about *service*. Status 403 must be about the request rate.
     """
     match refusal.status:
         case 401:
@@ -108,7 +108,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def proxy_for(server: str) -> str | None:
-    """Return the proxy that the environment names for the URL *server*."""
+    """Return the proxy that the environment names for the URL *server*; None for no proxy."""
     parts = urllib.parse.urlsplit(server)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -139,8 +139,9 @@ class Sockets:
     """The sockets and open answers of a client's sessions.
 
     When a request is cancelled during the TLS handshake, aiohttp forgets the connection, whose
-    socket closes later. If the event loop ends first, Python warns of an unclosed socket. A closed
-    session also leaves the readers of its answers waiting; `close_answers` wakes them.
+    socket closes later. `wait_until_closed` waits for that, because Python warns of a socket that
+    the event loop leaves open. Closing a session doesn't wake readers of answers; `close_answers`
+    does.
     """
 
     def __init__(self) -> None:
@@ -148,7 +149,7 @@ class Sockets:
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     def create(self, info: tuple[Any, ...]) -> socket.socket:
-        """Make a socket for *info*, from `getaddrinfo`. Its keepalive ends reads of a dead peer."""
+        """Make a socket for *info*, an entry of `getaddrinfo`. Probes end reads of a dead peer."""
         new_socket = socket.socket(family=info[0], type=info[1], proto=info[2])
         self._sockets.add(new_socket)
         for level, option, value in (
@@ -203,10 +204,10 @@ READ_BYTES = 256 * 1024
 class HttpClient:
     """The aiohttp sessions of one client, on the event loop that makes the first request.
 
-    In seconds, *connect_s* limits the time to connect, and *idle_s* the time without data from the
-    server. A request has no total limit.
-    *owner* names the client in messages: "the store gs://x". *trust_env* reads proxies from the
-    environment for each request, which takes longer than to pass *proxy* once.
+    *connect_s* limits the time to connect, and *idle_s* the time without data from the server, both
+    in seconds. A request has no total limit. *owner* names the client in messages, such as "the
+    store gs://x". With *trust_env*, each request reads the proxies from the environment, which
+    takes longer than to pass *proxy*.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class HttpClient:
 
         return aiohttp.ClientTimeout(
             total=None,
-            connect=3 * self._connect_s,  # limits DNS too, which has no limit of its own
+            connect=3 * self._connect_s,  # includes DNS, which has no other limit
             sock_connect=self._connect_s,
             sock_read=idle_s,
         )

@@ -50,10 +50,10 @@ def growing_pauses(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long and how often to retry; all in seconds.
+    """How long to retry, and how long to pause before a retry, in seconds.
 
     The pause before a retry is random, so that clients which failed at the same moment don't
-    all retry at the same moment. Its upper bound doubles from ``first_pause_s`` up to
+    all retry at the same moment. The pause's upper bound doubles from ``first_pause_s`` up to
     ``longest_pause_s``. `retry` gives up ``total_s`` after the first failure, and warns after
     ``warn_after_s``.
     """
@@ -65,7 +65,7 @@ class RetryPolicy:
 
 
 class Outage:
-    """An outage of *subject*, such as a service: warns once when calls fail, once when they work.
+    """Logs one warning when calls to *subject*, a service, fail, and one when they work again.
 
     All calls to *subject* share this object, so an outage logs one warning, not one per call.
     """
@@ -120,7 +120,7 @@ async def retry(
     """Await ``call()`` until it succeeds; retry the failures that *should_retry* accepts.
 
     The time limit starts with the first failure. It restarts whenever the number that *progress*
-    returns has grown, such as the bytes sent. If a failure has ``retry_after``, the pause in
+    returns, such as the bytes sent, has grown. If a failure has ``retry_after``, the pause in
     seconds that the server asks for, this pause replaces the random pause.
 
     Raises:
@@ -154,8 +154,8 @@ async def _retry_with_tenacity(
 ) -> T:
     """Retry, with tenacity, a call whose first attempt has failed with *first_failure*.
 
-    Here, the first attempt only raises *first_failure* again, so that tenacity then pauses. A call
-    that succeeds at once doesn't use tenacity, whose import takes 20 ms, and each call 40 µs.
+    tenacity's first attempt only raises *first_failure* again, so that tenacity pauses. `retry`
+    makes the real first attempt, because importing tenacity takes 20 ms, and each use 40 µs.
     """
     from tenacity import AsyncRetrying, retry_if_exception
 
@@ -241,7 +241,7 @@ def is_refusal(error: KineticError) -> bool:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether a reader of the store should retry: it may answer or have space later."""
+    """Return whether a retry may succeed, because the store may answer or have space later."""
     if isinstance(error, StoreFull):
         return True
     return isinstance(error, BackendError) and not is_final(error)

@@ -1,7 +1,7 @@
 """Cache credentials and renew them before they expire; get access tokens of Google's APIs.
 
 gcloud-aio turns every kind of application-default credentials into a token. This module adds errors
-that say what to do. It also doesn't retry refused credentials five times, as gcloud-aio does.
+that say what to do. If Google refuses credentials, it asks only once; gcloud-aio asks five times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EARLY_FRACTION, LATE_FRACTION = 0.2, 0.05
 early one runs in the background; requests wait only for a late one."""
 
 RENEWAL_PAUSE_S = 10.0
-"""Pause before the next early renewal after one has failed, in seconds."""
+"""After a failed renewal, the pause before the next early one, in seconds."""
 
 
 class Revoked(AuthError):
@@ -42,8 +42,8 @@ class Revoked(AuthError):
 class FreshCredentials(Generic[T]):
     """New credentials, and when to renew them, in seconds since the epoch.
 
-    From ``renew_from`` on, they are renewed in the background; at ``renew_by``, requests wait
-    for the renewal.
+    From ``renew_from`` on, a task renews them in the background; from ``renew_by`` on, requests
+    wait for the new ones.
     """
 
     value: T = field(repr=False)
@@ -52,7 +52,7 @@ class FreshCredentials(Generic[T]):
 
 
 def schedule_renewals(value: T, requested_at: float, expires_at: float) -> FreshCredentials[T]:
-    """Return *value* with renewal times for a life from *requested_at* to *expires_at*."""
+    """Return *value*, valid from *requested_at* to *expires_at*, with its renewal times."""
     lifetime_s = expires_at - requested_at
     return FreshCredentials(
         value=value,
@@ -68,8 +68,8 @@ class TokenSource(Protocol[T]):
         """Return valid credentials.
 
         Raises:
-            AuthError: There are no credentials.
-            Unavailable: The issuer doesn't answer, or fails after it issued credentials before.
+            AuthError: There are no credentials, or the issuer refuses them.
+            Unavailable: The issuer doesn't answer, or a renewal fails after an earlier success.
             ClientClosed: The source is closed.
         """
         ...
@@ -164,13 +164,13 @@ class TokenCache(Generic[T]):
         return self._renewing
 
     async def _renew_once(self) -> T:
-        """Renew and cache the credentials; a failure after a success may be temporary."""
+        """Renew, cache, and return the credentials; after a success, failures may be retryable."""
         try:
             fresh = self._current = await self._renew()
         except (AuthError, ConfigurationError) as exc:
             if not self._has_renewed or isinstance(exc, Revoked):
                 raise
-            # Without a network, a plugin that worked before fails like one without credentials.
+            # Without a network, a plugin for credentials fails as if it had no credentials.
             raise Unavailable(f"{exc} (it worked before)", retryable=True) from exc
         self._has_renewed = True
         return fresh.value
@@ -226,10 +226,11 @@ class Credentials(TokenCache[str]):
 
     @property
     def quota_project(self) -> str | None:
-        """The project that pays for requests of a user's login, once `get` was called.
+        """The project that Google charges a user's requests to; None if none is known.
 
-        Without a quota project, Google counts these requests for gcloud's own project, which
-        hasn't enabled most APIs. https://cloud.google.com/docs/quotas/set-quota-project
+        Before the first `get`, only the environment can name it. Without this project, Google
+        counts these requests for gcloud's own project, which hasn't enabled most APIs.
+        https://cloud.google.com/docs/quotas/set-quota-project
         """
         service_data = self._token.service_data if self._token is not None else {}
         return os.environ.get(QUOTA_VARIABLE) or service_data.get("quota_project_id")

@@ -1,4 +1,4 @@
-"""The Store port for a bucket of Cloud Storage: requests, transfers, the store.
+"""Implement the port `Store` for a bucket of Cloud Storage.
 
-May import the ports, `aio._net` and the values; no other adapter, nothing of the engine.
+Its modules may import the ports, `aio._net`, and the values, but no other adapter or the engine.
 """

@@ -42,7 +42,7 @@ RATE_LIMIT_REASONS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 DAMAGED_TRIES = 3
 """Maximum tries of a transfer whose content arrives damaged, whose upload session is lost, or whose
-object another process replaces meanwhile."""
+object another process replaces during the transfer."""
 
 LOST_UPLOAD_STATUSES = frozenset({308, 410})
 """Statuses which say that an upload session received only a part of the content, or has ended. The
@@ -192,7 +192,7 @@ class BucketClient:
                 with self._http.translate_errors(problem, self._endpoint):
                     return await work()
 
-        async def attempt_with_token() -> T:  # the library gets the token from `Credentials` itself
+        async def attempt_with_token() -> T:  # `work` gets the token from `Credentials`
             return await with_token(self._credentials, attempt)
 
         try:
@@ -232,8 +232,8 @@ class BucketClient:
 def new_retry_filter() -> Callable[[Exception], bool]:
     """Return a function that decides, for one operation, which failures to retry.
 
-    It accepts every temporary failure, but a damaged, lost, or replaced transfer only
-    `DAMAGED_TRIES` - 1 times.
+    The function accepts every temporary failure. It accepts a damaged, lost, or replaced transfer
+    only `DAMAGED_TRIES` - 1 times.
     """
     damaged_tries = itertools.count(1)
 
@@ -266,7 +266,7 @@ def _is_damaged(failure: Exception) -> bool:
 def refusal_error(
     refusal: HttpError, verb: Verb, bucket: str, name: str
 ) -> BackendError | WireError:
-    """Return the error that says what failed, on what, and what to do next."""
+    """Return kinetic's error for *refusal*; it says what failed and what to do next."""
     verb_name, permissions = verb.value
     message = refusal.message
     problem = f"cannot {verb_name} {name!r} in gs://{bucket}"
@@ -293,7 +293,7 @@ def refusal_error(
 
 
 NONCE = "kinetic-nonce"
-"""The metadata key that identifies the write that made an object; users never see it."""
+"""The metadata key of a random value that is new for each write; users never see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

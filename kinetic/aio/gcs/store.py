@@ -166,7 +166,7 @@ class GcsStore:
         )
 
     async def _delete_unchanged(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete *objects* unless changed since their listing; return whether none had changed."""
+        """Delete those of *objects* that are as they were listed; return whether all were."""
         statuses = set[int]()
 
         async def delete_if_unchanged(info: ObjectInfo) -> None:

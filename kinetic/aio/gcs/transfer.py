@@ -1,7 +1,8 @@
 """Upload and download objects atomically.
 
-Every write carries a precondition, so it can be repeated, and a random nonce in the object's
-metadata. If a reply is lost, the nonce shows the writer whether it wrote the object.
+Every write names the generation that the object must have, so a repetition does no harm. It stores
+a random nonce in the metadata, which shows the writer after a lost reply whether it wrote the
+object.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import aiohttp
     from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
-CRC32C: Any = google_crc32c  # the library ships only half of its types
+CRC32C: Any = google_crc32c  # the library declares only some of its types
 
 CONTENT_TYPE = "application/octet-stream"
 
@@ -84,7 +85,7 @@ class Content:
             return cls(len(body), await checksum(body), body=body)
         try:
             with body.open("rb") as opened:
-                # Not aiofiles.open(): if it is cancelled meanwhile, it leaves the file open.
+                # aiofiles.open() would leave the file open if it is cancelled.
                 file = wrap(opened)
                 first_bytes = await file.read(memory_limit + 1)
                 if len(first_bytes) <= memory_limit:
@@ -131,7 +132,7 @@ async def write(
     generation: int,
     used: str = "",
 ) -> int | None:
-    """Write the object *name* if its generation still is *generation*; 0 means that none exists.
+    """Write the object *name* if its generation is *generation*; 0 means that it doesn't exist.
 
     *used* is the object's custom time, for objects that are deleted by age. Returns the new
     generation, or None if another process wrote or deleted the object first.
@@ -166,7 +167,7 @@ async def write(
                 metadata={
                     "metadata": {**metadata, NONCE: nonce},
                     "crc32c": content.crc32c,  # the service refuses content that differs
-                    **({"Custom-Time": used} if used else {}),  # the library sends customTime
+                    **({"Custom-Time": used} if used else {}),  # sent as customTime
                 },
                 force_resumable_upload=is_large,
                 timeout=client.timeout,
