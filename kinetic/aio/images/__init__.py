@@ -1,4 +1,4 @@
-"""The Images port: which image a job runs in, and how it is built.
+"""Implement the port `Images`: choose the image that a job runs in, and build it if it is missing.
 
-May import the ports, `aio._net`, and the values; no other adapter, and nothing of the engine.
+Its modules may import the ports, `aio._net`, and the values, but no other adapter or the engine.
 """

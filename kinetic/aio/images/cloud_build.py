@@ -1,7 +1,7 @@
 """Build images with Cloud Build: start a build, follow its log, and cancel it.
 
-The first build imports google-cloud-build, in a worker thread: the import takes a third of a
-second and starts threads.
+Only the first build imports google-cloud-build, and in a worker thread, because the import takes a
+third of a second and starts threads.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BuildLog:
         *complete, self._unfinished = self._unfinished.split(b"\n")
         if last and self._unfinished:
             complete, self._unfinished = [*complete, self._unfinished], b""
-        # A progress bar overwrites its line after a carriage return; keep what comes last.
+        # A progress bar overwrites its line after a carriage return; keep only its last text.
         lines = [
             line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in complete
         ]
@@ -259,7 +259,7 @@ class Builder:
     async def _start_and_follow(
         self, uri: str, name: str, source: str, show: Callable[[str], None]
     ) -> None:
-        """Start the build *name*, show its log, and raise its error; *source* names its context."""
+        """Build the context *source* as build *name*, show its log, and raise its error."""
         # If a reply is lost, a retry starts a second build of the same image. That is harmless.
         build = self._build_request(uri, name, source)
         if self._has_docker_hub is not None and await self._has_docker_hub():

@@ -1,4 +1,4 @@
-"""The images of a Kubernetes cluster: bundled, prebuilt, or supplied by the user."""
+"""Images for a Kubernetes cluster: built for the project (bundled), prebuilt, or your own."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class ContainerImages:
 
         Raises:
             PackError: The dependencies can't be read, or exist on this machine only.
-            ConfigurationError: The image's name is invalid, a base image isn't published, or no
-                project is configured to build a bundled one in.
+            ConfigurationError: The image's name is invalid, a base image isn't published, or a
+                bundled image is requested and no project is configured.
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
@@ -114,7 +114,7 @@ class ContainerImages:
         If the registry has the image, no build runs, unless *again* asks for a new build.
 
         Raises:
-            ConfigurationError: Cloud Build can't push there, or no project is configured.
+            ConfigurationError: Cloud Build can't push to that registry, or no project is set.
             BuildError: The build failed.
             BackendError: A service refused, or doesn't answer.
 
@@ -222,7 +222,7 @@ class ContainerImages:
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
     async def _ensure(self, name: str, confirm: Callable[[], Awaitable[object]]) -> None:
-        """Await *confirm*, unless it found or made *name* in the last `CONFIRMATION_S` seconds."""
+        """Await *confirm*, unless it succeeded for *name* in the last `CONFIRMATION_S` seconds."""
         if time.monotonic() - self._confirmed_at.get(name, -CONFIRMATION_S) >= CONFIRMATION_S:
             await confirm()
             self._confirmed_at[name] = time.monotonic()

@@ -61,8 +61,8 @@ class CurrentInterpreter:
     async def resolve(self, request: ImageRequest) -> Image:
         """Return the running interpreter or, for "prebuilt", the interpreter of an environment.
 
-        The environment has only kinetic and the project's dependencies. Unlike with a base image of
-        a cluster, JAX must be one of them if the job needs it.
+        The environment has only kinetic and the project's dependencies. A cluster's base image has
+        JAX; here, the project must list JAX if the job needs it.
 
         Raises:
             ConfigurationError: A container image was requested, or uv is missing.

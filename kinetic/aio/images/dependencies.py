@@ -1,7 +1,7 @@
 """Find a project's dependencies and filter them for an image.
 
-The result is a requirements file whose lines stay as the project wrote them. `packaging` parses
-each line, only to see which package it names and where the package comes from.
+The result is a requirements file whose lines stay as the project wrote them. The library
+`packaging` parses each line, only to find the package that it names and where that comes from.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Dependencies:
 
     @property
     def brings_jax(self) -> bool:
-        """Whether the job installs the project's version of an accelerator package."""
+        """Whether ``text`` requests one of `ACCELERATOR_PACKAGES`."""
         return any(line.package in ACCELERATOR_PACKAGES for line in _parse_lines(self.text))
 
 
@@ -64,10 +64,10 @@ def dependencies_of(
 ) -> Dependencies:
     """Return the dependencies of the project of *request*; log each notice that isn't in *logged*.
 
-    *own_accelerator* keeps `ACCELERATOR_PACKAGES`, for a job without an image. Reads files.
+    With *own_accelerator*, for a job without an image, `ACCELERATOR_PACKAGES` stay. Reads files.
 
     Raises:
-        PackError: A file can't be read, or names what exists on this machine only.
+        PackError: A file can't be read, or names a package that exists on this machine only.
     """
     if request.entry_dir is None:
         return Dependencies()
@@ -88,8 +88,8 @@ def find_dependencies(
     ``[project]`` table.
 
     Raises:
-        PackError: A file can't be read, or names what exists on this machine only; ``culprit``
-            is the file and the line.
+        PackError: A file can't be read, or names a package that exists on this machine only;
+            ``culprit`` is the file, or the file and the line.
     """
     notices: list[str] = []
     for directory in _walk_up(entry_dir, root):
@@ -113,7 +113,7 @@ def _walk_up(entry_dir: Path, root: Path | None) -> Iterator[Path]:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file; PowerShell writes requirements as UTF-16."""
+    """Return the text of a file in UTF-8, or in UTF-16, which PowerShell writes."""
     try:
         content = file.read_bytes()
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -123,7 +123,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_pyproject(file: Path, notices: list[str]) -> list[str] | None:
-    """Return ``[project.dependencies]``; None without ``[project]``. Add *notices* about others."""
+    """Return ``[project.dependencies]``; None without ``[project]``. *notices* gets warnings."""
     try:
         content = tomllib.loads(_read_text(file))
     except tomllib.TOMLDecodeError as exc:
@@ -160,7 +160,7 @@ def filter_requirements(text: str, source: Path, own_accelerator: bool = False) 
     """Return the part of the requirements *text* that goes into an image. No I/O.
 
     Raises:
-        PackError: A line names what exists on this machine only.
+        PackError: A line names a package that exists on this machine only.
     """
     kept: list[str] = []
     notices: list[str] = []
@@ -201,7 +201,7 @@ class _Line:
     """A line of a requirements file, with the following lines that backslashes join to it.
 
     ``text`` has no comments. ``package`` is the normalized name of the package that the line
-    requests, if any. ``location`` is the file or URL that the line names; None if an index has it.
+    requests, if any. ``location`` is the file or URL that the line names; None if it names none.
     ``installs`` says whether the line makes pip install something.
     """
 

@@ -1,8 +1,8 @@
-"""The context of an image: the Dockerfile and the files beside it.
+"""Make the context of an image: the Dockerfile, and the files that it copies into the image.
 
-An image has Python of the client's minor version, the accelerator's JAX, the runner's libraries,
+An image has Python of the client's minor version, JAX for the accelerator, the runner's libraries,
 kinetic itself, and the runner in ``/app``. A bundled image also has the project's dependencies. The
-installer resolves all packages together: a dependency that needs another JAX fails the build.
+installer resolves all packages together, so a dependency that needs another JAX fails the build.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ _CHOWN = (
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
 """This command lets `USER` write to Python's folders, because a job on a base image installs its
-dependencies there. Without it, only root may."""
+dependencies there. Without this command, only root can."""
 
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
     " PATH=$PATH:/usr/local/nvidia/bin"
 )
-"""GKE mounts the GPU driver in these folders; without them, no package finds ``libcuda.so.1``."""
+"""GKE mounts the GPU driver in these folders. Without these variables, no package finds
+``libcuda.so.1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over ``context``; the tag of a bundled image starts with it."""
+        """SHA-256 of ``context``, empty for your own image; a bundled image's tag has its start."""
         return digest(self.context) if self.context else ""
 
 
@@ -141,8 +142,8 @@ def image_context(
 ) -> dict[str, bytes]:
     """Return everything that an image is built from, by its path in the context.
 
-    Without *dependencies*, the result is a base image. *wheel* is kinetic's wheel, by default of
-    the running kinetic. *python_image* is the image to start from, see `PYTHON_IMAGE`.
+    Without *dependencies*, it is a base image. *wheel* is kinetic's wheel; default: that of the
+    running kinetic. *python_image* is the image to start from, in the form of `PYTHON_IMAGE`.
     """
     dependencies = dependencies or Dependencies()
     wheel = wheel or installed_wheel()

@@ -1,7 +1,7 @@
 """Name the repository of a project's images, and check whether a registry has an image.
 
-One GET of the manifest is enough in every registry. Cloud Build's list of builds isn't enough: it
-still lists images that were deleted, and its client imports gRPC.
+A GET request for an image's manifest works in every registry. Cloud Build's list of builds doesn't
+suffice: it still has images that were deleted, and its client imports gRPC.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def build_settings(target: configuration.Target, registry: str = "") -> BuildSet
     region = target.zone.rpartition("-")[0] or target.zone
     continent = region.partition("-")[0]
     host = registry or f"{continent if continent in CONTINENTS else region}-docker.pkg.dev"
-    # Google writes a project of a domain, example.com:name, in two other forms.
+    # In images and e-mail addresses, Google writes the project example.com:name differently.
     domain, _, name = project.rpartition(":")
     account = f"kn-{target.cluster}-builds@{f'{name}.{domain}' if domain else name}"
     return BuildSettings(
@@ -97,7 +97,7 @@ class Registry:
         Raises:
             AuthError: The registry refuses access to its images.
             Unavailable: The registry doesn't answer.
-            BackendError: The registry gives another answer.
+            BackendError: The registry answers with another error status.
         """
         host = registry_of(uri)
         is_insecure = bool(host) and host == self._insecure_host
