@@ -1,10 +1,11 @@
 """Set up a site, which is a cluster on Google Cloud with all that its jobs need.
 
-kinetic compares the wanted state with the existing one, plans, and applies the plan. It stores no
-state of its own. `site` defines names, `setup` and `pools` describe the wanted state. `apply` reads
-and changes resources, `plan` compares without I/O, and `preflight` checks before the first write.
-`infrastructure` combines them, and `commands` has the coroutines behind the commands. `join`
-prepares an existing cluster. This package may import the adapters and their compositions.
+kinetic compares the wanted state with the existing one, plans changes, and applies the plan. It
+stores no state of its own. `site` defines names; `setup` and `pools` describe the wanted state.
+`apply` reads and changes resources, `plan` compares without I/O, and `preflight` checks before the
+first write. `infrastructure` combines them, and `commands` has the coroutines behind the commands.
+`join` prepares an existing cluster. This package may import the adapters and `backends`, which
+combines adapters.
 """
 
 from kinetic.aio.infra.commands import (

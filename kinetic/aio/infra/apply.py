@@ -83,7 +83,7 @@ def operation_error(action: str, failure: OperationFailed) -> BackendError:
     """Return kinetic's error for an operation that ended with an error.
 
     If a zone has no capacity (a stock-out), the ``answer`` of the error has ``zonesAvailable``: the
-    zones that Google suggests. For a creation, `Cloud` adds the ``kind`` of the resource.
+    zones that Google suggests. If a creation failed, `Cloud` adds the ``kind`` of the resource.
     """
     codes = " ".join(failure.codes)
     if any(phrase in f"{codes} {failure}".upper() for phrase in STOCKOUT_PHRASES):
@@ -221,7 +221,7 @@ class Cloud:
         )
 
     async def remove(self, changes: Sequence[Change], present: Sequence[Resource | Policy]) -> None:
-        """Remove those of *present* for which *changes* has a removal, each after its dependents.
+        """Remove those of *present* that *changes* removes, each after those that need it.
 
         See `apply` for errors and cancellation.
         """
@@ -361,7 +361,8 @@ class Cloud:
     ) -> None:
         """Read the IAM policy, and write what *edit* makes of it, unless *edit* returns None.
 
-        If the policy changed meanwhile, Google refuses its etag, and this method starts over.
+        If another process changes the policy in between, Google refuses the write, and this method
+        starts over.
         """
         action = f"change who may use {policy.name}"
         backoff = self._new_backoff(action)
@@ -383,7 +384,7 @@ class Cloud:
                 return
 
     async def _delete(self, resource: Resource) -> None:
-        """Remove *resource* after a bucket's objects or a network's firewalls; wait for its end."""
+        """Empty *resource* if it is a bucket or network, remove it, and wait until it is absent."""
         self._tell(f"removing {resource.key}")
         assert resource.remove is not None
         if resource.kind == "bucket":

@@ -35,7 +35,7 @@ def reference(name: str) -> Manifest:
 def class_manifest(
     site: Site, accelerator: Accelerator, zones: Sequence[str], *, autopilot: bool
 ) -> Manifest:
-    """Return the class for *accelerator*. If that is spot, spot machines precede on-demand ones.
+    """Return the class for *accelerator*; with spot, it lists spot machines before on-demand ones.
 
     Without *zones*, GKE chooses them. On an *autopilot* cluster the class names no service account
     for nodes, because such a cluster has its own.
@@ -55,7 +55,7 @@ def class_manifest(
         "priorities": [
             {**rule, "spot": spot} for spot in ((True, False) if accelerator.spot else (False,))
         ],
-        # Otherwise GKE makes machines without the accelerator if it lacks capacity.
+        # By default, GKE makes machines without the accelerator if it has no capacity.
         "whenUnsatisfiable": "DoNotScaleUp",
     }
     metadata = {**base.document["metadata"], "labels": site.labels}
@@ -63,7 +63,7 @@ def class_manifest(
 
 
 async def is_served(api: Api) -> bool:
-    """Return whether the cluster has ComputeClasses; their API group alone doesn't show it."""
+    """Return whether the API server has the kind ComputeClass, and not only its API group."""
     try:
         answer = await api.call("GET", f"/apis/{GROUP}")
     except NotFound:

@@ -50,7 +50,7 @@ async def up(
         Refused: A name is taken, Google refuses a step, or lacks capacity (see `add_pool`).
         AuthError: Credentials or rights are missing.
 
-    Cancelled: created resources stay; run it again to continue, or `down` to remove it.
+    Cancelled: created resources stay; run `up` again to continue, or `down` to remove them.
 
     Example::
 
@@ -92,7 +92,7 @@ async def down(
         Refused: Google refuses a step.
         AuthError: Credentials or rights are missing.
 
-    Cancelled: removed resources stay removed; run it again to continue.
+    Cancelled: removed resources stay removed; run `down` again to continue.
     """
     async with Infrastructure(site, tell=tell) as infrastructure:
         planning = infrastructure.plan_down(force_destroy=force_destroy)
@@ -124,7 +124,7 @@ async def add_pool(
     Raises:
         NotFound: The cluster doesn't exist.
         ConfigurationError: A quota or a reservation is too small; jobs of this accelerator use a
-            ComputeClass already; or an Autopilot cluster, which has only classes, can't have it.
+            ComputeClass already; or the cluster is Autopilot and a class can't replace the pool.
         Refused: Google refuses the pool. If the zone has no capacity, ``answer["zonesAvailable"]``
             lists zones that have it: pass one as the pool's ``zone``.
 
@@ -143,7 +143,7 @@ async def remove_pool(site: Site, name: str, *, preview: bool = False, tell: Tel
 
     Raises:
         NotFound: The cluster, or a pool of that name, doesn't exist.
-        Refused: kinetic didn't create it, or the cluster needs it.
+        Refused: kinetic didn't create the pool or class, or the cluster needs it.
 
     Cancelled: the removal may continue; run it again to wait for its end.
     """
@@ -177,8 +177,8 @@ async def list_pools(site: Site, *, tell: Tell = silent) -> list[dict[str, Any]]
 async def update_credentials(site: Site, *, username: str, token: str, tell: Tell = silent) -> None:
     """Keep Docker Hub credentials for builds in Secret Manager; builds then log in with them.
 
-    The service account for builds can read them. Other accounts can only if the project lets
-    them read all secrets.
+    The service account for builds can read them. Other accounts can read them only if the project
+    lets them read all secrets.
 
     Args:
         site: Project, zone, and cluster.

@@ -30,8 +30,8 @@ POLL_S = 0.2
 DEFINITION_KIND = "CustomResourceDefinition"
 FIRST_KINDS = (DEFINITION_KIND, "Namespace")
 LAST_KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-"""Kinds to apply last. They name a server of the controller that the API server asks about other
-objects, so that server's objects must exist first."""
+"""Kinds to apply last. They make the API server ask a server of the controller about other objects,
+so that server's own objects must exist first."""
 
 KUEUE_CONFIGURATION = ("kueue-manager-config", "controller_manager_config.yaml")
 """The ConfigMap with Kueue's configuration, and its key."""
@@ -116,8 +116,8 @@ def _documents(name: str, content: bytes) -> tuple[Document, ...]:
 def _with_pods_ready_timeout(document: Document) -> Document:
     """Let pods wait `PODS_READY_TIMEOUT` for nodes, if *document* is Kueue's configuration.
 
-    A configuration that sets a limit stays as it is. So does one older than v1beta2: with it,
-    Kueue has no default limit.
+    A configuration that sets a limit stays as it is. So does a configuration older than v1beta2,
+    because Kueue then has no default limit.
     """
     name, key = KUEUE_CONFIGURATION
     if (document["kind"], document["metadata"]["name"]) != ("ConfigMap", name):
@@ -195,7 +195,7 @@ def _group_by_stage(documents: Sequence[Document]) -> list[list[Document]]:
 
 
 class Kinds:
-    """Finds the API paths of a controller's objects, in its definitions or from the API server."""
+    """Finds API paths of a controller's objects, from its definitions or from the API server."""
 
     def __init__(self, api: Api, controller: Controller) -> None:
         self._api = api
@@ -237,7 +237,7 @@ class Kinds:
         return Manifest(path=path, document={**document, "metadata": metadata})
 
     async def _discover(self, version: str) -> Mapping[str, tuple[str, bool]]:
-        """Ask the API server for the kinds of *version*, once; the values are as in `_defined`."""
+        """Ask the API server once for the kinds of *version*; the values are as in `_defined`."""
         async with self._lock:
             if version not in self._discovered:
                 try:

@@ -305,7 +305,7 @@ class Infrastructure:
 
         Raises:
             NotFound: The cluster has no such pool; the message lists those that it has.
-            Refused: kinetic didn't create it, or the cluster needs it.
+            Refused: kinetic didn't create the pool or class, or the cluster needs it.
         """
         cluster = await lookup.read_cluster(self._google, self.site)
         existing = node_pools.existing(cluster)
@@ -448,7 +448,7 @@ class Infrastructure:
         manifests: tuple[in_cluster.Manifest, ...],
         controllers: tuple[Controller, ...],
     ) -> tuple[list[Change], list[str]]:
-        """Return the changes inside the cluster, and notes about controllers that it lacks."""
+        """Return the changes inside the cluster, and notes about controllers that are missing."""
         document = observed[f"cluster {self.site.cluster}"].document
         notes = _sets_note(controllers)
         if document is None or document.get("status") != "RUNNING":
@@ -465,7 +465,7 @@ class Infrastructure:
     async def _apply_in_cluster(
         self, manifests: tuple[in_cluster.Manifest, ...], controllers: tuple[Controller, ...]
     ) -> None:
-        """Apply those *manifests* and *controllers* that the cluster doesn't have in this form."""
+        """Apply those *manifests* and *controllers* that are missing or differ."""
         async with self._open_api() as api:
             async for manifest, change in in_cluster.compare_all(api, manifests):
                 if change.action is not Action.KEEP:

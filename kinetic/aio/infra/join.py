@@ -1,4 +1,4 @@
-"""Join an existing cluster: check it, create what jobs need, print what you may not create."""
+"""Join an existing cluster: check it, create what jobs need, list what you may not create."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kinetic.errors import BackendError, ConfigurationError, NotFound
 NO_RETRIES = RetryPolicy(total_s=0.0)
 LIMITS = Limits(retry=NO_RETRIES, rights_s=0.0, connect_s=10.0, idle_s=20.0)
 STORE_LIMITS = StoreLimits(connect_s=10.0, idle_s=20.0, retry=NO_RETRIES)
-"""No retries: a person waits, and can run the command again."""
+"""kinetic doesn't retry these requests, because a person waits and can run the command again."""
 
 MIN_VERSION = (1, 29)
 """The first version of Kubernetes whose indexed Jobs can limit the failures of each index."""
@@ -258,7 +258,7 @@ class Join:
         self._tell(f"{self._api.cluster} answers: Kubernetes {number or 'of an unknown version'}")
 
     async def _check_security(self) -> None:
-        """Check that the namespace lets pods mount a path of their node, if the store is one."""
+        """Check that pods may mount a path of their node, if the store is such a path."""
         if store_directory(self._target) is None or self._target.store_claim:
             return
         name = self._target.namespace

@@ -66,9 +66,9 @@ async def read_cluster(google: GoogleClient, site: Site) -> dict[str, Any]:
 async def list_outliving(google: GoogleClient, site: Site) -> list[str]:
     """Return the disks and load balancers that outlive the cluster.
 
-    GKE makes them for volumes and Services. A disk belongs to the cluster if its labels have the
-    cluster's name and no other location. A forwarding rule also does if it is in the network that
-    `up` made.
+    GKE makes them for volumes and Services. Each belongs to the cluster if its labels have the
+    cluster's name and no other location. So does every forwarding rule in the network that `up`
+    made.
 
     Raises:
         AuthError: You may not list them.

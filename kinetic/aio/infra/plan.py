@@ -66,13 +66,13 @@ class Plan:
 def additions(
     site: Site, wanted: Iterable[Resource | Policy], observed: Mapping[str, Observed]
 ) -> tuple[Change, ...]:
-    """Return one change per resource in *wanted*, so that all of them exist."""
+    """Return one change per resource in *wanted*: the change after which it exists as wanted."""
     adopted = _is_made_by_keras_kinetic(observed, site)
     changes = tuple(
         _addition(site, resource, observed[resource.key], adopted) for resource in wanted
     )
     if any(change.kind == "cluster" and change.action is Action.REPLACE for change in changes):
-        # The node pools go with the old cluster, whatever their state.
+        # Removing the old cluster also removes its node pools, so all of them are created.
         return tuple(
             replace(change, action=Action.CREATE, reason="")
             if change.kind == "node pool"
@@ -194,7 +194,7 @@ def removals(
     *,
     keep: Mapping[str, str],
 ) -> tuple[Change, ...]:
-    """Return one change per resource in *present*, so that nothing of kinetic's is left.
+    """Return a change for each existing resource in *present*: its removal, or why it stays.
 
     *keep* maps the key of each resource that must stay to the reason.
     """

@@ -20,7 +20,7 @@ EXTRA_NODES = 10
 """How many nodes beyond its minimum a pool may have, unless it is a slice of several hosts."""
 
 PODS_PER_TPU_NODE = "15"
-"""GKE reserves addresses for each possible pod; a TPU host runs few."""
+"""Maximum number of pods on a TPU node; low, because GKE reserves addresses for each of them."""
 
 EXTRA_NETWORKS = frozenset(
     {"a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal"}
@@ -79,7 +79,7 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """Return a name that depends on the pool only, so that adding a pool twice makes one."""
+        """Return a name of accelerator, reservation, and number: adding a pool twice makes one."""
         number = str(self.number) if self.number > 1 else ""
         parts = [class_name(self.accelerator), self.reserved[1], number]
         name = "-".join(part for part in parts if part)
@@ -103,7 +103,7 @@ class Pool:
         """Return pools for *count* slices, this one first.
 
         Raises:
-            ConfigurationError: A slice is a single node, so one pool can have all slices.
+            ConfigurationError: *count* exceeds 1, but a slice is one node: one pool can have all.
         """
         if count > 1 and not self.accelerator.multi_host:
             raise ConfigurationError(
@@ -209,7 +209,7 @@ def body(site: Site, pool: Pool) -> dict[str, Any]:
     config: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     if accelerator.kind == "gpu":
-        # Over REST the default is to install no driver.
+        # By default, GKE's REST API installs no driver.
         driver = {"gpuDriverVersion": "LATEST"}
         config["accelerators"] = [
             {

@@ -24,10 +24,10 @@ class BillingAccount:
 
 
 def check_parent(parent: str, *, creates: bool) -> None:
-    """Check *parent*, the folder or organization of a project that `up` *creates*; may be empty.
+    """Check *parent*, a new project's folder or organization; *creates* says if `up` creates one.
 
     Raises:
-        ConfigurationError: *parent* has another form, or `up` creates no project.
+        ConfigurationError: *parent* is malformed, or is set although `up` creates no project.
     """
     if parent and not creates:
         raise ConfigurationError(
@@ -84,12 +84,12 @@ async def _read(google: GoogleClient, resource: Resource) -> Document | None:
 
 
 async def exists(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project exists. Google hides those that you may not see."""
+    """Return whether the project exists; False also if you may not see it."""
     return await _read(google, project_resource(site)) is not None
 
 
 async def is_billed(google: GoogleClient, site: Site) -> bool:
-    """Return whether the project has a billing account, as far as you can see."""
+    """Return whether the project has a billing account; False also if you may not see it."""
     answer = await _read(google, billing_link(site, ""))
     return bool((answer or {}).get("billingEnabled"))
 

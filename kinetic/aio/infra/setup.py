@@ -36,14 +36,14 @@ SYSTEM_NODES = 10
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 MAX_CPUS, MAX_MEMORY_GB = "1000000", "10000000"
-"""Limits of node auto-provisioning. They count all nodes: a low one stops large TPU slices."""
+"""Limits of node auto-provisioning. All nodes count, so a low limit would stop large TPU slices."""
 
 MAX_ACCELERATORS = "10000"
 OBJECTS_ROLE = "roles/storage.objectUser"
 """The role of pods in the bucket of jobs, for the objects of their namespace."""
 
 KEEP_DAYS = 30
-"""How long the buckets keep an object after its custom time."""
+"""How many days buckets keep objects after their custom time, and registries untagged images."""
 
 CLUSTER_USD, NAT_USD = 0.10, 0.044
 """Approximate US dollars per hour: GKE's management fee, and the most that a NAT gateway costs."""
@@ -54,7 +54,7 @@ MACHINE_USD = {
     "n2d-standard-4": 0.169,
     "n1-standard-4": 0.190,
 }
-"""Approximate US dollars per hour in us-central1; other regions differ. Only plans show them."""
+"""Approximate US dollars per hour in us-central1; other regions differ."""
 
 Shape = Literal["standard", "autopilot"]
 
@@ -77,7 +77,7 @@ class Setup:
 
     @property
     def location(self) -> str:
-        """Return where the cluster is: an Autopilot cluster is regional."""
+        """Return the location of the cluster: the region for Autopilot, otherwise the zone."""
         return self.site.region if self.shape == "autopilot" else self.site.zone
 
 
@@ -202,7 +202,7 @@ def _bucket_resource(site: Site, purpose: str, location: str) -> Resource:
 
 
 def service_account(site: Site, purpose: str, email: str = "") -> Resource:
-    """Return the service account for *purpose*, or the one of *email* (for other namespaces)."""
+    """Return the service account for *purpose*, or with *email* that of another namespace."""
     email = email or site.account(purpose)
     parent = f"projects/{site.project}/serviceAccounts"
     return resource(
@@ -527,9 +527,9 @@ def _bucket_policy(site: Site, purpose: str, *bindings: Binding, needs: str) -> 
 
 
 def _workload_identity_policy(site: Site) -> Policy:
-    """Return the binding that lets pods act as the workers' service account.
+    """Return the policy that lets pods act as the workers' service account.
 
-    It needs the cluster: the identity pool exists only once the project has had a cluster.
+    The policy needs the cluster: the identity pool exists only once the project has had a cluster.
     """
     email = site.account("workers")
     return policy(

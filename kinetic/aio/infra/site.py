@@ -75,13 +75,13 @@ class Site:
 
     @property
     def registry(self) -> str:
-        """Return where the image registry is: a continent if Google offers that, else a region."""
+        """Return the image registry's location: a continent if Google offers it, or a region."""
         continent = self.region.partition("-")[0]
         return continent if continent in CONTINENTS else self.region
 
     @property
     def prefix(self) -> str:
-        """Return the name of the network and the repository, with which other names begin."""
+        """Return the prefix of resource names, which is also the name of network and repository."""
         return f"kn-{self.cluster}"
 
     def bucket(self, purpose: str) -> str:
@@ -133,8 +133,8 @@ class Site:
     def owns(self, document: Mapping[str, Any]) -> bool:
         """Return whether *document*, a resource with one of kinetic's names, has kinetic's labels.
 
-        keras-kinetic's marks count as well: its labels don't name the cluster, and its service
-        accounts have a display name. It doesn't mark networks and routers.
+        Marks of the package keras-kinetic also count: labels that don't name the cluster, and the
+        display names of service accounts. keras-kinetic doesn't mark networks and routers.
         """
         labels: Mapping[str, Any] = document.get("resourceLabels") or document.get("labels") or {}
         if labels:

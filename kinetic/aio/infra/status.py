@@ -99,11 +99,10 @@ class Work:
 class Status:
     """The state of a site: its parts, pools, queues, jobs, and cost.
 
-    ``state`` is Google's word for the cluster, ``absent``, or ``unknown``.
+    ``state`` is the cluster's state in Google's words, ``absent``, or ``unknown``.
     ``usd_per_hour`` is what all known parts cost now, in US dollars, without buckets, images, and
-    traffic, which cost by use. ``unseen`` names the parts that you can't see, and why; other fields
-    don't include them. ``left`` names disks and load balancers that a removed cluster left behind;
-    ``usd_per_hour`` doesn't include their cost.
+    traffic, which cost by use. ``unseen`` says what you can't see, and why. ``left`` names disks
+    and load balancers that a removed cluster left behind. ``usd_per_hour`` includes neither.
     """
 
     project: str
@@ -319,7 +318,7 @@ def _compute_class(document: Document, cluster_state: _ClusterState) -> NodePool
 def _count_nodes(
     cluster_state: _ClusterState, label: str, value: str
 ) -> tuple[int | None, int | None]:
-    """Return how many nodes have the label, and how many of them run jobs."""
+    """Return how many nodes have the label, and how many of them run jobs; None if unknown."""
     if cluster_state.nodes is None:
         return None, None
     names = {

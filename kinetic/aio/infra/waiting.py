@@ -11,7 +11,7 @@ from kinetic.aio.infra.plan import IN_PROGRESS_STATUSES
 from kinetic.aio.infra.resources import Document, Tell
 
 SETTLED_S = 120.0
-"""How long Google's services may disagree about something new, or fail to show a resource."""
+"""How long Google's services may take until all of them know a change or show a resource."""
 
 ENABLED_S = 900.0
 """How long a service may refuse requests after it was enabled."""
@@ -59,7 +59,7 @@ def wait_if_temporary(request: GoogleRequest, refusal: HttpError) -> Wait | None
 
 
 def wait_if_in_use(request: GoogleRequest, failure: OperationFailed) -> Wait | None:
-    """Return why and how long to wait if a removal failed because the resource is in use."""
+    """Return why and how long to wait if *request* removes what is in use; otherwise None."""
     is_in_use = any("RESOURCE_IN_USE" in code for code in failure.codes)
     return (STILL_IN_USE, RELEASED_S) if is_in_use and request.method == "DELETE" else None
 
@@ -87,7 +87,7 @@ def wait_if_present(document: Document | None) -> Wait | None:
 
 
 class Backoff:
-    """The pauses of one wait, which counts the time of each reason to wait separately.
+    """The pauses of one wait, with a separate time limit for each reason to wait.
 
     *report* receives each reason once. *first_pause_s* is the first pause; the longest one is ten
     times as long.
