@@ -76,7 +76,7 @@ def reasons(refusal: HttpError) -> frozenset[str]:
 
 
 def is_disabled(refusal: HttpError) -> bool:
-    """Return whether Google says that the API isn't enabled, as it does just after enabling too."""
+    """Return whether Google calls the API disabled, which it may also do just after enabling it."""
     return bool(reasons(refusal) & {"SERVICE_DISABLED", "accessNotConfigured"})
 
 

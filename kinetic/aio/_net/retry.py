@@ -65,7 +65,7 @@ class RetryPolicy:
 
 
 class Outage:
-    """Logs one warning when calls to *subject*, a service, fail, and one when they work again.
+    """Logs one warning when *subject*, a service or operation, fails, and one when it works again.
 
     All calls to *subject* share this object, so an outage logs one warning, not one per call.
     """

@@ -167,7 +167,7 @@ async def write(
                 metadata={
                     "metadata": {**metadata, NONCE: nonce},
                     "crc32c": content.crc32c,  # the service refuses content that differs
-                    **({"Custom-Time": used} if used else {}),  # sent as customTime
+                    **({"Custom-Time": used} if used else {}),  # the service gets it as customTime
                 },
                 force_resumable_upload=is_large,
                 timeout=client.timeout,

@@ -259,7 +259,7 @@ class Builder:
     async def _start_and_follow(
         self, uri: str, name: str, source: str, show: Callable[[str], None]
     ) -> None:
-        """Build the context *source* as build *name*, show its log, and raise its error."""
+        """Build the context *source* as build *name*. Show its log, and raise its failure."""
         # If a reply is lost, a retry starts a second build of the same image. That is harmless.
         build = self._build_request(uri, name, source)
         if self._has_docker_hub is not None and await self._has_docker_hub():

@@ -67,8 +67,8 @@ _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
     " PATH=$PATH:/usr/local/nvidia/bin"
 )
-"""GKE mounts the GPU driver in these folders. Without these variables, no package finds
-``libcuda.so.1``."""
+"""GKE mounts the GPU driver in the folders that these variables name. Without the variables, no
+package finds ``libcuda.so.1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

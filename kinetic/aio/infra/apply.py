@@ -172,7 +172,7 @@ class Cloud:
         await self._send_with_retries("enable the project's APIs", enable_request)
 
     async def disabled_apis(self, read_request: GoogleRequest, names: Sequence[str]) -> list[str]:
-        """Return which of the APIs *names* are disabled, according to the answer to the request."""
+        """Return which of the APIs *names* are disabled; *read_request* asks for their states."""
         answer = await self._google.call(read_request)
         enabled = {
             str(service["name"]).rpartition("/")[2]
@@ -257,7 +257,7 @@ class Cloud:
                 await self._delete(resource)  # GKE would keep it in the state ERROR, without nodes
             if _status(exc) != 409:
                 raise
-            # 409: it exists. An earlier request, whose reply was lost, or another client made it.
+            # 409: *resource* exists, made by another client or by a request with a lost reply.
             if (await self._observe_one(resource)).status == 403:
                 raise
             if not is_ours(
@@ -459,7 +459,7 @@ async def _run_in_order(
 ) -> None:
     """Await ``step(item)`` for all *items* concurrently, each after the items that it *needs*.
 
-    *needs* maps the key of an item to other keys. If a step fails, those that need it are skipped.
+    *needs* maps the key of an item to other keys. If a step fails, this skips items that need it.
     """
     completions = {item.key: _Completion(asyncio.Event()) for item in items}
     failures: list[KineticError] = []

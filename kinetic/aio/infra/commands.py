@@ -46,7 +46,7 @@ async def up(
         The plan that was carried out. In a new project, the machine types may differ from it.
 
     Raises:
-        ConfigurationError: Something is missing; the message lists all of it.
+        ConfigurationError: A requirement, such as a permission, isn't met; the message lists all.
         Refused: A name is taken, Google refuses a step, or lacks capacity (see `add_pool`).
         AuthError: Credentials or rights are missing.
 

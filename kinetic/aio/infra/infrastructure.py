@@ -79,7 +79,7 @@ class Planned:
 
 
 class Infrastructure:
-    """The infrastructure of one site, seen and changed through Google's APIs.
+    """Reads and changes the infrastructure of one site through Google's APIs.
 
     Args:
         site: Project, zone, cluster, and namespace.
@@ -131,7 +131,8 @@ class Infrastructure:
         """Plan what `up` creates and changes. Nothing is written.
 
         Raises:
-            ConfigurationError: Something is missing; the message lists all of it.
+            ConfigurationError: A requirement, such as a permission, isn't met; the message lists
+                all.
         """
         projects.check_parent(parent, creates=create_project)
         setup = Setup(site=self.site, shape=shape, public_endpoint=public_endpoint)
@@ -380,7 +381,7 @@ class Infrastructure:
 
         Raises:
             KineticError: A step failed; the notes have other failures.
-            Refused: Names are taken, or could not be read; nothing was changed.
+            Refused: A resource isn't kinetic's, or can't be read; nothing was changed.
         """
         plan = planned.plan
         if plan.obstacles:

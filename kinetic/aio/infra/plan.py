@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Change, ...]:
-        """Return the changes that have an effect."""
+        """Return the changes that create, change, remove, or wait for something."""
         return tuple(change for change in self.changes if change.action in WRITE_ACTIONS)
 
     @property

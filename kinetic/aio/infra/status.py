@@ -127,7 +127,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClusterState:
-    """The answers of the cluster's Kubernetes API; None for an answer that is missing."""
+    """The answers of the cluster's Kubernetes API. ``nodes`` or ``pods`` is None if unknown."""
 
     controllers: tuple[str, ...] = ()
     queues: tuple[Queue, ...] = ()
