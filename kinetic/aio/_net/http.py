@@ -53,7 +53,7 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object in the answer; empty if there is none."""
+        """The JSON object in the answer; empty if the answer has none."""
         return json_object(self.text)
 
     @property

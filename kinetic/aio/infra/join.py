@@ -286,7 +286,7 @@ class Join:
         self._tell(f"objects can be written, read, and removed in {self._target.store}")
 
     async def _account(self) -> tuple[str, list[str]]:
-        """Return the Google service account for pods (or an empty name), and notes about it.
+        """Return the Google service account for pods (empty if there is none), and notes about it.
 
         Only pods on GKE with a store in a bucket need one. `up` makes it for each namespace.
         """

@@ -111,7 +111,7 @@ async def compare(api: Api, manifest: Manifest) -> Change:
 
 
 async def apply(api: Api, manifest: Manifest) -> None:
-    """Create or update *manifest*; fields that only other programs set stay."""
+    """Create or update *manifest*; fields that only other programs have set stay as they are."""
     query = {"fieldManager": "kinetic", "force": "true"}
     await api.call("PATCH", manifest.path, query=query, body=manifest.document, content_type=APPLY)
 

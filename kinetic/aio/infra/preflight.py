@@ -56,7 +56,7 @@ class Preflight:
     """The results of the checks: ``problems`` stop the command, ``notes`` don't.
 
     ``machine`` is a machine type for system pods that the zone offers. ``zones`` are the zones of
-    the region that offer the pool's machines, the site's zone first; empty if unknown.
+    the region that offer a pool's machines, the site's zone first; empty if unknown.
     """
 
     problems: list[str] = field(default_factory=list[str])
@@ -86,7 +86,7 @@ async def preflight(
     regional: bool = False,
     links_billing: bool = False,
 ) -> Preflight:
-    """Check what *setup*, unless it is None, and *pools* need, concurrently and by reads only.
+    """Check what *pools* and *setup* (unless None) need; send concurrent requests that only read.
 
     The pools must be new: the machines of an existing pool may already use up its quota and its
     reservation. *regional* says that the pools may be in any zone of the region. *links_billing*
@@ -147,7 +147,7 @@ async def _check_project(google: GoogleClient, setup: Setup, result: Preflight) 
     except HttpError as refusal:
         if refusal.status not in (403, 404):
             raise
-        return  # `_check_permissions` reports this
+        return  # `_check_permissions` reports the refusal
     if state != "ACTIVE":
         result.problems.append(
             f"the project {project} is {state}; restore it at "
@@ -275,7 +275,7 @@ QUOTAS = {
     "p4": "NVIDIA_P4_GPUS",
     "v5litepod": "TPU_LITE_PODSLICE_V5",
 }
-"""The quotas of accelerators that the compute API shows for a region; it omits other TPUs."""
+"""The quotas of accelerators that the compute API shows for a region; the API omits other TPUs."""
 
 
 async def _check_quota(

@@ -126,7 +126,7 @@ class Policy:
         return tuple(binding for binding in self.bindings if not _has_binding(policy, binding))
 
     def with_bindings(self, policy: Document) -> dict[str, Any]:
-        """Return *policy* with these bindings added."""
+        """Return *policy* with its missing ``bindings`` added."""
         bindings = [dict(entry) for entry in policy.get("bindings") or ()]
         for binding in self.missing(policy):
             entry = next((stored for stored in bindings if _matches(stored, binding)), None)
@@ -242,7 +242,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One step of a plan. ``reason`` says why; ``usd_per_hour`` is the cost that it adds."""
+    """One step of a plan. ``reason`` says why; ``usd_per_hour`` is the cost that the step adds."""
 
     action: Action
     kind: str

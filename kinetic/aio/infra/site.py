@@ -20,7 +20,7 @@ NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 MAX_BUCKET_NAME = 63
 ZONE_NAME = re.compile(r"([a-z]+-[a-z]+[0-9]+)(-[a-z])?", re.ASCII)
-"""The form of a zone, or of a region (where Autopilot clusters are)."""
+"""The form of a zone or, for an Autopilot cluster, of a region."""
 
 PROJECT_ID = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", re.ASCII)
 SOLUTION_LABEL = "goog-packaged-solution"
@@ -89,7 +89,7 @@ class Site:
         return f"{self.project.replace(':', '-').replace('.', '-')}-{self.prefix}-{purpose}"
 
     def account_id(self, purpose: str) -> str:
-        """Return the name of a service account: ``nodes``, ``workers``, or ``builds``.
+        """Return the service account's name for *purpose*: ``nodes``, ``workers``, or ``builds``.
 
         The jobs (``workers``) of each namespace have a separate account, so that they can't read
         another namespace's objects. The name has at most 30 characters, so it contains a hash of
