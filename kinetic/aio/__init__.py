@@ -1,7 +1,7 @@
 """The asyncio API: coroutines with the same names as the sync functions.
 
-The functions of this module share one client per event loop, which closes with the loop. Use
-`Client` to control its lifetime.
+The functions of this module share one client per event loop; kinetic closes it when the loop ends.
+Use `Client` to control a client's lifetime.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the log of a job, attempt after attempt, each line once.
 
-A line passes three stages: the platform's `Cluster.logs` transports it and reconnects; `lines` here
-continues with the next attempt; `JobHandle.logs` explains a missing log.
+`Cluster.logs` reads the log of one attempt, and reconnects if the connection breaks. `lines` adds
+the logs of later attempts. `JobHandle.logs` raises an error that explains why a log is missing.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ async def last(ref: JobRef, count: int) -> list[str]:
 class _Reader:
     """Read the log of one attempt; stop if the attempt has ended and its log stays silent.
 
-    Otherwise reading might never end: the platform can't report the end of a log if the node was
-    deleted, or while the pod waits for other pods.
+    Without this stop, reading might never end: the platform can't report the end of a log if the
+    node was deleted, or while the pod waits for other pods.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ The holder renews it. An observer never compares clocks with the holder: it meas
 lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the
 holder's machine an observer also sees when the holder's process ends.
 
-A lease is the only object that is ever overwritten. A holder that has lost the lease may no longer
-start attempts; it may still do everything else.
+A lease is the only object that is ever overwritten. A process that has lost the lease may no longer
+start attempts.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class HeldLease:
                 await self._write()
 
     async def release(self, control_seen: int = 0) -> None:
-        """Release the lease, so that the next process need not wait.
+        """Release the lease, so that another process can take it at once.
 
         Raises:
             SubmitterLost: As `until_may_start`.
@@ -190,7 +190,7 @@ class HeldLease:
                 await self._write(held=False, control_seen=control_seen)
 
     async def retake(self) -> None:
-        """Take the lease again after `release`, with the next fence; `catch_up` before a start.
+        """Take the lease again after `release`, with the next fence; starts wait for `catch_up`.
 
         Raises:
             SubmitterLost: Another process was faster.

@@ -31,7 +31,7 @@ POLL_S = 0.2
 class LogPrinter:
     """Print lines in blocks: all lines that wait go out in one write.
 
-    ``lines`` counts the printed lines; ``behind`` says whether more wait to be printed.
+    ``lines`` counts the printed lines; ``behind`` says whether it is printing or more lines wait.
     A terminal gets colors and no other control sequence; files and pipes get what the job wrote.
     """
 

@@ -56,8 +56,8 @@ class _SigtermHandler:
 def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_SigtermHandler | None]:
     """Have SIGTERM call *stop* during the block; after the block, the signal ends the process.
 
-    SIGTERM calls *stop* of every open block; the last block to end ends the process. Does nothing
-    outside the main thread, or if the program handles SIGTERM itself.
+    If several blocks are open, SIGTERM calls *stop* of each; the process ends after the last block.
+    Does nothing, and yields None, outside the main thread or if the program handles SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -105,8 +105,8 @@ async def run_plain_call(
 ) -> T:
     """Submit a job and wait for its value; the awaiting task owns the job.
 
-    With *debug*, forward the job's debugger to the local port ``KINETIC_DEBUG_PORT`` (a variable)
-    before waiting.
+    With *debug*, first forward the job's debugger to the local port that the environment variable
+    ``KINETIC_DEBUG_PORT`` names.
 
     Raises:
         ConfigurationError: *debug* needs a terminal, or the port is taken; nothing was submitted.

@@ -44,7 +44,7 @@ class ProcessIdentity:
 
     @property
     def is_local(self) -> bool:
-        """Whether the process is one of this machine (or container), since its last boot."""
+        """Whether the process began on this machine, or in this container, since the last boot."""
         return (self.host, self.boot) == (platform.node(), _boot_id())
 
     @property

@@ -87,11 +87,11 @@ class BatchHandle(Generic[T, X]):
         self._failed: list[int] | None = None  # set by the last `results`
         self._detached = attached
         self._progress = progress
-        # Until this time, waits include items that another process has yet to submit.
+        # After this time, a wait fails if another process has yet to submit items.
         self._search_until = None
         if poll_timeout is not None:
             self._search_until = asyncio.get_running_loop().time() + poll_timeout
-        self._report: Path | None = None  # the last one written
+        self._report: Path | None = None  # the path of the last report
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
@@ -360,7 +360,7 @@ class BatchHandle(Generic[T, X]):
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            if index not in self._batch.submission.values:  # else `results` removed the value
+            if index not in self._batch.submission.values:  # otherwise `results` removed the input
                 message = "can't rebuild input %d of %s in this process; its input is None: %s"
                 logging.warning(message, index, self.group_id, exc)
             return None
@@ -756,8 +756,8 @@ class BatchHandle(Generic[T, X]):
     async def let_run(self) -> int:
         """At the interpreter's exit, submit all inputs that the batch has taken; internal.
 
-        Takes no more inputs and doesn't wait for readers. Returns how many inputs are yet to be
-        submitted.
+        Takes no more inputs from the iterator, and ignores the ``window``. Returns how many inputs
+        are yet to be submitted.
         """
         batch = self._batch
         if not batch.submits or batch.coordinator is None:

@@ -310,7 +310,7 @@ class Client:
 
         Args:
             job_id: The job's ID.
-            project, cluster: Where it runs. None: by the client's settings.
+            project, cluster: Where it runs. None: as the client's settings say.
 
         Raises:
             ConfigurationError: *job_id* isn't the ID of a job.
@@ -379,7 +379,7 @@ class Client:
 
         Args:
             submission: The ID of a batch or of a single job.
-            project, cluster: Where it runs. None: by the client's settings.
+            project, cluster: Where it runs. None: as the client's settings say.
 
         Raises:
             ConfigurationError: The text isn't an ID, or is the ID of a batch's item.
@@ -400,12 +400,12 @@ class Client:
         cluster: str | None = None,
         limit: int | None = None,
     ) -> list[BatchHandle[Any]]:
-        """List the batches in the store, the newest first; the handles observe.
+        """List the batches in the store, the newest first; their handles only observe.
 
         Args:
             name: List only batches with this name.
             tags: List only batches that have all of these tags.
-            project, cluster: Where to look. None: by the client's settings.
+            project, cluster: Where to look. None: as the client's settings say.
             limit: Maximum number of batches. None: no limit.
 
         Raises:
@@ -432,7 +432,7 @@ class Client:
         out.
 
         Args:
-            project, zone, cluster, namespace: Where to look. None: by the client's settings.
+            project, zone, cluster, namespace: Where to look. None: as the client's settings say.
             limit: Maximum number of jobs. None: no limit.
 
         Raises:
@@ -619,7 +619,7 @@ async def implicit_client() -> Client:
     client = _IMPLICIT.get(loop)
     if client is None or client.closed:
         client = _IMPLICIT[loop] = Client()
-        # A loop has one hook for its end: asyncio.run closes pending async generators last.
+        # `asyncio.run` closes open async generators at its end, so `lifetime` closes the client.
         _LIFETIMES[loop] = lifetime = _lifetime(client)
         await anext(lifetime)
     return client

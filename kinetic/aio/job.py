@@ -294,7 +294,7 @@ class JobHandle(JobRecord, Generic[T]):
                 )
             except NotFound:
                 if self._value is _UNSET:
-                    raise  # else another call has read the value, and has cleaned up
+                    raise  # unless another call has read the value and removed the job
         return cast("T", self._value)
 
     async def wait(self, timeout: float | None = None) -> JobStatus:
@@ -445,7 +445,7 @@ class JobHandle(JobRecord, Generic[T]):
                 )
 
     async def _is_leaving(self, ref: JobRef) -> bool:
-        """Whether the platform reports that the job has stored its outcome and only has to exit."""
+        """Return whether the platform says that the job has stored its outcome but still runs."""
         with suppress(BackendError):
             found = await ref.session.platform.cluster.find(names=self._attempt_names(ref))
             return any(
@@ -695,7 +695,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _stop(self, ref: JobRef, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
-        names = self._attempt_names(ref)  # before the stop: a retry may add others
+        names = self._attempt_names(ref)  # before the stop, because a later retry may add attempts
         await ref.submission.requests.stop_items((ref.index,), "cancel")
         await ref.session.platform.cluster.delete(names=names)
         await ref.submission.look(ref.index)

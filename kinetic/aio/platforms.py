@@ -1,6 +1,6 @@
-"""Which adapters make up a backend, and the function that opens them.
+"""Find a backend by its name, and open its adapters.
 
-The table names modules as strings, so that choosing a backend loads no other.
+The table of backends names their modules as strings, so that only the chosen module is loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Capacity:
 
 
 def lifetime() -> float:
-    """Return the seconds of a clock that, if the system has such a clock, runs during sleep."""
+    """Return seconds of a clock that also runs during sleep, if the system has such a clock."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -55,7 +55,7 @@ class Platform:
         app: The value of the label ``app`` on its jobs.
         clock: Measures leases, in seconds; it also runs while the machine sleeps.
         capacity: The machine's resources; None for a cluster, whose machines come and go.
-        layout: Chooses the layout of an accelerator that exists on this platform.
+        layout: Returns the accelerator in a layout that this platform has.
         builds: The store of build contexts; closing the images closes it.
     """
 

@@ -94,7 +94,7 @@ class Store(Protocol):
         ...
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """Create an object to `replace` later; return its generation; None if it exists."""
+        """Create an object to `replace` later; return its generation, or None if it exists."""
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
@@ -104,7 +104,7 @@ class Store(Protocol):
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """Return the object; NotFound if there is none.
 
-        An object of more than *limit* bytes comes without its content: kinetic has not written it.
+        An object of more than *limit* bytes comes with an empty body: kinetic has not written it.
         With *start*, the content begins at that byte and *limit* counts from there; the caller
         verifies such a part.
         """
@@ -310,7 +310,7 @@ class Cluster(Protocol):
         ...
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """Connect to *port* on the loopback of a running job; *host* is one of several.
+        """Connect to *port* on the loopback of a running job; *host* is the number of its host.
 
         If nothing listens, the connection may fail only when you send or receive.
 
@@ -395,7 +395,7 @@ class LogPieces:
             if not ended and len(self._rest) > self._longest:
                 cut = self._longest
                 while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
-                    cut -= 1  # not within a character
+                    cut -= 1  # don't cut within a UTF-8 character
             elif not ended and last:
                 cut = len(self._rest)
             elif not ended:

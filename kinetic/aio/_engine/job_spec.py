@@ -85,12 +85,12 @@ class JobSpecBuilder:
         fence: int = 1,
         round_number: int = 0,
     ) -> None:
-        """Start one attempt; after an unclear error, look whether the job exists.
+        """Start one attempt; ignore an error that isn't a refusal if the platform has the job.
 
         Raises:
             LaunchError: The platform refused the job.
             Throttled: The platform accepts no more jobs now.
-            BackendError: The platform doesn't answer, or has no such job.
+            BackendError: The request failed in another way, and the platform doesn't show the job.
         """
         identity, template = self._identity, self._template
         order = replace(
@@ -118,7 +118,7 @@ class JobSpecBuilder:
 
 
 def _path_as_loaded(root: str, function: Any) -> str:
-    """Return *root* as the path by which Python loaded the function; it may contain links."""
+    """Return the path to *root* by which Python loaded the function; it may contain links."""
     file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
     relative = os.path.relpath(os.path.realpath(file), root) if root else ""
     if relative and file.endswith(f"{os.sep}{relative}"):

@@ -38,7 +38,7 @@ LAUNCHES_AT_ONCE = 32
 UNCLEAR_S, OUTAGE_S = 30.0, 540.0
 """How long to retry a launch without a definite answer, in seconds.
 
-The first applies if other items start meanwhile, the second if none does.
+The first applies if other launches succeed during that time, the second if none does.
 """
 
 
@@ -56,7 +56,8 @@ class BatchContext:
 class Launcher:
     """Launch attempts; close an item as failed if its attempt can't be launched.
 
-    *post* passes an event to the scheduler. *on_change* is called when no launch is pending.
+    *post* passes an event to the scheduler. A worker calls *on_change* when no launch is pending
+    any more.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Launcher:
         self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
         self._slots: dict[int, int] = {}  # item with a slot of the client's limit → its attempt
         self._launched = 0
-        self._uncertain: set[tuple[int, int]] = set()  # their requests had no clear answer
+        self._uncertain: set[tuple[int, int]] = set()  # launches without a clear answer
         batch = f"batch {context.submission.identity.id}"
         self._pause = Pause(batch)
         self._outage = Outage(f"launching jobs of {batch}")
@@ -114,8 +115,8 @@ class Launcher:
     async def until_idle(self) -> None:
         """Wait until no launch request is under way.
 
-        If a stop came meanwhile, `_launch` also deletes its new job before its request counts as
-        done.
+        A request counts as under way until `_launch` has deleted a new job that a stop made
+        unwanted.
         """
         while self._requests_under_way:
             self._idle.clear()
@@ -222,7 +223,7 @@ class Launcher:
         return is_busy and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """Return whether the attempt is still wanted; read a stopped item, to report its end."""
+        """Return whether the attempt is still wanted; if its item was stopped, read the item."""
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:

@@ -21,7 +21,7 @@ from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
 LISTING = 32
-"""Maximum number of handles read at once."""
+"""Maximum number of jobs whose records are read at once."""
 
 MAX_NAMED = 5
 """Maximum number of IDs that an error about an ambiguous prefix names."""
@@ -30,7 +30,7 @@ MAX_NAMED = 5
 _Jobs = dict[tuple[str, int], str]
 """Submission and index → when the job appeared, as ISO 8601; empty if unknown.
 
-The job's record is older: by a moment, or by hours for an item of a batch or for a retry.
+The job's record was made before: by a moment, or by hours for a batch's item or a later attempt.
 """
 
 ANY_TIME = "~"
@@ -62,10 +62,10 @@ async def records(
         if limit is not None and len(listed) >= limit:
             oldest = listed[-1][0] if listed else ANY_TIME
             if jobs[position][0][:SECOND_LENGTH] <= oldest[:SECOND_LENGTH]:
-                break  # a record is made before its job appears, so all others are older
+                break  # the other records are older: each is made before its job appears
         listed += await _read_records(session, jobs[position : position + size], manifests)
         listed = sorted(listed, key=lambda entry: entry[:2], reverse=True)[:limit]
-        # A job's objects may be in another store.
+        # Read more jobs: those whose objects are in another store gave no record.
         position, size = position + size, min(2 * size, LISTING)
     refused = [why for why in manifests.values() if isinstance(why, Exception)]
     if refused:
@@ -82,10 +82,7 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 
 
 def _unstopped_jobs(store: Path) -> dict[str, str]:
-    """Return the single jobs in a directory that no request stops, and when each was made.
-
-    This looks at two files of each job.
-    """
+    """Return job ID → creation time (ISO 8601) of the single jobs in *store* without a request."""
     found: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
         for folder in os.listdir(store / "jobs"):

@@ -140,7 +140,7 @@ def manifest_of(
     """Return the description of a single job.
 
     It has the handle's *record*, and in ``shared`` the names of the shared objects that the job
-    reads: no collection removes these before its end.
+    reads: no collection removes these before the job's end.
     """
     parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
     names = [part.name for part in parts if part is not None]
@@ -225,8 +225,8 @@ def _uploaded_fields(uploaded: UploadedCall) -> dict[str, Any]:
 def uploaded_call_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
     """Rebuild the part that all attempts of a batch share from its manifest.
 
-    The result lacks the function and the `Data` that the function captures, so further inputs
-    bring their own `Data`.
+    The result lacks the function. In ``data_table``, placeholders stand for the `Data` that the
+    function captures.
 
     Raises:
         WireError: The manifest lacks a part.

@@ -9,7 +9,7 @@ from kinetic._runner.protocol import wire
 
 
 class _RunTime(NamedTuple):
-    """The duration of timed attempts in seconds, and the number of timed and of untimed ones."""
+    """Total seconds of the timed attempts, and the counts of timed and untimed attempts."""
 
     seconds: float = 0.0
     timed: int = 0
@@ -35,7 +35,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all attempts that ended.
+        """Total run time of the attempts that ended, in seconds.
 
         An attempt whose process died without an outcome counts as the average.
         """
@@ -50,7 +50,7 @@ class Meter:
         """Add all attempts of an item; a *settled* item gets no further attempt."""
         previous, current = self._items.pop(index, _RunTime()), _sum_attempts(attempts)
         if current.timed + current.untimed < previous.timed + previous.untimed:
-            current = previous  # an older view
+            current = previous  # *attempts* comes from an older read
         self._total = self._total.plus(current).plus(previous, -1)
         if not settled and current != _RunTime():
             self._items[index] = current

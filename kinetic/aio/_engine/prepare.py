@@ -1,4 +1,4 @@
-"""From a call to a job: pack, upload, launch. Each stage takes a frozen value and returns the next.
+"""Pack a call on this machine, and upload it; each stage takes a frozen value and returns the next.
 
 `pack` does everything that blocks, in one worker thread. `upload_call` uploads what the store
 lacks. A batch packs and uploads once for all its items.
@@ -132,9 +132,9 @@ async def pack(call: Call) -> PackedCall:
     """Discover the project, pickle the call and archive the tree, in a worker thread.
 
     Raises:
-        PackError: A part of it can't be shipped.
+        PackError: The project, the function, or an argument can't be shipped.
 
-    Cancelled: wait for the thread, and leave nothing behind.
+    Cancelled: the thread ends first; then kinetic removes the spool folder.
     """
     spool = scratch_folder()
     try:
@@ -202,7 +202,7 @@ def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
 
 
 async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
-    """Upload code, function and data where they are missing, and find the image.
+    """Upload the code, function, and data that the store lacks, and find the image.
 
     Raises:
         ConfigurationError: The backend can't fulfil the options.

@@ -1,4 +1,4 @@
-"""Count how far a batch is, for readers of its progress and for its line on the display."""
+"""Count the items of a batch by state, for `progress` and for the batch's line on the display."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ITEMS_PER_TURN = 500
 """Maximum number of items counted in one turn of the loop."""
 
 READING_S = 1.0
-"""How long the last value waits for the message of the first failure, in seconds."""
+"""How long `ItemCounter.last` waits for the first failure's message, in seconds."""
 
 
 def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
-    """Return the state of an item, from its objects and the platform's observation."""
+    """Return an item's state, from its objects, its status, and whether its submission failed."""
     match item.state if item is not None else wire.ItemState.OPEN:
         case wire.ItemState.SUCCEEDED:
             return State.SUCCEEDED
@@ -59,8 +59,8 @@ def state_at(submission: Submission, index: int) -> State:
 class ItemCounter:
     """Count the items of a batch by state, within ``async with``; every change sets ``changed``.
 
-    With *reads_batch*, kinetic reads the batch at intervals if another process submits it, as for
-    any waiter.
+    With *reads_batch*, kinetic reads the batch at intervals if another process submits
+    it.
     """
 
     def __init__(self, batch: Batch, *, reads_batch: bool = False) -> None:
@@ -101,7 +101,7 @@ class ItemCounter:
         return self._batch.finished or self._batch.submission.abandoned is not None
 
     def value(self) -> Progress:
-        """Return how far the batch is now; ``step`` is a long step here, or why an item waits."""
+        """Return how far the batch is; ``step`` is a step of this process, or why an item waits."""
         total = self._batch.total
         return self._tally.value(
             self._clock(),
@@ -129,7 +129,7 @@ class ItemCounter:
         self._tally.put(index, state, retries, self._clock(), after)
 
     def _first_failure(self) -> str:
-        """Return the first failure's message; "" until it is read, which this starts."""
+        """Return the first failure's message; "" if no item failed, or until a task has read it."""
         index = self._tally.first_bad
         if index is None:
             return ""
@@ -175,14 +175,14 @@ async def _failure_message(batch: Batch, index: int) -> str:
 
 INTERVAL_S = 0.1
 REDRAW_S = 1.0
-"""Maximum interval between two computations of the line, whose rate changes with time."""
+"""Maximum seconds between two computations of the line, because its rate changes with time."""
 
 LAST_LINE_S = 1.0
-"""How long `ShownProgress` waits for the last line, in seconds: the terminal may have stopped."""
+"""Maximum seconds that `ShownProgress` waits for the last line: a terminal may be stopped."""
 
 
 async def progress(batch: Batch, *, interval: float = INTERVAL_S) -> AsyncGenerator[Progress, None]:
-    """Yield the numbers now, and after each change, until the batch is over.
+    """Yield how far the batch is, now and after each change, until the batch is over.
 
     Values are at least *interval* seconds apart; a slow reader skips intermediate values. The last
     value is the final one.
@@ -260,7 +260,7 @@ class ShownProgress:
             entry.value = await counter.last() if needs_last else counter.value()
 
     async def _end(self, entry: Entry, *, stays: bool) -> None:
-        """Wait until the last line is drawn, then remove it from the display unless it *stays*."""
+        """Close the entry, and wait until its last line is drawn; *stays* leaves the line there."""
         from kinetic._progress.display import DISPLAY
 
         entry.stays = stays

@@ -43,7 +43,7 @@ async def recover_state(
     batch, requests = identity.id, submission.requests
     while True:
         await retry_forever(submission.requests.read, f"reading the requests of {batch}")
-        # A removal deletes the manifest before the requests: while it exists, none is missing.
+        # While the manifest exists, no request is missing: a removal deletes requests last.
         entry = await retry_forever(
             lambda: store.look(identity.manifest_name), f"looking for {batch}"
         )
@@ -57,7 +57,7 @@ async def recover_state(
 
 
 async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
-    """Read how many inputs are stored, or were before they were removed."""
+    """Read how many inputs are stored, or, if a collection removed them, how many there were."""
     await inputs.read()
     if inputs.total is None and await submission.read_collected():
         inputs.total = submission.collected
@@ -85,7 +85,7 @@ def changes_since(submission: Submission, event: scheduler.Event) -> Iterator[sc
 async def _survey(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
-    """Read the batch's state once, as events; return none if a request came meanwhile."""
+    """Return the batch's state as events; an empty list if a request came during the read."""
     batch = submission.identity.id
     reading = f"reading the inputs of {batch}"
     await retry_forever(lambda: read_inputs(submission, inputs), reading)
@@ -101,7 +101,7 @@ async def _survey(
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
-    # A retry request is stored before its jobs are launched. Until it's read, they look idle.
+    # A retry request precedes its jobs. Until the request is read, these jobs look idle.
     await retry_forever(submission.requests.read, f"reading the requests of {batch}")
     if known_requests != len(submission.requests.entries):
         return []  # the caller reads everything again
@@ -148,7 +148,7 @@ async def _survey(
 
 def count_of(inputs: InputIndex) -> int:
     """Return how many items there are, as far as is known."""
-    return max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
+    return max(inputs.count, inputs.total or 0)  # `total` may count unstored inputs
 
 
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:

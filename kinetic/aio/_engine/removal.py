@@ -1,4 +1,4 @@
-"""Remove a single job or a batch: its jobs, then its objects."""
+"""Remove a submission: its jobs from the platform, then its objects from the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinetic.aio._net.retry import growing_pauses
 from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
 
 GONE_S = 180.0
-"""How long to wait for jobs to end, or for a batch's holder to stop, in seconds."""
+"""How long to wait for jobs to end, or for the holder of a batch's lease to stop, in seconds."""
 
 CONFIRM_S = 0.01, 1.0
 """First and longest pause before kinetic asks again whether deleted jobs are gone, in seconds."""
@@ -61,7 +61,7 @@ async def remove(
         await _delete_jobs(session, identity, names, timeout, ended=ended)
     if not objects:
         return
-    # A lease has a holder only if there is a manifest: that is created before the lease, and
+    # Without a manifest, no process holds a lease: the manifest is created before the lease, and
     # removed after this wait.
     if identity.leased and not fresh and await store.look(identity.manifest_name) is not None:
         await _until_released(session, identity)
@@ -78,7 +78,7 @@ async def remove(
 async def undo(session: Session, identity: Identity) -> None:
     """Remove the objects and jobs of a submission that failed before its handle was returned.
 
-    If the platform can't be reached, a late process finds no inputs.
+    If the job can't be deleted, remove its objects, so that a late process finds no inputs.
     """
     if identity.leased:  # a batch launches its first job later
         await remove(session, identity, jobs=False, fresh=True)
@@ -114,7 +114,7 @@ async def until_gone(
 
 
 async def _append_stop(session: Session, identity: Identity) -> None:
-    """Store the final stop in the first free slot of the requests; it voids all later ones."""
+    """Store the final stop in the first free slot; no later request has an effect."""
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
     for slot in itertools.count():
         name = wire.control_key(identity.scope, slot)
@@ -157,7 +157,7 @@ async def _delete_objects(session: Session, identity: Identity) -> None:
 
 
 async def _until_released(session: Session, identity: Identity) -> None:
-    """Wait until no process submits the batch; take a lease that is still held, so none can.
+    """Wait until no process submits the batch; then take the lease if it still has a holder.
 
     Raises:
         Unavailable: A process holds the lease for longer than 180 s.

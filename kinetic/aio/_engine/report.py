@@ -1,7 +1,7 @@
 """Write a page about a batch, from the batch's objects in the store.
 
-It lists the batch's objects, and reads a short description of each input (its note) and the
-failures that the page quotes.
+This module lists the batch's objects. It reads a short description of each input (its note), and
+the failures that the page quotes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turn an outcome into its value, or into the exception to raise.
 
-``runner/protocol/exceptions.py`` has the job's side: how a job packs its exception.
+In the job, `kinetic._runner.protocol.exceptions` packs the exception.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
                 await store.fetch(outcome.value[0], path)
                 return await anyio.to_thread.run_sync(_load_verified, path, *outcome.value)
         if len(body) <= INLINE_BYTES and STACK_GLOBAL not in body:
-            return pickles.load(body)  # names no class, so it imports nothing
+            return pickles.load(body)  # imports nothing, because the pickle names no class
         return await anyio.to_thread.run_sync(pickles.load, body)
     except (BackendError, WireError):  # the value exists, and the caller may ask for it again
         raise
@@ -110,7 +110,7 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
 
 
 def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
-    """Return the exception of a failed outcome; *cause* becomes a note if its text lacks it.
+    """Return the exception of a failed outcome; add *cause* as a note if the text lacks it.
 
     The result is the user's exception with the remote traceback as a note. If that exception can't
     be rebuilt here, the result is a `JobFailed` with its text. Call this in a worker
@@ -161,9 +161,9 @@ def reason_text(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
 class _ExceptionUnpickler(pickles.Unpickler):
     """Unpickles exceptions as the classes of this process, so that ``except`` matches them.
 
-    A class of a script or a project travels by value. A class that this process sent is the same
-    object again. For a class that another process sent, this process uses the loaded class of the
-    same name and module.
+    cloudpickle sends the classes of scripts and projects by value. If this process sent such a
+    class, unpickling returns that same object. If another process sent it, unpickling returns the
+    class of the same name in the loaded module of the same name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -245,7 +245,7 @@ class State:
 
     @property
     def would_start(self) -> bool:
-        """Whether anything waits to start, now or later."""
+        """Whether an attempt waits to start, or more inputs may come."""
         more = not self.stopping and self.total is None
         return more or bool(self.unstarted or self.due or self.delayed or self.early_reopened)
 
@@ -342,7 +342,7 @@ def _note_total(state: State, total: int, sealed: bool) -> None:
 
 
 def _apply_item(state: State, index: int, item: wire.Item) -> Sequence[Action]:
-    """Close an item that was read as final; delay one that was read at a later attempt."""
+    """Close an item that is final in the store; delay one whose later attempt may start."""
     if not _is_open(state, index):
         return ()
     if item.state.final:
@@ -423,7 +423,7 @@ def _drop_waiting(state: State) -> None:
 
 
 def _start(state: State, actions: list[Action]) -> None:
-    """Append a `Start` for each attempt that the limits allow: due ones, then new items."""
+    """Append a `Start` for each attempt that the limits allow: those in ``due``, then new items."""
     limit = state.settings.max_concurrent
     while limit is None or len(state.busy) < limit:
         if state.due:

@@ -1,4 +1,4 @@
-"""Keep content that moves to or from the store in a private folder."""
+"""Make private folders for content that moves to or from the store, and remove old ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALE_S = 24 * 3600.0
 
 
 def scratch_folder() -> Path:
-    """Make a folder, in the user's cache if that is writable; the caller removes it."""
+    """Make a folder in the cache, or in the system's temporary folder; the caller removes it."""
     parent = _parent()
     try:
         make_folder(parent)
@@ -31,7 +31,7 @@ def sweep_scratch() -> None:
     """Remove the folders that killed processes left. It blocks, and may take long."""
     with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # its owner has just removed it
+            with contextlib.suppress(OSError):  # the folder's owner may have just removed it
                 if entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S:
                     shutil.rmtree(entry.path, ignore_errors=True)
 

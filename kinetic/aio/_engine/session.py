@@ -1,7 +1,7 @@
 """A client's connection to one platform, and its tasks that watch the submissions there.
 
-A submission has items: a batch has many, a *single job* has one. Elsewhere, a job is what the
-platform runs for one attempt at an item.
+A submission has items: a batch has many, a *single job* has one. Without the word *single*, a job
+is what the platform runs for one attempt at an item.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SPREAD = 0.2
 """Random part of these pauses, so that submissions that began together aren't read together."""
 
 ENDS_PER_TURN = 64
-"""Maximum number of ended attempts handled in one turn of the loop, if no read has to wait."""
+"""Maximum number of ended attempts that a settler handles before other tasks get a turn."""
 
 LIST_ABOVE = 8
-"""Above this number of stopped items, read them by one listing; each alone takes four requests."""
+"""If more items than this were stopped, list them all: reading one alone takes four requests."""
 
 OWN_JOBS = ""
 """Name of the watch over the jobs that this client starts."""
@@ -60,7 +60,7 @@ PAUSES_S = 0.2, 10.0
 
 
 class Submitter(Protocol):
-    """A batch in `Session.batches`, as `Session.aclose` uses it."""
+    """The method of a batch that `Session.aclose` calls."""
 
     async def leave(self, reason: str) -> None:
         """Stop submitting at once; *reason* is for the log."""
@@ -159,7 +159,7 @@ class Session:
         return known
 
     def find_followed(self, submission_id: str) -> Submission | None:
-        """Return the submission of this id, if it is followed."""
+        """Return the submission of this ID that the session follows; None if it follows none."""
         return self._submissions.get(submission_id)
 
     def forget(self, submission: Submission) -> None:
@@ -284,7 +284,7 @@ class Session:
         self._schedule_settler()
 
     def _schedule_settler(self) -> None:
-        """Start one more task for queued evidence in the next turn of the loop, if any is left."""
+        """Start one more task for queued evidence in the loop's next turn, if any is left then."""
         if not self._settler_scheduled:
             self._settler_scheduled = True
             asyncio.get_running_loop().call_soon(self._start_settler)
@@ -313,7 +313,7 @@ class Session:
             self._settlers -= 1
 
     def _take_group(self) -> tuple[Submission, list[Evidence]]:
-        """Take the first entry; if its item was stopped, also the stopped ones right after it."""
+        """Take the first entry; if its item was stopped, also those of stopped items after it."""
         submission, evidence = self._queue.popleft()
         group = [evidence]
         if _is_stopped(submission, evidence):
@@ -326,7 +326,7 @@ class Session:
 
 async def _without_final(submission: Submission, group: list[Evidence]) -> list[Evidence]:
     """Read all items in one listing; return the evidence about items that aren't final."""
-    with contextlib.suppress(KineticError):  # then the caller reads each item by itself
+    with contextlib.suppress(KineticError):  # if this fails, the caller reads each item by itself
         await submission.look_at_each({evidence.index for evidence in group})
     return [evidence for evidence in group if not submission.is_final(evidence.index)]
 

@@ -88,9 +88,9 @@ class Submission(ItemStates):
         self.relaunches_here = False
         """Whether this process is the submitter, and replaces disrupted attempts of this job."""
         self.last_relaunched = 0
-        """The last attempt that this process relaunched; if the platform lacks it, it's gone."""
+        """The last attempt that this process relaunched; it has ended if the platform lacks it."""
         self.missed_since: dict[int, float] = {}
-        """Attempt that no process has launched yet → the loop's time when it was first missed."""
+        """Attempt that no process has launched yet → the loop's time of the first look for it."""
         self.host_ends: dict[tuple[int, int], Observation | None] = {}
         """By item and number, the observation of the host that ended an attempt.
 
@@ -123,7 +123,7 @@ class Submission(ItemStates):
 
     @property
     def abandoned(self) -> KineticError | None:
-        """The error for waiters of items that no process submits any more."""
+        """The error for waiters of items that no process submits any more; None if none is set."""
         return self._abandonment.error if self._abandonment is not None else None
 
     @property
@@ -166,7 +166,7 @@ class Submission(ItemStates):
         return item.attempt == number and not item.state.final
 
     def error(self, index: int) -> Exception | None:
-        """Return why an open item will not end, or why its end can't be read."""
+        """Return why an open item will not end, or why its end can't be read; None if neither."""
         if self._abandonment is not None and self._abandonment.concerns(index):
             return self._abandonment.error
         return self._refused.get(index) or self._errors.get(index)
@@ -191,7 +191,7 @@ class Submission(ItemStates):
         return isinstance(self.final_error(index), WireError)
 
     def refusal(self, index: int) -> Exception | None:
-        """Return why the item was never submitted."""
+        """Return why the item could not be submitted; None if no submission failed."""
         return self._refused.get(index)
 
     @property
@@ -337,7 +337,7 @@ class Submission(ItemStates):
     def is_over(
         self, index: int, number: int, observation: Observation | None, previous: Observation | None
     ) -> bool:
-        """Return whether the platform's answer says that the attempt has ended; else record it.
+        """Return whether the platform's answer shows the attempt's end; note any other answer.
 
         The attempt has also ended if a process has claimed it and the platform has no job of its
         name. *previous* is the observation that was known when the platform was asked. If a watch
