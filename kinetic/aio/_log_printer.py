@@ -124,7 +124,7 @@ class LogPrinter:
 
 
 def _blocking_descriptor(stream: TextIO) -> int:
-    """Return the descriptor of a pipe or terminal, whose writes can block; -1 for others."""
+    """Return the descriptor of a pipe or terminal, whose writes can block; -1 for other streams."""
     try:
         descriptor = stream.fileno()
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)

@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, distinct from a later one with the same number."""
+    """A process; a later process with the same ID isn't equal to it."""
 
     host: str
     boot: str

@@ -169,7 +169,7 @@ class BatchHandle(Generic[T, X]):
                 )
 
     async def _end(self) -> None:
-        """Cancel the batch, unless another process has taken it over meanwhile."""
+        """Cancel the batch, unless another process has taken it over."""
         if (coordinator := self._batch.coordinator) is not None:
             with contextlib.suppress(BackendError):
                 await coordinator.is_replaced()
@@ -327,7 +327,7 @@ class BatchHandle(Generic[T, X]):
         can't be rebuilt here. kinetic reads at most 32 values ahead. Several loops at once each get
         every item.
 
-        An ordered loop waits for the next item in order. Items that ended meanwhile count as not
+        An ordered loop waits for the next item in order. Later items that have ended count as not
         read: with a ``window``, kinetic takes at most that many inputs beyond the awaited item.
 
         Args:
@@ -434,7 +434,8 @@ class BatchHandle(Generic[T, X]):
             direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
                 best.
             metric: The result that ranks the items, such as ``"loss"``. By default the page takes
-                the numeric result with the most different values. A reader can change both.
+                the numeric result with the most different values. A reader of the page can change
+                the metric and the direction.
 
         Returns:
             The absolute path of the file.
@@ -692,7 +693,7 @@ class BatchHandle(Generic[T, X]):
     # --- continuing ---
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Run items that failed, were lost, or were cancelled again; from any process.
+        """Run again the items that failed, were lost, or were cancelled; any process can do this.
 
         Returns how many items run again. The batch's submitter starts them; without one, this
         process resumes the batch. A ``batch_timeout`` then starts again.
@@ -722,7 +723,7 @@ class BatchHandle(Generic[T, X]):
             inputs: The inputs after the `stored` ones, if an iterator died with its process.
             seal: Declare that there are no inputs after the stored ones.
             force: Take over now; don't wait up to 45 s to see whether the old submitter is alive.
-                If it is, it stops submitting when it notices.
+                A living submitter stops submitting when it notices.
 
         Raises:
             Conflict: Another process submits the batch.

@@ -306,7 +306,7 @@ class Client:
     async def attach(
         self, job_id: str, project: str | None = None, cluster: str | None = None
     ) -> JobHandle[Any]:
-        """Return the handle of a job that any process submitted; also of a batch's item.
+        """Return the handle of a single job or of a batch's item, whichever process submitted it.
 
         Args:
             job_id: The job's ID.
@@ -514,7 +514,7 @@ class Client:
         return engine.session.JobRef(session=session, submission=submission, index=0)
 
     async def _open_for_call(self, call: Call) -> tuple[Session, Call]:
-        """Open the platform of *call*; choose a layout of the accelerator that the platform has."""
+        """Return the session of *call*, and the call with an accelerator that the platform has."""
         session = await self._session(call.options)
         requested = call.options.parsed_accelerator
         available = await session.platform.layout(requested)

@@ -196,7 +196,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def status(self) -> JobStatus:
         """Read the current status from the store and the platform.
 
-        ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
+        ``NOT_FOUND`` means that the job was cancelled or cleaned up.
         """
         if self._cleaned:
             return JobStatus.NOT_FOUND
@@ -225,7 +225,7 @@ class JobHandle(JobRecord, Generic[T]):
         ref = await self._look()
         item = await ref.submission.look(ref.index)
         if not item.state.final:
-            with suppress(BackendError):  # then use what is known
+            with suppress(BackendError):  # if this fails, explain from what is known
                 item = await ref.reconcile(explained=True)
         observation = ref.submission.observation(ref.index)
         if item.outcome is None:
@@ -388,7 +388,7 @@ class JobHandle(JobRecord, Generic[T]):
         stream_logs: bool | None,
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
-        """Wait for the end; meanwhile print the log and report statuses if asked to."""
+        """Wait for the job's end; until then, print the log and report statuses if asked to."""
         stop_notifying = self._notify(ref, on_status_change)
         printer = LogPrinter()
         printing = (
@@ -494,7 +494,7 @@ class JobHandle(JobRecord, Generic[T]):
                 return self._value
             value = await self._read_value(ref, item)
             if cleanup_timeout is not None and self.group_id is None:
-                self._value = value  # an item's outcome stays in the store
+                self._value = value  # not for an item, whose outcome stays in the store
         if cleanup_timeout is not None:
             await self._clean_up_after_value(ref, cleanup_timeout)
         return value
@@ -530,7 +530,7 @@ class JobHandle(JobRecord, Generic[T]):
         def notify(index: int, item: wire.Item | None) -> None:
             nonlocal last_status
             if index != ref.index:
-                return  # first, because each handle of a batch has such a listener
+                return  # cheap, because each handle of a batch has such a listener
             status = ref.submission.status(index)
             if status is last_status:
                 return

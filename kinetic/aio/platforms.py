@@ -74,7 +74,7 @@ class Platform:
     builds: Store | None = None
 
     async def aclose(self) -> None:
-        """Close the adapters, even if one fails; the store last, because the others write to it."""
+        """Close all adapters, even if one fails; the store last, because the others write to it."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.store.aclose)
             closing.push_async_callback(self.images.aclose)

@@ -130,7 +130,7 @@ class Store(Protocol):
         ...
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete these objects of a listing, but none that `renew` has marked since then.
+        """Delete these objects of a listing, but none that was renewed after the listing.
 
         If the first was renewed, delete none. Return whether all were deleted.
         """
@@ -204,7 +204,7 @@ class JobSpec:
     """One attempt, ready to be started.
 
     The client computes ``name`` before the first request, so that a repeated launch finds the
-    job of the first. ``order`` is for the runner. ``environment`` is the same for all jobs of a
+    first one's job. ``order`` is for the runner. ``environment`` is the same for all jobs of a
     submission. It may hold the user's secrets: it goes to the job's process and nowhere else;
     the runner adds ``wire.Order.variables``. An ``owned`` job ends, and leaves nothing, when
     the process that launched it dies, if the platform can detect that.

@@ -148,7 +148,7 @@ class Launcher:
         limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
-            if start.index in self._slots:  # another attempt of the item took a slot meanwhile
+            if start.index in self._slots:  # another attempt took the item's slot first
                 limit.release()
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
@@ -237,7 +237,7 @@ class Launcher:
     async def _launch(
         self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> None:
-        """Ask the platform for the attempt's job; delete the job if a stop came meanwhile."""
+        """Ask the platform for the attempt's job; delete the job if a stop came since."""
         submission, fence = self._context.submission, self._context.lease.fence
         self._requests_under_way += 1
         self.unrequested.discard(index)

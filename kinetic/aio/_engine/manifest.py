@@ -124,7 +124,7 @@ def record_of(
 
 
 def _identity_fields(identity: Identity) -> dict[str, Any]:
-    """Return what `beginning.identity_of` reads, the same for a single job and a batch."""
+    """Return the fields of a manifest from which `beginning.identity_of` builds the identity."""
     return {
         "version": wire.VERSION,
         "budgets": asdict(identity.budgets),

@@ -65,10 +65,10 @@ async def remove(
     # removed after this wait.
     if identity.leased and not fresh and await store.look(identity.manifest_name) is not None:
         await _until_released(session, identity)
-        if jobs:  # the holder may have started jobs meanwhile
+        if jobs:  # the holder may have started jobs during the wait
             await _delete_jobs(session, identity, names, timeout)
     await _delete_objects(session, identity)
-    if not ended:  # a late process may have written objects meanwhile
+    if not ended:  # a late process may have written objects
         await store.delete([info.name for info in await store.list(identity.scope)])
     if identity.leased:
         await session.platform.cluster.drop_secret([identity.id])
@@ -140,7 +140,7 @@ async def _delete_jobs(
 async def _delete_objects(session: Session, identity: Identity) -> None:
     """Delete the inputs first, and the requests to stop or retry last, after the manifest.
 
-    A process that takes the lease meanwhile finds the stop, or no manifest.
+    A process that takes the lease during the removal finds the stop, or no manifest.
     """
     store, scope = session.platform.store, identity.scope
     listed = [info.name for info in await store.list(scope)]

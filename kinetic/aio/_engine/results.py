@@ -180,7 +180,7 @@ class _ExceptionUnpickler(pickles.Unpickler):
         return found
 
     def _make_class(self, make: Any, *args: Any) -> Any:
-        """Return this process's class of the same identity or name; if none, make the class."""
+        """Return this process's class of the same ID or name; if it has none, make the class."""
         _, name, bases, namespace, tracker, *_ = args
         known = _SENT_CLASSES.get(tracker)
         if known is None and any(issubclass(base, BaseException) for base in bases):

@@ -182,6 +182,7 @@ class Complete:
 Action = Start | Freed | Wait | Stop | Complete
 
 BEGUN, SUCCEEDED, FAILED = 1, 2, 3
+"""Marks of items in `State.marks`; 0 marks an item that has not started."""
 
 NO_REQUESTS = wire.Standing()
 
