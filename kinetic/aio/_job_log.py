@@ -115,8 +115,8 @@ async def last(ref: JobRef, count: int) -> list[str]:
 class _Reader:
     """Read the log of one attempt; stop if the attempt has ended and its log stays silent.
 
-    Without this stop, reading might never end: the platform can't report the end of a log if the
-    node was deleted, or while the pod waits for other pods.
+    Without this stop, reading might never end. For example, the platform doesn't report the end of
+    a log if the node was deleted, or while the pod waits for other pods.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The lease of a batch: an object in the store that names the one process that submits the batch.
 
-The holder renews it. An observer never compares clocks with the holder: it measures how long the
-lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the
+The holder renews it. An observer never compares clocks with the holder: it measures by its own
+clock how long the lease stays unchanged. That clock also runs while a laptop sleeps. On the
 holder's machine an observer also sees when the holder's process ends.
 
 A lease is the only object that is ever overwritten. A process that has lost the lease may no longer

@@ -322,8 +322,8 @@ class BatchHandle(Generic[T, X]):
     ) -> AsyncGenerator[Completion[T, X], None]:
         """Yield each item once, when it ends, with its input and its outcome.
 
-        Items that fail don't end the loop: a returned value is `Succeeded`, even if it is an
-        exception, and an input that could not be submitted is `Failed`. The input is None if it
+        Items that fail don't end the loop. A returned value gives `Succeeded`, even if it is an
+        exception. An input that could not be submitted gives `Failed`. The input is None if it
         can't be rebuilt here. kinetic reads at most 32 values ahead. Several loops at once each get
         every item.
 
@@ -499,7 +499,7 @@ class BatchHandle(Generic[T, X]):
             timeout: Seconds to wait; after that, the batch continues. None: no limit.
             ordered: Sort the values by input. False: in the order in which items ended.
             cleanup: Remove each job from the platform. If every item has its value, also remove
-                their inputs, outcomes, and logs from the store: this handle keeps the values, other
+                the inputs, outcomes, and logs from the store. This handle keeps the values; other
                 processes can't read them. A batch with failures keeps its objects, for
                 `retry_failed`.
             return_exceptions: Put the exception into the list where an item has no value.

@@ -43,8 +43,8 @@ __all__ = [
 class ObjectInfo:
     """One object of a listing; ``size`` is in bytes.
 
-    ``used`` is when a shared object was created or last renewed, in seconds since 1970 by the clock
-    of the process that did it; None if unknown. ``metageneration`` grows with each renewal, where
+    ``used`` is when a process created or last renewed a shared object; None if unknown. The unit is
+    seconds since 1970 by that process' clock. ``metageneration`` grows with each renewal, where
     the store counts them.
     """
 

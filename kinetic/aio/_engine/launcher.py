@@ -1,7 +1,7 @@
 """Start the attempts of a batch that the scheduler has decided on.
 
-Several launch requests run at once, but only while this process holds the batch's lease: the object
-in the store that names the one process that submits the batch.
+Several launch requests run at once, but only while this process holds the batch's lease. The lease
+is the object in the store that names the one process that submits the batch.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the description of a single job.
 
-    It has the handle's *record*, and in ``shared`` the names of the shared objects that the job
-    reads: no collection removes these before the job's end.
+    It has the handle's *record*. ``shared`` names the shared objects that the job reads: no
+    collection removes these before the job's end.
     """
     parts = (uploaded.function, uploaded.code, uploaded.image.requirements)
     names = [part.name for part in parts if part is not None]

@@ -65,6 +65,7 @@ class Meter:
 
 
 def _sum_attempts(attempts: Mapping[int, wire.Attempt]) -> _RunTime:
+    """Return the sums over ended attempts; leave out those that no process began."""
     seconds, timed, untimed = 0.0, 0, 0
     for attempt in attempts.values():
         outcome = attempt.outcome

@@ -22,7 +22,7 @@ from kinetic.errors import KineticError
 
 
 def counts_of(batch: Batch) -> dict[str, int]:
-    """Return how many items are in each state; empty if this process has read none."""
+    """Return how many items are in each state; empty if nothing has read the batch yet."""
     if not batch.followed:
         return {}
     states = Counter(state_at(batch.submission, index) for index in range(batch.known))

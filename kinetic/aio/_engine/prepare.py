@@ -361,6 +361,7 @@ def _describe_substitute(options: Options, capacity: Capacity | None) -> str:
 
 
 def _refuse_excess(capacity: Capacity, options: Options) -> None:
+    """Raise `ConfigurationError` if a job asks for more than the machine has."""
     cpus, memory = capacity.cpus, capacity.memory_bytes
     if options.cpu is not None and math.ceil(options.cpu) > cpus:
         raise ConfigurationError(

@@ -192,12 +192,11 @@ class State:
     """The state that decisions depend on: a byte for each item, and more for items under way.
 
     ``fresh_ranges`` has ranges of items that may start for the first time. Three fields map
-    an item to its attempt: attempts in ``busy`` count towards ``max_concurrent``,
-    attempts in ``due`` start as soon as this limit allows, and attempts in ``delayed``
-    wait for the end of their backoff. ``reopened`` maps an item to the effect of its
-    last retry request. ``revived`` has the items that were reopened since the batch
-    was last stopped, ``early_reopened`` the items that were reopened before this process had
-    read their inputs.
+    an item to its attempt. Attempts in ``busy`` count towards ``max_concurrent``. Attempts in
+    ``due`` start as soon as this limit allows. Attempts in ``delayed`` wait for the end of
+    their backoff. ``reopened`` maps an item to the effect of its last retry request.
+    ``revived`` has the items that were reopened since the batch was last stopped.
+    ``early_reopened`` has the items that were reopened before this process had read their inputs.
 
     ``started`` counts the items that were started, or ended without a start; `StartLimit` sets
     its limit ``bound``. ``ended`` counts the items that are final now. When ``spent``, the seconds
@@ -286,6 +285,7 @@ def decide(state: State, *events: Event) -> list[Action]:
 
 
 def _apply(state: State, event: Event) -> Sequence[Action]:
+    """Apply one event to *state*; return actions other than starts."""
     match event:
         case ItemRead(index, item):
             return _apply_item(state, index, item)
@@ -414,6 +414,7 @@ def _reopen_early(state: State) -> Sequence[Action]:
 
 
 def _drop_waiting(state: State) -> None:
+    """Stop the batch: forget all attempts that wait to start."""
     state.stopping = True
     state.revived.clear()
     state.fresh_ranges.clear()
