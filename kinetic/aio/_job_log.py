@@ -21,13 +21,13 @@ LAST_BYTES = 1 << 20
 """Limit of what `last` returns: a job can write a line of any length."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
-"""Pauses between checks for the log of an attempt that is about to start."""
+"""First and longest pause between checks for the log of a starting attempt, in seconds."""
 
 LOOK_S = 30.0
-"""How often to check whether an attempt has ended while its log is read and no change arrives."""
+"""Seconds between checks whether an attempt whose log is read has ended, if nothing reports it."""
 
 QUIET_S = 15.0
-"""How long to wait for a line of an attempt that has ended but whose log stays open."""
+"""Seconds to wait for a line of an attempt that has ended but whose log stays open."""
 
 
 async def lines(

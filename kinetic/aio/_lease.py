@@ -26,20 +26,20 @@ from kinetic.aio.ports import Store, displaced
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
 RENEW_S = 10.0
-"""How often a holder renews its lease."""
+"""Seconds between two renewals by the holder."""
 
 START_S = 30.0
-"""Maximum age of the last acknowledged renewal for an attempt to start. Less than `EXPIRY_S`, so
-that a holder stops starting attempts before another process takes over."""
+"""Attempts start only if the last acknowledged renewal is younger than this, in seconds. It is less
+than `EXPIRY_S`, so that a holder starts nothing more before another process takes over."""
 
 EXPIRY_S = 45.0
-"""How long a lease must stay unchanged before an observer takes it as expired."""
+"""Seconds for which a lease must stay unchanged before an observer takes it as expired."""
 
 LOOK_S = 5.0
-"""How often an observer reads a lease."""
+"""Seconds between two reads of a lease by an observer."""
 
 RETRY_S = 2.0
-"""How soon a holder retries a failed renewal."""
+"""Seconds after which a holder retries a failed renewal."""
 
 Clock = Callable[[], float]
 
@@ -348,7 +348,7 @@ class _Observer:
 
     @property
     def expired(self) -> bool:
-        """Whether the lease was unchanged for `EXPIRY_S`, so that its holder counts as dead."""
+        """Whether the lease was unchanged for `EXPIRY_S` seconds: its holder counts as dead."""
         return self._clock() - self._since >= EXPIRY_S
 
 

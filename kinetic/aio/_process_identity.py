@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 POLL_S = 0.2
-"""How often to check whether a process of this machine has ended."""
+"""Seconds between two checks whether a process of this machine has ended."""
 
 
 @dataclass(frozen=True, slots=True)

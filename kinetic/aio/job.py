@@ -530,7 +530,7 @@ class JobHandle(JobRecord, Generic[T]):
         def notify(index: int, item: wire.Item | None) -> None:
             nonlocal last_status
             if index != ref.index:
-                return  # cheap, because each handle of a batch has such a listener
+                return  # most calls end here: each handle of a batch listens
             status = ref.submission.status(index)
             if status is last_status:
                 return

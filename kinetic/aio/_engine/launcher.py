@@ -227,7 +227,7 @@ class Launcher:
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
-                self.free(index)  # the item has ended, or another process' attempt is under way
+                self.free(index)  # the item has ended, or another attempt is under way
             return False
         if self._state.is_halted(index) or submission.requests.standing(index).stopped:
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")
@@ -237,7 +237,7 @@ class Launcher:
     async def _launch(
         self, index: int, attempt: int, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> None:
-        """Ask the platform for the attempt's job; delete the job if a stop came since."""
+        """Ask the platform for the attempt's job; delete it if a stop came during the request."""
         submission, fence = self._context.submission, self._context.lease.fence
         self._requests_under_way += 1
         self.unrequested.discard(index)

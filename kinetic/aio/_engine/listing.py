@@ -30,7 +30,7 @@ MAX_NAMED = 5
 _Jobs = dict[tuple[str, int], str]
 """Submission and index → when the job appeared, as ISO 8601; empty if unknown.
 
-The job's record was made before: by a moment, or by hours for a batch's item or a later attempt.
+The job's record was made a moment earlier; for a batch's item or a later attempt, maybe hours.
 """
 
 ANY_TIME = "~"
@@ -82,7 +82,7 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 
 
 def _unstopped_jobs(store: Path) -> dict[str, str]:
-    """Return job ID → creation time (ISO 8601) of the single jobs in *store* without a request."""
+    """Return job ID → creation time (ISO 8601) of each single job that no request stops."""
     found: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError):
         for folder in os.listdir(store / "jobs"):

@@ -59,8 +59,7 @@ def state_at(submission: Submission, index: int) -> State:
 class ItemCounter:
     """Count the items of a batch by state, within ``async with``; every change sets ``changed``.
 
-    With *reads_batch*, kinetic reads the batch at intervals if another process submits
-    it.
+    With *reads_batch*, kinetic reads the batch at intervals while another process submits it.
     """
 
     def __init__(self, batch: Batch, *, reads_batch: bool = False) -> None:

@@ -34,7 +34,7 @@ async def recover_state(
 
     An attempt with a job or a claim, but no outcome, counts as running. If it has died, a task of
     the session closes it. An item whose attempt has neither job, claim, nor outcome may start. If
-    a request to stop or retry came since, read everything again: the events lack its effect.
+    a request to stop or retry came by then, read everything again: the events lack its effect.
 
     Raises:
         NotFound: The batch was cleaned up.

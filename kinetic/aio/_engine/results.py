@@ -221,7 +221,7 @@ def _failure_text(outcome: wire.Outcome, error_fields: dict[str, str]) -> str:
 
 
 def _failed_error(outcome: wire.Outcome, error_fields: dict[str, str], job_id: str) -> JobError:
-    """Return the `JobFailed` that shows an exception as text, because it can't be rebuilt."""
+    """Return the `JobFailed` for a failure without an exception that can be rebuilt."""
     remote_type, description = (
         error_fields.get("qualname", ""),
         _failure_text(outcome, error_fields),

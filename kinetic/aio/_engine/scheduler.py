@@ -414,7 +414,7 @@ def _reopen_early(state: State) -> Sequence[Action]:
 
 
 def _drop_waiting(state: State) -> None:
-    """Stop the batch: forget all attempts that wait to start."""
+    """Note that the batch is stopped, and forget the attempts that wait to start."""
     state.stopping = True
     state.revived.clear()
     state.fresh_ranges.clear()

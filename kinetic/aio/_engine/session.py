@@ -361,5 +361,5 @@ class JobRef:
         return item
 
     async def host_end(self, number: int) -> Observation | None:
-        """Return how a host other than the first ended attempt *number*, if one did."""
+        """Return how a host other than the first ended attempt *number*; None if none did."""
         return await ending.host_end(self.submission, self.index, number)

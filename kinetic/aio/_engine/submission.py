@@ -153,7 +153,7 @@ class Submission(ItemStates):
         )
 
     def observation(self, index: int) -> Observation | None:
-        """Return the platform's last observation of an open item."""
+        """Return the platform's last observation of an open item; None if there is none."""
         return self._observations.get(index)
 
     def observations(self) -> dict[int, Observation]:
@@ -161,7 +161,7 @@ class Submission(ItemStates):
         return {**self._observations}
 
     def is_open(self, index: int, number: int) -> bool:
-        """Return whether attempt *number* is the open one of its item, as far as is known."""
+        """Return whether the item is open at attempt *number*, as far as this process knows."""
         item = self._items[index]
         return item.attempt == number and not item.state.final
 
@@ -299,7 +299,7 @@ class Submission(ItemStates):
             self._notify(index, None)
 
     def clear_error(self, index: int) -> None:
-        """Remove the error of an item that can be read again."""
+        """Forget the item's error, because the item can be read again."""
         self._errors.pop(index, None)
 
     def fail_waiters(self, error: Exception) -> None:
@@ -324,7 +324,7 @@ class Submission(ItemStates):
             self._notify(index, None)
 
     def reclaim(self) -> None:
-        """Note that a process submits the batch again."""
+        """Forget which items no process submitted: a process submits the batch again."""
         if self._abandonment is not None and self._abandonment.items is not None:
             self._abandonment = None
 
