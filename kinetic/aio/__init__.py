@@ -216,7 +216,7 @@ async def content_hash(data: Data) -> str:
         digest = await kinetic.aio.content_hash(kinetic.Data("corpus/"))
     """
     if data.is_gcs or data.is_hf:
-        return data.content_hash()  # which says why there is none
+        return data.content_hash()  # raises an error that says why there is none
     from kinetic.aio._engine.data_upload import snapshot_of
 
     return (await snapshot_of(data)).digest

@@ -127,7 +127,7 @@ class HeldLease:
         self._sent = sent  # when the last acknowledged write was sent
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        # Whether requests may have come while no process held the lease.
+        # Whether requests may have come without a holder, and weren't read yet.
         self._has_unread_requests = False
 
     @property
@@ -221,7 +221,7 @@ class HeldLease:
                     if stored is None or stored[0].nonce != lease.nonce:
                         self.lost = self._replaced_by(stored[0] if stored is not None else None)
                         raise self.lost from None
-                    self._generation = stored[1]  # our own write, whose reply was lost
+                    self._generation = stored[1]  # this process wrote it, and the reply was lost
             self._lease, self._generation, self._sent = lease, generation, sent
         finally:
             self._changed.set()
@@ -371,11 +371,11 @@ async def _claim(
         except Conflict:
             pass
     if generation is None:
-        stored = await read(store, scope)  # the lease is ours if only the reply was lost
+        stored = await read(store, scope)  # if only the reply was lost, this process has the lease
         if stored is not None and stored[0].nonce == lease.nonce:
             generation = stored[1]
         elif stored is None and seen is None:
-            generation = await store.begin(name, lease.to_bytes())  # the lease was removed since
+            generation = await store.begin(name, lease.to_bytes())  # the other lease was removed
             if generation is None and await read(store, scope) is None:
                 raise displaced(name, store)
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

@@ -177,7 +177,7 @@ async def _run_debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         if isinstance(exc, ResultTimeout):
             await release(_cancel(job), operation=f"removing {job.job_id}")
             raise
-        return await _wait_owned(job, stream_logs=False)  # the job has ended: nothing to attach to
+        return await _wait_owned(job, stream_logs=False)  # the job has ended, so it has no debugger
     except BaseException:
         await release(_cancel(job), operation=f"removing {job.job_id}")
         raise

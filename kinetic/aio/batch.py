@@ -551,7 +551,7 @@ class BatchHandle(Generic[T, X]):
     async def _remove_unneeded(
         self, outcomes: dict[int, Outcome[T]], deadline: float | None
     ) -> None:
-        """Remove the objects that the caller no longer needs; log those that can't be removed."""
+        """Remove the objects that the caller no longer needs; log a warning if some remain."""
         values = {
             index: outcome.value
             for index, outcome in outcomes.items()

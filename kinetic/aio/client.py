@@ -119,8 +119,9 @@ class Client:
     async def aclose(self) -> None:
         """Undo submissions in progress, stop following jobs, and close every connection.
 
-        A second call does nothing. Nor does a call in a forked child, because the connections
-        belong to the parent. Cancelled: undoing and closing still finish, each within 30 s.
+        A second call does nothing. A call in a forked child does nothing either, because the
+        connections belong to the parent. Cancelled: undoing and closing still finish, each within
+        30 s.
         """
         self.closed = True
         if os.getpid() != self._process:
@@ -388,7 +389,7 @@ class Client:
         Cancelled: part of it may be removed; call it again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
-        engine.ids.refuse_item(submission)  # refuses a wrong ID before a platform opens
+        engine.ids.refuse_item(submission)  # checks the ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
         await engine.batches.remove(session, submission)
 
@@ -579,7 +580,7 @@ class Client:
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for opening in sessions:
-        opening.cancel()  # has no effect if the session is open
+        opening.cancel()  # no effect once the session is open
     opened = await asyncio.gather(*sessions, return_exceptions=True)
     closing = (session.aclose() for session in opened if not isinstance(session, BaseException))
     for result in await asyncio.gather(*closing, return_exceptions=True):

@@ -558,7 +558,7 @@ class JobHandle(JobRecord, Generic[T]):
         return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
 
     async def _host_cause(self, ref: JobRef, item: wire.Item) -> str:
-        """Return how another host ended the job, if it has several hosts and the platform knows."""
+        """Return how a host other than the first ended the job; empty if none is known to have."""
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):

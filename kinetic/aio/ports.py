@@ -98,7 +98,7 @@ class Store(Protocol):
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """Overwrite *generation*; return the new one, or raise Conflict if another is there."""
+        """Overwrite *generation* and return the new one; Conflict if the object has another."""
         ...
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:

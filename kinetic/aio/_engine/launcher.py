@@ -227,7 +227,7 @@ class Launcher:
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
-                self.free(index)  # the item has ended, or another attempt is under way
+                self.free(index)  # the item has ended, or another process' attempt is under way
             return False
         if self._state.is_halted(index) or submission.requests.standing(index).stopped:
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")

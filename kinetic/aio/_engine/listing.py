@@ -48,7 +48,7 @@ async def records(
     for other in other_backends:
         try:
             await _find_jobs(other, found)
-        except AuthError as exc:  # a user without such jobs needs no permission to see them
+        except AuthError as exc:  # a user without jobs there needs no permission to list them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
     # Only in a directory: in a bucket, this would take a listing of all objects.
     if (directory := directory_of(session.platform.store.url)) is not None:

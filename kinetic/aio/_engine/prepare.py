@@ -77,7 +77,7 @@ class PackedCall:
 class UploadedCall:
     """The shared part of all attempts of a submission, whose content is in the store.
 
-    ``data`` says where the store has the elements of ``data_table``, in the same order.
+    ``data`` says, in the order of ``data_table``, where the store has its elements.
     ``captured_names`` are the names of the captured environment variables. ``client_versions``
     describes this process; the runner compares its Python with the job's.
     """

@@ -143,7 +143,7 @@ class ItemCounter:
         try:
             label = f"item {index}{_input_text(self._batch, index)}"
             message = f"{label}: {await _failure_message(self._batch, index)}"
-        except Exception as exc:  # the counts are right even without this message
+        except Exception as exc:  # the counts don't need this message
             message = f"item {index}: its error can't be read: {exc}"
         self._message = (index, one_line(message))
         self.changed.set()
@@ -291,7 +291,7 @@ def _thread_safe_setter(event: asyncio.Event) -> Callable[[], None]:
 
 
 def title_of(batch: Batch) -> str:
-    """Return the name of the batch, or else of its function."""
+    """Return the name of the batch, or, if it has none, of its function."""
     manifest = batch.manifest
     name = manifest.get("name") or manifest.get("record", {}).get("func_name")
     return str(name or batch.group_id)

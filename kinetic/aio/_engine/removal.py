@@ -43,7 +43,7 @@ async def remove(
 
     *names* are the jobs to delete; if it's empty, all jobs with the submission's label. *ended*
     says that all processes of the submission have ended. *fresh* says that this process has just
-    made the submission, so no other process submits it.
+    made the submission, and that no other process submits it.
 
     Raises:
         BackendError: The jobs don't end in *timeout* seconds, or a service doesn't answer.
@@ -109,7 +109,7 @@ async def until_gone(
                 f"{found[0].name} was deleted and is still there after {timeout:g} s"
             )
         await asyncio.sleep(pause := next(pauses))
-        if pause == CONFIRM_S[1]:  # another process may have launched jobs since
+        if pause == CONFIRM_S[1]:  # another process may have launched more jobs
             await session.platform.cluster.delete(names=names, labels=labels)
 
 

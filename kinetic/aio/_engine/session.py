@@ -257,7 +257,7 @@ class Session:
                 logging.info("no jobs are watched: %s", exc)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
-            except Exception:  # without a watch, a wait may end a minute late
+            except Exception:  # until the watch works again, waits may end a minute late
                 logging.exception("watching jobs was interrupted; trying again")
             await asyncio.sleep(next(pauses))
 
@@ -267,7 +267,7 @@ class Session:
         if submission is None:
             return
         index, number = int(observation.labels[LABEL_INDEX]), int(observation.labels[LABEL_ATTEMPT])
-        # Any attempt of a single job may report that no other attempt follows.
+        # An observation of any attempt of a single job may say that no attempt follows.
         last = observation.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return
