@@ -117,7 +117,7 @@ def exit_process(code: int) -> None:
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
     of `atexit` run.
-    After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that its client
+    After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that the client
     doesn't wait for the callbacks. After `EXIT_LIMIT_S` seconds the process exits without the
     remaining callbacks, and the supervisor kills the other processes of the job.
     """

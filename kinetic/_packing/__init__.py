@@ -1,5 +1,5 @@
 """Pack what a job gets from this machine: the project, the function, and its arguments.
 
-Synchronous: the engine calls it from worker threads. May import the values and the runner's
-protocol; nothing of `kinetic.aio`.
+Its functions block, so the engine calls them in worker threads. They import the value classes and
+the runner's protocol, but nothing of `kinetic.aio`.
 """

@@ -110,7 +110,7 @@ class ArchiveCache:
             return _create_file(self.directory)
 
     def put(self, draft: Path, digest: str, files: int, fingerprint: str) -> Archive:
-        """Keep *draft* as the archive of a tree; remove archives that no process uses.
+        """Keep *draft* as the archive of a tree, and `prune` the cache.
 
         Raises:
             OSError: *draft* can't be renamed.
@@ -121,7 +121,7 @@ class ArchiveCache:
         return Archive(path=path, digest=digest, size=size, files=files)
 
     def prune(self, now: float) -> None:
-        """Remove old archives and drafts, then the least recently used archives."""
+        """Remove files unused for `MAX_AGE_S`, and the least recently used beyond `MAX_BYTES`."""
         files: list[tuple[float, int, Path]] = []
         for path in self.directory.iterdir():
             with contextlib.suppress(OSError):  # another process removed the file

@@ -1,7 +1,8 @@
 """Find which part of a value cannot be pickled.
 
-The search goes from the outside in. It picks the first part that fails by itself, then the first
-failing part of the picked part, until no part fails. The last picked part is the culprit.
+The search goes from the outside in. It picks the first part that can't be pickled by itself, and
+then searches that part in the same way. It ends when all parts of the picked part can be pickled.
+The last picked part is the culprit.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ The rules, in order:
    has no file (notebook, REPL, ``python -c``, standard input, builtins), or if its file is
    installed, the search starts at the working directory: third-party code is not a project.
 3. The search goes up while the directory has an ``__init__.py``, to leave packages.
-4. The root is the nearest directory, from there upwards, with a project marker. If none has a
-   marker, the root is the directory of step 3.
+4. The root is the nearest directory with a project marker, from the directory of rule 3 upwards.
+   If none has a marker, the root is the directory of rule 3.
 5. ``/``, the home directory and its parents, and the shared directories for temporary files are
-   never roots. If no other directory is left, no files ship, and a warning reports that.
+   never roots. If the directory of rule 3 is one of them, no files ship, and a warning says so.
 """
 
 from __future__ import annotations

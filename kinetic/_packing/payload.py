@@ -2,7 +2,7 @@
 
 An error names the part that can't be pickled. If a module of the project has such a part, such as
 a lock, the job imports the module from the archive instead. A warning reports that, because the job
-then doesn't get values that were changed in memory.
+then doesn't get the changes that this process made to the module's values.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Spool(Spool):
 PLAIN_TYPES = frozenset({type(None), bool, int, float})
 TEXT_TYPES = frozenset({str, bytes})
 MAX_CHARACTERS, MAX_VALUES = 4096, 64
-"""Maximum characters of a text, and values in a call: the event loop waits for the pickling."""
+"""Maximum characters of a text, and values in a call, because the event loop pickles them."""
 
 
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -273,7 +273,7 @@ def dump_arguments(
 ) -> Stored:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
-    *function_name* is for messages; with *function*, errors name positional arguments. Content over
+    *function_name* is for messages; with *function*, errors name parameters. Content over
     1 MiB goes to a file in the directory *spool*. Arrays are not copied on the way.
 
     Raises:
@@ -347,7 +347,7 @@ class _Pickling:
     def dump(
         self, value: Any, spool: Path | None, own_modules: frozenset[str] = frozenset()
     ) -> Stored:
-        """Pickle *value*; a module that fails is imported in the job, if not in *own_modules*."""
+        """Pickle *value*; the job imports modules that fail to pickle, except *own_modules*."""
         while True:
             sink, uses = _Spool(spool), self._table.uses
             try:

@@ -1,6 +1,6 @@
 """Pickle a function of the project, or the arguments of a call.
 
-Beyond cloudpickle:
+kinetic's pickler differs from cloudpickle's in these rules:
 
 - Definitions of the project's modules travel by value, except modules that are compiled or
   installed in a virtual environment of the project.
@@ -292,7 +292,7 @@ class CallPickler(pickles.Pickler):
         return self._file_names[file]
 
     def _with_source(self, file: str) -> _StandIn | None:
-        """Return a stand-in that names *file* in the job and provides its source for tracebacks."""
+        """Return a stand-in for *file* that gives tracebacks its source; None without a source."""
         job_path = self._path_in_job(file) if os.path.isfile(file) else file
         if isinstance(job_path, _StandIn):
             return _StandIn((stand_ins.source_at, (file, job_path)))

@@ -85,7 +85,7 @@ class Tree:
         """A hash of all names and stamps; it changes whenever a file does."""
         digest = hashlib.sha256(FORMAT)
         for name, _, stamp, is_included in self.entries:
-            # A directory's times change with files that don't ship.
+            # Leave out a directory's times: files that don't ship change them too.
             facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
             digest.update(f"{name}\0{facts}{' !' * is_included}\n".encode())
         return digest.hexdigest()
@@ -117,7 +117,7 @@ def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tre
 
 
 class _Directory(NamedTuple):
-    """A directory to scan; ``ancestors`` identifies it and its parents by device and inode."""
+    """A directory to scan; ``ancestors`` has its and its parents' device and inode."""
 
     name: str
     path: str

@@ -1,6 +1,6 @@
 """In-memory adapters for tests; they pass the same contract suite as the real ones.
 
-They import the ports, the values, and the runner, but no part of the engine or of an adapter.
+They import the ports, the value classes, and the runner, but not the engine or an adapter.
 """
 
 from __future__ import annotations

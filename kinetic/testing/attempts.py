@@ -39,12 +39,12 @@ async def carry_out(run: Run) -> int:
     order = run.spec.order
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
-        return wire.EXIT_FINAL  # another process has this attempt
+        return wire.EXIT_FINAL  # another process has claimed this attempt
     item = await _read_item(run, order)
     try:
         chunk = (await run.store.get(order.arguments.name)).body
     except NotFound:
-        await run.store.delete([claim])  # the batch was cleaned up meanwhile
+        await run.store.delete([claim])  # a cleanup has removed the inputs
         return wire.EXIT_FINAL
     if (item.state, item.attempt) != (wire.ItemState.OPEN, order.attempt):
         outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="not started")
@@ -59,7 +59,7 @@ async def carry_out(run: Run) -> int:
 
 
 async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes) -> int:
-    """Create the signed outcome of the attempt, and return the exit code that belongs to it."""
+    """Create the signed outcome of the attempt, and return the job's exit code."""
     attempt_id = (order.scope, order.index, order.attempt)
     outcome = outcome._replace(
         executor=run.executor,

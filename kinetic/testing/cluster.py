@@ -37,8 +37,8 @@ EXIT_TERMINATED = -15
 class Run:
     """One job, as the coroutine that carries it out sees it.
 
-    ``executor`` is its ID, which claims, outcomes, and observations carry. ``cause`` is why the
-    job was asked to end; None before.
+    ``executor`` is its ID in claims, outcomes, and observations. ``cause`` is why the job was asked
+    to end, or None if it wasn't asked.
     """
 
     def __init__(self, spec: JobSpec, store: Store, executor: str) -> None:
@@ -117,8 +117,8 @@ class MemoryCluster:
     Args:
         store: Where jobs find their objects.
         work: The coroutine of every job: it gets a `Run` and returns the exit code, None for 0.
-        slots: How many jobs run at once; the others wait in order. Default: any number.
-        key: The root key. Give clusters that share a store the same. Default: a random one.
+        slots: How many jobs run at once; further jobs wait in order. Default: any number.
+        key: The root key. Clusters that share a store need the same key. Default: a random one.
 
     Example::
 
@@ -207,7 +207,7 @@ class MemoryCluster:
             yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """Implement `Cluster.dial`; jobs use the loopback of this process."""
+        """Implement `Cluster.dial`; jobs listen on the loopback of this machine."""
         self.requests["dial"] += 1
         job = self._jobs.get(name)
         if host or job is None or job.observation.phase is not Phase.RUNNING:

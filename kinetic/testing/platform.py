@@ -26,7 +26,7 @@ def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Plat
     """Make a platform without processes and files, for tests of code that uses kinetic.
 
     A client on it runs functions in the test's own event loop. Several clients may share it, at
-    the same time or in turn: a client can attach to the jobs of another.
+    the same time or in turn: a client can attach to the jobs of another client.
 
     Args:
         work: The coroutine of every job. Default: `carry_out`, which runs the job's function.

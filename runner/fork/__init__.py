@@ -1,1 +1,1 @@
-"""A job forked from a process that has imported what jobs need. May import all but `pod`."""
+"""Fork jobs from a process that has imported what they need. May import all but `pod`."""

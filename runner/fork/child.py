@@ -36,7 +36,7 @@ _inherited: Sequence[int] = ()
 _mark = processes.Mark()
 _adopted_line = b""
 _adopted_secrets: dict[str, Any] = {}
-"""The last line that `adopt_secrets` decoded, and its content, whose environment is set."""
+"""The last secrets that `adopt_secrets` set: their line and its content."""
 
 _attempt_main: Callable[..., int] | None = None
 _make_site: Callable[..., Any] | None = None

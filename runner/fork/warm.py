@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main(fd: int, *, fresh: bool) -> None:
-    """Serve the supervisor at the other end of *fd*."""
+    """Serve the supervisor, which has the other end of the socket *fd*."""
     folder = Path(__file__).resolve().parents[1]
     runpy.run_path(str(folder / "remote_runner.py"))["load_runner"](folder)
     fork_server = importlib.import_module("kinetic_runner.fork.fork_server")

@@ -1,9 +1,9 @@
 """One attempt, step by step: claim, check, run, commit.
 
 An attempt first creates its claim, an object that reserves the attempt for one process. Then it
-looks for a stop in the control log. A client first writes a stop, and then looks for claims. So at
-least one of them sees the other. The commit is the one write that creates the outcome; nothing can
-change the outcome afterwards.
+looks for a stop in the control log. A client first writes a stop, and then looks for claims. So the
+runner sees the stop, or the client sees the claim. The commit is the one write that creates the
+outcome; nothing can change the outcome afterwards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Invocation:
         self._outputs: outputs.Mirror | None = None
         self._memory_reserve = b""
         self.read_ahead: Callable[[], bytes] = bytes
-        """Returns the bytes of the arguments if `Opening.inputs_exist` has read them, else none."""
+        """Returns the arguments if `Opening.inputs_exist` has read them; otherwise ``b""``."""
 
     def run(self) -> tuple[Outcome, Stored]:
         """Call the function; return the outcome, which may be an error, and its body.
@@ -161,13 +161,13 @@ class Invocation:
         return value
 
     def _encode_value(self, value: Any) -> tuple[Outcome, Stored]:
-        """Return the outcome with *value*, or an error if pickling it fails, and the body."""
+        """Return an outcome and its body: *value*, or an error if pickling *value* fails."""
         self._phase = "result serialization"
         try:
             stored = outcomes.encode_value(value, f"{self._site.work}/result")
         except BaseException as error:
             self._memory_reserve = b""
-            text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # of this method
+            text = outcomes.error_text(error, phase=self._phase, own_frames=1)  # this method
             message = f"the result cannot be pickled: {text.qualname}: {text.message}"
             message += self._hint(error, ". ")
             text = replace(text, message=message, result_repr=outcomes.result_repr(value))
@@ -258,7 +258,7 @@ class Invocation:
 
 
 def _allocate_memory_reserve() -> bytes:
-    """Allocate memory without touching it, which costs no pages."""
+    """Allocate `RESERVE_BYTES` without writing to them; return ``b""`` if memory is short."""
     try:
         return bytes(RESERVE_BYTES)
     except MemoryError:
@@ -270,7 +270,7 @@ async def _await_value(value: Any) -> Any:
 
 
 def _own_frames(error: BaseException) -> int:
-    """Return the number of frames before the user's: the runner's, and asyncio's between them."""
+    """Return how many of the outermost frames belong to the runner, or to asyncio in between."""
     count = own = 0
     trace = error.__traceback__
     while trace is not None:
@@ -313,7 +313,7 @@ def _load_debugger() -> Any:
 
 
 def _advice(error: BaseException, phase: str, site: workspace.Site) -> str:
-    """Return advice about *error* that its message lacks."""
+    """Return advice that the message of *error* lacks; empty if there is none."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS and phase != "execute":
         return f"The disk of {site.cache} is full: free some space there"
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -367,7 +367,7 @@ class Attempt:
     """Run the steps of one attempt; *invoke* makes the call, like `Invocation.run`."""
 
     trusts_claim = False
-    """Whether a new claim proves that the attempt isn't closed; see `Opening`."""
+    """Whether to take a new claim as proof that the attempt isn't closed; see `Opening`."""
 
     def __init__(
         self,
@@ -403,7 +403,7 @@ class Attempt:
     def steps(self) -> Generator[str, None, int]:
         """Yield the name of each step, and take the step when the caller asks for the next name.
 
-        So a caller can act between two steps. Returns the exit code.
+        So a caller can act between two steps. The generator returns the exit code.
         """
         yield "claim"
         if not self._opening.claim():
@@ -413,7 +413,7 @@ class Attempt:
         may_run = self._opening.may_run()
         yield "inputs"
         if not self._opening.inputs_exist():
-            self._opening.withdraw()  # the batch was cleaned up meanwhile
+            self._opening.withdraw()  # a cleanup has removed the inputs
             return wire.EXIT_FINAL
         if not may_run:
             yield "commit"
@@ -475,10 +475,11 @@ class Attempt:
         was_called: bool,
         consume: bool = False,
     ) -> bool:
-        """Create an object; if the disk is full, retry for a minute, so the user can free space.
+        """Create an object; return False if it exists.
 
-        Don't retry if the object is larger than the disk. Don't retry either if the function wasn't
-        called, because no work would be lost then.
+        If the disk is full, retry for a minute, so that the user can free space. Don't retry if the
+        object is larger than the disk. Don't retry either if the function wasn't called, because
+        no work would be lost then.
         """
         deadline, warned = time.monotonic() + DISK_FULL_RETRY_S, False
         while True:

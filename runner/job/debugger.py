@@ -53,7 +53,7 @@ class DebuggerWait:
 
         Raises:
             RuntimeError: debugpy isn't installed.
-            OSError: The store refuses the message.
+            OSError: The object with the port can't be written.
         """
         self._debugpy = _load_debugpy(self._site)
         _, port = self._debugpy.listen((LOOPBACK, 0))
@@ -83,7 +83,7 @@ class DebuggerWait:
             self._objects.create(self._name(ATTACHED), b"")
 
     def _limit_wait(self) -> None:
-        """End the wait, from a thread, at its time limit or when another host's wait has ended."""
+        """End the wait at its time limit, or when a debugger has attached to another host."""
         end = time.monotonic() + (self._order.debug_s or 0.0)
         attached = self._name(ATTACHED)
         while (left := end - time.monotonic()) > 0:

@@ -77,7 +77,7 @@ def fetch_under(bucket: Bucket, uri: str, blobs: Iterable[Any], prefix: str, fol
     folders: set[str] = set()
     for blob in blobs:
         path = str(blob.name)[len(prefix) :]
-        if path.rstrip("/") != path or not path:  # by such an object, a console shows a folder
+        if path.rstrip("/") != path or not path:  # consoles show such an object as a folder
             if path.strip("/"):
                 os.makedirs(f"{folder}/{_checked_path(uri, path.rstrip('/'))}", exist_ok=True)
             continue

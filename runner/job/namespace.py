@@ -1,8 +1,8 @@
 """A private view of the file system for this process and its children (Linux).
 
-In its own mount namespace a job can have volumes at any path, even at one that
-doesn't exist. No other process sees them, and the kernel unmounts them when the
-job's last process exits. Root makes the namespace directly. Other users make it
+In its own mount namespace, a job can have volumes at any path, even if the machine
+lacks that path. Only the job's processes see the volumes. The kernel unmounts them when
+the job's last process exits. Root makes the namespace directly. Other users make it
 inside a user namespace that keeps their user and group IDs, if the kernel allows that.
 """
 
@@ -202,7 +202,7 @@ def mount_volumes(volumes: Mapping[str, str], scratch: str) -> None:
 
 
 def _create_in_volume(point: str, view: str, scratch: str) -> None:
-    """Create the mount point *point* inside a mounted volume; in a read-only one, by a mirror."""
+    """Create *point* inside a mounted volume; if the volume is read-only, by a mirror."""
     try:
         _make_like(view, point)
     except OSError as exc:
@@ -236,7 +236,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
     _mount("tmpfs", stage, "tmpfs", options=f"mode={mode:o}")
-    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain *stage*
+    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain *stage*: don't mirror it
     with os.scandir(ancestor) as entries:
         for entry in entries:
             _mirror_entry(entry, f"{stage}/{entry.name}")

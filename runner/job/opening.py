@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 REQUEST_BYTES = 64 * 1024 * 1024
-"""Maximum bytes to read of a request; the signature of a longer one doesn't match its start."""
+"""Maximum bytes to read of a request; a longer one counts as unsigned."""
 
 
 READ_AHEAD = 1024 * 1024
@@ -62,7 +62,7 @@ class Opening:
         try:
             return self._read_claimant() == wire.VOID
         except KeyError:
-            return False  # the batch was cleaned up meanwhile
+            return False  # a cleanup has removed the claim
 
     def _read_claimant(self) -> str | None:
         return self._objects.stat(self._name("claim")).metadata.get("executor")
@@ -105,7 +105,7 @@ class Opening:
         return True
 
     def _open_first_item(self) -> wire.Item | None:
-        """Return the item at its first attempt without outcome, stop, or retry; else None."""
+        """Return the item if this is its first attempt, without outcome or requests; else None."""
         if self._order.attempt != 1:
             return None
         known_open = self._trusts_claim and self._made_claim

@@ -2,8 +2,8 @@
 
 If the job's output directory is a local path, the job writes there directly. If it is a prefix in
 a bucket, the job gets a local folder with the files of the prefix. kinetic uploads a new or changed
-file when two scans find it in the same state, and the other ones at the end of the job. A file that
-the job deletes stays in the bucket.
+file when two scans find it in the same state. At the end of the job, it uploads the remaining
+files. A file that the job deletes stays in the bucket.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ GRACE_SHARE = 0.5
 
 
 def prepare(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
-    """Prepare this host's output directory; return a `Mirror` if it is in a bucket.
+    """Prepare this host's output directory; return a `Mirror` if it is in a bucket, else None.
 
     Raises:
         OSError: The directory can't be made, or its files can't be downloaded.
-        RuntimeError: An object can't become a file.
+        RuntimeError: The name of an object can't be the path of a file.
     """
     url = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
     os.environ.pop(VARIABLE, None)
@@ -92,7 +92,7 @@ class Mirror:
 
         Raises:
             OSError: A download failed.
-            RuntimeError: An object can't become a file.
+            RuntimeError: The name of an object can't be the path of a file.
         """
         import shutil  # it maps compression libraries, which every fork would inherit
 

@@ -1,7 +1,7 @@
 """Stop and find a job's processes with the kernel's help: signals, orphans, marks.
 
-For a process, ``/proc`` shows the environment with which its program was executed; for a fork, it
-shows that of its parent. `Mark` writes a job's executor (the ID of its process) into this memory.
+``/proc`` shows a part of a process's memory: the environment with which its program started.
+`Mark` writes a job's executor (the ID of its process) into this memory.
 So ``/proc`` shows the executor for every process of the job: forks copy the memory, and executed
 programs inherit the variable.
 """
@@ -59,7 +59,7 @@ class Stopping:
 
         With a Python handler, the fork would miss a signal that comes just before a blocking call.
         The signals are blocked from before the fork until the end of the hooks, because Python
-        drops a signal that arrives in a child before them.
+        drops a signal that arrives in a child before its hooks run.
         """
         for number in STOP_SIGNALS:
             if _signal.getsignal(number) == self._on_signal:
@@ -99,7 +99,7 @@ def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
     return signals
 
 
-# These hooks are plain C calls, so no handler runs in them: a hook's `Stopped` would get lost.
+# These hooks are plain C calls, so no signal handler runs in them: Python ignores a hook's error.
 _previous_mask = _signal_set()
 _block_stop_signals = functools.partial(
     _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOP_SIGNALS), _previous_mask
@@ -122,13 +122,13 @@ _getppid, _memmove = os.getppid, ctypes.memmove
 
 
 def become_subreaper() -> None:
-    """Make orphans among the descendants children of this process from now on."""
+    """On Linux, make this process adopt each descendant whose parent ends."""
     if _prctl is not None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when *parent*, which has one thread, dies; exit if it is dead."""
+    """Have the kernel kill this process when the single-threaded *parent* dies; exit if it has."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:
@@ -139,7 +139,7 @@ def close_inherited() -> None:
     """Close every descriptor of a fork except the standard three."""
     for entry in os.listdir("/dev/fd"):
         if int(entry) > 2:
-            with contextlib.suppress(OSError):  # the listing's own descriptor
+            with contextlib.suppress(OSError):  # the listing has closed its own descriptor
                 os.close(int(entry))
 
 
@@ -211,7 +211,7 @@ class Mark:
         return f"{self.directory}:{executor}"
 
     def write(self, executor: str) -> None:
-        """Make ``/proc`` show *executor* for this process and what it forks."""
+        """Make ``/proc`` show *executor* for this process and its forks."""
         if self._address is not None and len(executor) == len(NOBODY):
             _memmove(self._address, executor.encode(), len(NOBODY))
 

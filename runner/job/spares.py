@@ -100,8 +100,8 @@ def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list
 def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
     """Restore the workspace of a spare to its original content.
 
-    *fill* copies the missing files; it gets their paths in the workspace. Returns whether the
-    workspace is restored; one that can't be restored is renamed to ``broken``.
+    *fill* copies the missing files; it gets their paths in the workspace. Returns False
+    if there is no record, or if the workspace can't be restored and was renamed to ``broken``.
     """
     root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
     try:
@@ -178,7 +178,7 @@ def _file_state(status: os.stat_result) -> list[int]:
 
 
 def _wait_past(moment: int, path: str) -> bool:
-    """Wait until a change of *path* has a later ``ctime`` than *moment*, in nanoseconds."""
+    """Touch *path* until its ``ctime`` is after *moment* (in ns); return False if it stays."""
     for _ in range(TICKS):
         os.utime(path)
         if os.stat(path).st_ctime_ns > moment:

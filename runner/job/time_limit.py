@@ -23,7 +23,7 @@ def record_call(work: str | os.PathLike[str]) -> None:
 
 
 def called_at(work: str | os.PathLike[str]) -> float | None:
-    """Return when the function was called, by the monotonic clock; None if it wasn't yet."""
+    """Return when the function was called, by the monotonic clock; None if it wasn't called yet."""
     try:
         with open(_marker(work), "rb") as file:
             return float(file.read())

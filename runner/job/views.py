@@ -1,9 +1,9 @@
 """A job's views of its Data: private files and directories, and volumes.
 
-A view is a copy, or an overlay if the content is large; what a job writes there
-stays in the job. In a local run, the content of a Data with ``fuse=True`` is already
-on the disk. So the job gets a read-only mount of it, or a copy if it can't mount. In a
-pod, the cluster mounts such content before the job starts.
+A view is a copy, or an overlay if the content is large. No other job sees what a job writes
+to its view. In a local run, a Data with ``fuse=True`` from kinetic's store becomes a read-only
+mount, or a copy if the job can't mount. In a pod, the cluster mounts each Data with ``fuse=True``
+before the job starts.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _make_view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
 
 
 def _build_folder(ref: DataRef, site: Site) -> str:
-    """Return the folder in which to build a view: in the volume, if the pod mounts one there.
+    """Return the folder in which to build a view: in the pod's mount at its path, or the job's.
 
     On one file system, a finished view can be renamed to its path. A link is possible across file
     systems, but ``os.walk`` doesn't follow links.

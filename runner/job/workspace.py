@@ -1,7 +1,7 @@
-"""The directory a job runs in: a private copy of the project's tree.
+"""The directory that a job runs in: a private, writable view of the project's tree.
 
-kinetic unpacks an archive once per machine. Then every job gets a private, writable view of that
-tree.
+kinetic unpacks a project's archive once per machine. A view is an overlay over the unpacked tree,
+or a copy of it.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def make_view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
 
 
 def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
-    """Return whether an overlay is cheaper than a copy, if *mounts* are allowed.
+    """Return whether *mounts* are allowed, and an overlay is cheaper than a copy.
 
     A user other than root needs a user namespace for an overlay, and sudo doesn't work in one. So
     for such users, kinetic copies a tree if the copy takes less than about a second.
@@ -191,7 +191,7 @@ def _mount_overlay(tree: str, target: str, layers: str) -> bool:
             os.makedirs(folder, mode=0o700)
         namespace.overlay(tree, upper, work, target)
     except OSError:
-        # Some file systems can't be a layer, and some kernels refuse.
+        # Some file systems can't be a layer, and some kernels refuse overlays.
         _discard(layers)
         if os.path.isdir(target):
             os.rmdir(target)

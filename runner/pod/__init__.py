@@ -1,1 +1,1 @@
-"""A job in a pod of Kubernetes: on one host, or on several. May import all but `fork`."""
+"""Run a job in a Kubernetes pod, or in one pod on each host. May import all but `fork`."""

@@ -47,8 +47,8 @@ class Restarts:
 class PodAttempt(Attempt):
     """An attempt whose exit code controls whether Kubernetes starts another pod.
 
-    ``output`` returns the end of the job's output. It is stored before the outcome, so that a
-    cleanup after the outcome finds all objects.
+    ``output`` returns the end of the job's output. The output is stored before the outcome,
+    so that a cleanup after the outcome finds all objects.
     """
 
     trusts_claim = True
@@ -267,7 +267,7 @@ def close_dead(
         if not opening.claim():
             return wire.EXIT_RETRY  # another pod claimed the attempt and may still run it
         if not opening.inputs_exist():
-            opening.withdraw()  # the batch was cleaned up meanwhile
+            opening.withdraw()  # a cleanup has removed the inputs
             return wire.EXIT_FINAL
         store_log(order, key, host, process_end.output, objects)
         outcome, metadata, content = _close(

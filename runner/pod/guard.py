@@ -1,7 +1,7 @@
 """The guard: the container's first process, which watches the process of the job.
 
-The guard forwards the job's output and the signals to it, enforces time limits, and reports how
-the job ended.
+The guard copies the job's output, passes SIGTERM on to the job, enforces time limits, and reports
+how the job ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXIT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """In seconds: *timeout* for the function, *start* until its call, and *grace* to stop."""
+    """Limits in seconds: *timeout* of the function, *start* until its call, *grace* to stop."""
 
     timeout: float | None
     start: float
@@ -56,8 +56,9 @@ class ProcessEnd:
     """How the job's process ended.
 
     ``reported`` is the exit code that the job reported after its commit, if it did; ``status`` is
-    the process's exit code, or a negative signal. The function was ``called``; its time limit was
-    over (``out_of_time``); SIGTERM came (``stopped``); the guard ``killed`` the process.
+    the process's exit code, or a negative signal. ``called`` says that the job called the function,
+    ``out_of_time`` that its time limit was over, ``stopped`` that SIGTERM came, and ``killed`` that
+    the guard killed the process.
     """
 
     reported: int | None

@@ -148,7 +148,7 @@ def main() -> int:
     if code is None:
         code = _close_dead_job(pod, process_end, out_of_memory=oom_kills() > killed_before)
     was_restarted = os.path.exists(os.path.join(folder, job.RESTARTED_MARK))
-    with contextlib.suppress(OSError):  # the container removes large folders faster
+    with contextlib.suppress(OSError):  # the container's end removes large folders
         processes.remove_if_small(folder)
     if pod.group and not process_end.stopped:
         is_first = pod.hosts is None or pod.hosts.is_first

@@ -1,4 +1,5 @@
 """The protocol of client and job: names, formats, and signatures of objects in a store.
 
-May import the standard library only. It is all that the client's engine imports of the runner.
+It imports only the standard library and cloudpickle. The client's engine imports no other part of
+the runner.
 """

@@ -1,8 +1,9 @@
 """Send exceptions from a job to its client, as instances of the original classes.
 
 pickle rebuilds an exception by calling its class with ``args``, which many constructors don't
-accept, and it drops the cause. So kinetic lets pickle do so only if the copy is equal. Otherwise
-kinetic sends the exception's attributes, and makes the copy without ``__init__``.
+accept, and it drops the cause. So kinetic uses this way only if the copy equals the original, and
+it sends the cause itself. Otherwise it sends the exception's attributes, and makes the copy without
+``__init__``.
 
 `failure_of` in ``kinetic/aio/_engine/results.py`` decides which exception the client raises.
 """

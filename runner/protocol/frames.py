@@ -87,7 +87,7 @@ def footer_length(end: bytes) -> int:
 
 
 def footer_of(data: bytes | bytearray | memoryview) -> bytes:
-    """Return the raw footer of a container, which can be signed instead of the whole.
+    """Return the raw footer of a container, which can be signed instead of the whole container.
 
     Raises:
         FramesError: As `unpack`.

@@ -47,7 +47,7 @@ def with_annotations(defined: type, reduced: Any) -> Any:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
             computed = _computed_annotations(defined)
             state = reduced[2][0]
-            # cloudpickle has the annotations if they were computed before, under either name.
+            # The state has annotations that were computed before, under one of these names.
             for name in ("__annotations__", "__annotations_cache__"):
                 state.pop(name, None)
             state["__annotations__"] = _text_annotations(defined) if computed is None else computed

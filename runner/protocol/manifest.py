@@ -1,8 +1,8 @@
 """The contents of one Data: its files by digest, and their names in the store.
 
-No I/O here; client and runner share it. The client writes a manifest after all files that it
-names, so a manifest in the store means that its files are there. A runner checks a manifest
-against the Data's hash before it uses any of it.
+This module does no I/O; client and runner share it. The client writes a manifest after all files
+that it names. So a manifest in the store means that its files are in the store. A runner checks a
+manifest against the Data's hash before it uses any of its entries.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A note is one flat mapping of names to numbers, Booleans, None, and short strings, at most
 `NOTE_BYTES` of JSON. Reading a note needs no extra request. The note of a result or an error is in
-the signed header of its outcome, the note of an input in the signed footer of its chunk.
+the signed header of its outcome. The note of an input is in the signed footer of its chunk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The outcome of an attempt: a value, or an error as text.
 
-Either is the body of an outcome, in one `frames` container. The text of an error
-is in the container's fields, outside any pickle, so that a client can read it
-even if it can't rebuild the exception.
+The body of an outcome is one `frames` container. The text of an error is in the container's
+fields, outside any pickle. So a client can read it even if it can't rebuild the exception.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return "".join(code.co_filename)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """Return how cloudpickle reduces a function that is pickled by value."""
+        """Reduce a function by value, as cloudpickle does, and note that the pickle has code."""
         self.has_code = True
         return super()._dynamic_function_reduce(import_hints.with_text_annotations(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -187,7 +187,7 @@ _PACKAGE = __name__.removesuffix(".protocol.pickles")
 
 
 class Unpickler(pickle.Unpickler):
-    """Find the runner's package, which has one name in a client and another in a job."""
+    """An unpickler that finds the runner's package by its name in a client and in a job."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         for prefix in ("kinetic._runner.", "kinetic_runner."):

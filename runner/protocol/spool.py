@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Collected bytes (many of them in a file), with their SHA-256 and their number."""
+    """Collected bytes, in memory or in a file, with their SHA-256 and their number."""
 
     content: bytes | Path
     digest: str

@@ -1,6 +1,6 @@
 """What a job uses in place of the client's decorated functions, `Data`, and source files.
 
-Pickled calls refer to these by name.
+Pickled calls refer to the names in this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def source_of(file: str, text: str) -> str:
 
 
 _FUNCTION_ATTRIBUTES = frozenset({"__doc__", "__module__"})
-"""The attributes that every instance would get from its class."""
+"""Attributes to read from the function, because every instance inherits them from its class."""
 
 
 class Decorated(functools.partial[Any]):
@@ -54,7 +54,7 @@ class Decorated(functools.partial[Any]):
 
     @property
     def __wrapped__(self) -> Any:
-        """The function; `functools.partial` has merged a function that is itself a partial call."""
+        """The function; `functools.partial` has merged a partial call into this object."""
         if self.args or self.keywords:
             return functools.partial(self.func, *self.args, **self.keywords)
         return self.func

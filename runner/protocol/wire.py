@@ -87,7 +87,7 @@ VOID = "void"
 """The executor in a claim that a client makes to close an attempt which has not started."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
-"""The attempt has its value (0). It has none, and a further pod would not help (42) or may (43).
+"""0: the attempt has its value. 42, 43: it has none; another pod can't help (42) or may (43).
 
 Only pods exit with 43, for Kubernetes. A local job that ends by itself exits with 0 or 42, even if
 another process closed its attempt: the submitter decides by the outcome alone.
@@ -106,7 +106,7 @@ UNSIGNED = "unsigned"
 """The kind of a request without a valid signature: it takes a slot, and has no effect."""
 
 CLEANUP = "cleanup"
-"""The cause of a stop before the objects are removed: no retry is possible after it."""
+"""The cause of the stop that precedes a removal of the objects; no retry is possible after it."""
 
 
 # --- names -----------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def collected_key(scope: str) -> str:
 
 
 def block_prefix(scope: str, index: int) -> str:
-    """Return the prefix of the claims and outcomes of 500 items, which fit in a list page."""
+    """Return the prefix of the claims and outcomes of 500 items, about one page of a listing."""
     return f"{scope}attempts/{index // BLOCK_SIZE:06d}/"
 
 
@@ -206,7 +206,7 @@ def check_version(version: object, subject: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The project's archive, and the caller's directory in it (paths with ``/``)."""
+    """The project's archive, and paths in it: ``sys_path``, and ``cwd`` (None if it is outside)."""
 
     name: str
     digest: str
@@ -246,8 +246,8 @@ class Order:
 
     ``timeout`` and ``grace`` are seconds; ``timeout`` counts from the call of the function.
     ``root`` is the project's directory on the machine that submitted it. ``owned`` marks the job
-    of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger;
-    None means no debugger, and only with one is ``stood`` the caller's working directory.
+    of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger
+    in seconds; None means no debugger. With one, ``stood`` is the caller's working directory.
     """
 
     version: int = VERSION
@@ -340,7 +340,7 @@ def start_allowance(debug_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A numbered object in ``inputs/``: *count* inputs from index *first* on, or their *total*.
+    """A numbered object in ``inputs/``: *count* inputs from index *first* on, or the *total*.
 
     The fields are stored as the object's metadata, so that a listing returns all slots. ``footer``
     is the SHA-256 of a chunk's footer, which has the digest of each input.
@@ -599,7 +599,7 @@ class Item(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the item's open attempt can only end as cancelled."""
+        """Whether the item is cancelled, or a stop waits for its attempt to end."""
         return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
 
 

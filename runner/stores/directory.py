@@ -48,7 +48,7 @@ _quote_json = json.encoder.encode_basestring_ascii
 MAX_FILE_NAME_BYTES = 240  # bytes of one file name; most file systems stop at 255
 READ_FLAGS = (
     os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # doesn't wait for the writer of a pipe
+)  # the last flag: don't wait for the writer of a pipe
 NO_FILE_ERRNOS = (
     errno.ELOOP,
     errno.ENXIO,
@@ -145,7 +145,7 @@ class DirectoryObjects:
             os.unlink(temporary)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
-        """Overwrite an object of this *generation*; return the next one, None if it has another."""
+        """Overwrite an object of this *generation*; return the new one, or None if it differs."""
         target = self._file_path(name)
         make_folder(os.path.join(self._root, TEMPORARY))
         lock_path = os.path.join(self._root, TEMPORARY, "replace.lock")
@@ -479,7 +479,7 @@ def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes
     """Return the header for content that begins with *start*; empty if it needs none."""
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
-    # Without `json.dumps`, which is slower: each claim and outcome has a header.
+    # `json.dumps` would be slower, and each claim and outcome has a header.
     fields = ", ".join(
         [f"{_quote_json(name)}: {_quote_json(value)}" for name, value in metadata.items()]
     )

@@ -80,7 +80,7 @@ class StorageError(OSError):
 class Bucket:
     """A bucket; any number of threads may use it.
 
-    Failures raise `StorageError`, a missing object raises `KeyError`.
+    Methods raise `StorageError` after a failure, and `KeyError` for a missing object.
 
     Raises:
         StorageError: A library is missing, or there are no credentials.
@@ -99,7 +99,7 @@ class Bucket:
         self._errors = _import_library("google.api_core.exceptions")
         self._auth = _import_library("google.auth.exceptions")
         self._requests = _import_library("requests")
-        # If this library is installed, google-cloud-storage 3.0 and later raises a subclass.
+        # With this library, google-cloud-storage 3.0 and later raises a subclass of the error.
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
@@ -126,7 +126,7 @@ class Bucket:
         return client
 
     def _retry_until_known(self, make: Callable[[], T]) -> T:
-        """Call *make* until the node's metadata server knows this pod."""
+        """Call *make*; in a young pod, retry until the node's metadata server knows the pod."""
         young_s = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
         deadline = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young_s
         for pause in pauses(0.2, 2.0):
@@ -171,7 +171,7 @@ class Bucket:
     def write(
         self, blob: Any, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
     ) -> bool:
-        """Write an object; return False if it must be *absent* and isn't.
+        """Write an object; return False if *absent* is true and the object exists.
 
         An object above 8 MiB takes several requests.
         """
@@ -189,7 +189,7 @@ class Bucket:
                 else:
                     blob.upload_from_string(body, **options)
             except self._errors.PreconditionFailed:
-                # An earlier try may have created the object, if its reply was lost.
+                # An earlier try, whose reply was lost, may have created the object.
                 existing = self.find(blob.name)
                 stored_metadata: Any = existing.metadata if existing is not None else None
                 return bool(stored_metadata) and stored_metadata.get(NONCE) == nonce
@@ -443,7 +443,7 @@ class GcsObjects:
         return [entry for entry in self.list(common) if entry.name in wanted]
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects. A missing one counts as deleted."""
+        """Delete objects. A missing object counts as deleted."""
         for name in names:
             self._bucket.delete(self._blob(name))
 

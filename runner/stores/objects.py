@@ -1,4 +1,4 @@
-"""The interface of a store for the runner."""
+"""The interface of the stores that a job uses, and the function that opens a store."""
 
 from __future__ import annotations
 
