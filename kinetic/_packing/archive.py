@@ -90,7 +90,7 @@ class ArchiveCache:
     def make_draft(self) -> Path:
         """Make an empty, private file for an archive.
 
-        If the directory can't be written, the cache moves to a temporary one.
+        If the directory can't be written, the cache moves to a temporary directory.
 
         Raises:
             OSError: No file can be made anywhere.

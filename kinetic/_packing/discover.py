@@ -9,8 +9,8 @@ The rules, in order:
 3. The search goes up while the directory has an ``__init__.py``, to leave packages.
 4. The root is the nearest directory with a project marker, from the directory of rule 3 upwards.
    If none has a marker, the root is the directory of rule 3.
-5. ``/``, the home directory and its parents, and the shared directories for temporary files are
-   never roots. If the directory of rule 3 is one of them, no files ship, and a warning says so.
+5. Rule 4 never chooses ``/``, the home directory or its parents, or a shared directory for
+   temporary files. If the directory of rule 3 is one of these, no files ship, with a warning.
 """
 
 from __future__ import annotations

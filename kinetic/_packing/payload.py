@@ -86,7 +86,7 @@ class _Spool(Spool):
 PLAIN_TYPES = frozenset({type(None), bool, int, float})
 TEXT_TYPES = frozenset({str, bytes})
 MAX_CHARACTERS, MAX_VALUES = 4096, 64
-"""Maximum characters of a text, and values in a call, because the event loop pickles them."""
+"""Maximum characters of a text, and values in a call, that the event loop itself pickles."""
 
 
 def pickle_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -150,7 +150,7 @@ class Binding:
         self._signature: inspect.Signature | None
         try:  # the job calls the wrapper, so the wrapper's own parameters count
             self._signature = signature_of(function, follow_wrapped=False)
-        except Exception:  # builtins may have none, and __signature__ may be anything
+        except Exception:  # builtins may have no signature, and __signature__ may be anything
             self._signature = None
         self._mismatches: dict[tuple[Any, ...], str] = {}
 
@@ -273,8 +273,8 @@ def dump_arguments(
 ) -> Stored:
     """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
 
-    *function_name* is for messages; with *function*, errors name parameters. Content over
-    1 MiB goes to a file in the directory *spool*. Arrays are not copied on the way.
+    *function_name* is for messages; with *function*, errors name parameters. Content over 1 MiB
+    goes to a file in the directory *spool*. Arrays are not copied on the way.
 
     Raises:
         PackError: An argument cannot be pickled, ``culprit`` says which and
@@ -432,7 +432,7 @@ class _Pickling:
         return None if _uses_kinetic(module) else module
 
     def _pack_error(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
-        """Return an error about the culprit *found*, or about *exc* without one."""
+        """Return an error about the culprit *found*, or about *exc* if there is no culprit."""
         if found is None:
             return PackError(f"{exc}: {self._function_name} cannot be shipped")
         return PackError(

@@ -117,7 +117,11 @@ def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tre
 
 
 class _Directory(NamedTuple):
-    """A directory to scan; ``ancestors`` has its and its parents' device and inode."""
+    """A directory to scan.
+
+    ``ancestors`` has the device and inode of it and its parents; ``links`` counts the links in its
+    path.
+    """
 
     name: str
     path: str

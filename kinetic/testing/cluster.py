@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryCluster", "Run"]
 
 EXIT_SOFTWARE = 70
-"""The exit code of a job that raised instead of returning one, as on the local platform."""
+"""The exit code of a job whose coroutine raised an exception; the local platform has the same."""
 
 EXIT_TERMINATED = -15
 """The exit code of a job that ends when it is asked to."""

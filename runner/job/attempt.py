@@ -112,7 +112,7 @@ class Invocation:
         return function, args, kwargs
 
     def _join_hosts(self) -> None:
-        """Join the other hosts of the call; a job on one host has none."""
+        """Join the other hosts of the call, which a job on one host doesn't have."""
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
@@ -194,7 +194,7 @@ class Invocation:
                 with suppress(Exception):  # the user's code may have closed the stream
                     sys.stderr.write(text.traceback)
         else:
-            # Unpickling runs the user's code; errors of the other phases may be kinetic's.
+            # Before the call, only unpickling runs the user's code.
             own_frames = _own_frames(error) if self._phase == "payload unpickle" else 0
             text = self._localize_paths(
                 outcomes.error_text(error, phase=self._phase, own_frames=own_frames)
@@ -344,7 +344,7 @@ def _memory_limit() -> int:
 
 
 PATIENCE_S = 600.0
-"""How long, in seconds, a process waits for the outcome of the one that claimed its attempt."""
+"""How long, in seconds, a process waits for the outcome if another process claimed its attempt."""
 
 DISK_FULL_RETRY_S, DISK_FULL_PAUSE_S = 60.0, 1.0
 """How long, and after which pauses, to retry writing an outcome to a full disk, in seconds."""

@@ -389,7 +389,7 @@ def _cache_folder(code: Code, site: Site) -> str:
 
 
 def _unpack(code: Code, objects: Objects, folder: str, target: str) -> Weight:
-    """Unpack the project's archive into *target*; *folder* keeps a downloaded archive meanwhile."""
+    """Unpack the project's archive into *target*; a downloaded archive goes to *folder* first."""
     try:
         archive = objects.path(code.name)
         if archive is None:

@@ -182,9 +182,10 @@ def _close(
     objects: Objects,
     log: str = "",
 ) -> tuple[wire.Outcome, Mapping[str, str] | None, bytes]:
-    """Close attempt *number*; return its outcome, metadata (None if it already had one), and body.
+    """Store *death* as the outcome of attempt *number*; return it, its metadata, and its body.
 
-    If *executor* is None, claim the attempt as void first.
+    If *executor* is None, claim the attempt as void first. The metadata are None if the attempt
+    already had an outcome.
     """
     attempt_id = (order.scope, order.index, number)
     if executor is None:

@@ -101,7 +101,7 @@ class Channel:
         return os.pread(self.answer_file.fileno(), int(answer), 0) if answer else b""
 
     def _request(self, request: bytes) -> bytes:
-        """Send *request* to the guard; return the answer, empty without one."""
+        """Send *request* to the guard; return its answer, or ``b""`` if none comes."""
         try:
             self.job_end.settimeout(ANSWER_TIMEOUT_S)
             self.job_end.send(request)
@@ -136,7 +136,7 @@ class Guard:
     def watch(self) -> ProcessEnd:
         """Return when the process has ended, and its output is written.
 
-        Handles the signals of this process meanwhile. Afterwards `processes.STOP_SIGNALS` are
+        It handles the signals of this process until then. Afterwards `processes.STOP_SIGNALS` are
         blocked.
         """
         for fd in (*self._targets, self._wake_read, self._wake_write):
@@ -155,7 +155,7 @@ class Guard:
         self._read_outputs()
         self._flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
-        with contextlib.suppress(BlockingIOError):  # a signal may have arrived meanwhile
+        with contextlib.suppress(BlockingIOError):  # no signal has arrived since the last poll
             self._stopped = self._stopped or signal.SIGTERM in os.read(self._wake_read, 4096)
         return ProcessEnd(
             reported=self._reported,

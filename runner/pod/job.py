@@ -32,7 +32,7 @@ from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, exit_
 from .guard import Channel
 
 PORT = 8476
-"""JAX's port on the first host, unless the address has one."""
+"""JAX's port on the first host, unless its address names a port."""
 
 JOIN_S = 600
 """How long, in seconds, JAX waits for the other hosts."""
@@ -46,7 +46,7 @@ CHECK_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """The number of hosts, the index of this one, and the address of the first one."""
+    """The number of hosts, the index of this host, and the address of the first host."""
 
     count: int
     index: int
@@ -116,7 +116,7 @@ class HostCall(Invocation):
     watch: Watch
 
     def run_watched(self) -> tuple[wire.Outcome, Stored]:
-        """Make the call, and watch meanwhile whether another host ends the attempt.
+        """Make the call; during it, watch whether another host ends the attempt.
 
         The first host waits for the success of all others before it returns its value.
         """

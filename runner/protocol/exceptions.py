@@ -110,7 +110,7 @@ def _reduce_by_class(
 
 
 def _are_alike(first: Any, second: Any) -> bool:
-    """Return whether two values are equal, or have one class without equality (such as locks)."""
+    """Return whether two values are equal, or of one class without equality, such as locks."""
     if first == second:
         return True
     kind = type(cast("object", second))

@@ -44,8 +44,8 @@ class Entry:
 class Manifest:
     """The files of one Data in the order in which they are hashed.
 
-    ``empty`` are the directories that hold nothing; all others follow from the
-    paths of the files.
+    ``empty`` are the directories that hold nothing; all other directories follow
+    from the paths of the files.
     """
 
     is_dir: bool
@@ -117,7 +117,7 @@ class Manifest:
 
 
 def prefix(digest: str) -> str:
-    """Return the prefix of all objects of one content."""
+    """Return the prefix of all objects of the content with this hash."""
     return f"data/{digest}/"
 
 

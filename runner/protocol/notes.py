@@ -111,7 +111,7 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
 
 
 def _named_elements(cls: Any, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return (name, element) pairs: dict keys, field names, or ``[position]``; none for others."""
+    """Return (name, element) pairs: dict keys, fields, or ``[position]``; none for other values."""
     if issubclass(cls, dict):
         entries = dict[Any, Any].items(value)  # not a subclass's own `items`
         return [(key[:MAX_TEXT], element) for key, element in entries if isinstance(key, str)]

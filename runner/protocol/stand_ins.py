@@ -29,7 +29,7 @@ def data_path(number: int) -> str:
 
 def source_at(file: str, path: str) -> str:
     """Return *file*, and let tracebacks show its lines from *path*, where the job has a copy."""
-    # A lazy entry of linecache, as a module's loader makes one: most jobs never read the copy.
+    # With this entry, linecache reads the copy only on demand, because most jobs never need it.
     entries: dict[str, Any] = linecache.cache
     entries[file] = (functools.partial(SourceFileLoader("", path).get_source, ""),)
     return file

@@ -655,7 +655,7 @@ def retry_base(
 
 
 def _is_named(request: Request, index: int | None) -> bool:
-    """Return whether a stop names this item; a binary search, as there may be 10,000 items."""
+    """Return whether a stop names this item, by a binary search in up to 10,000 items."""
     if request.items is None or index is None:
         return request.items is None
     position = bisect.bisect_left(request.items, index)

@@ -99,7 +99,7 @@ class Bucket:
         self._errors = _import_library("google.api_core.exceptions")
         self._auth = _import_library("google.auth.exceptions")
         self._requests = _import_library("requests")
-        # With this library, google-cloud-storage 3.0 and later raises a subclass of the error.
+        # With this library, google-cloud-storage 3.0 and later raises a subclass of its error.
         self._corrupt: type[Exception] = _import_library("google.resumable_media").DataCorruption
         self._client = self._open_client(environ)
         weakref.finalize(self, self._client._http.close)
