@@ -158,7 +158,7 @@ def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
 def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
     import pathspec
 
-    # Line by line, so that an error can name the line.
+    # Compile line by line, so that an error can name the line.
     for number, line in enumerate(lines, 1):
         try:
             pathspec.GitIgnoreSpec.from_lines([line])

@@ -111,7 +111,7 @@ def is_importable_in_job(name: str, project: Project) -> bool:
         return False
     tail = name.replace(".", "/")
     roots = [os.path.join(project.root, *entry.split("/")) for entry in project.sys_path]
-    # normpath: an entry "" leaves a trailing separator.
+    # An entry "" leaves a trailing separator, which `normpath` removes.
     expected = {os.path.normpath(os.path.join(root, tail)) for root in roots}
     found = {os.path.splitext(path)[0] for path in _module_paths(module)}
     found |= {os.path.dirname(path) for path in found if os.path.basename(path) == "__init__"}
@@ -344,12 +344,12 @@ class CallPickler(pickles.Pickler):
         """Return a stand-in for the path in the job if *path* is in the project; else *path*."""
         root = self._project.root
         if not isinstance(path, str):
-            return path  # already replaced: functions share a namespace
+            return path  # already a stand-in, because functions share a namespace
         if root is None or not discover.is_within(
             real_path := discover.resolve_directory(path), str(root)
         ):
             return path
-        # The job unpickles in its copy of this working directory.
+        # The job unpickles in its copy of this process's working directory.
         start = os.path.join(root, self._project.cwd or "")
         return _StandIn(
             (os.path.abspath, (os.path.relpath(real_path, start).replace(os.sep, "/"),))

@@ -143,7 +143,7 @@ class _Scan:
     def run(self) -> Tree:
         status = self._status_of_root()
         identity = frozenset({(status.st_dev, status.st_ino)})
-        # A stack instead of recursion: trees may be deeper than Python's limit.
+        # Use a stack, because a tree may be deeper than Python's limit of recursion.
         stack: list[Entry | _Directory] = [
             _Directory("", self._root, stamp_of(status), identity, 0)
         ]

@@ -29,7 +29,7 @@ class MemoryStore:
         self.requests: Counter[str] = Counter()
         self._objects: dict[str, Object] = {}
         self._used: dict[str, float] = {}
-        self._names: list[str] = []  # sorted, so that a listing needn't look at all of them
+        self._names: list[str] = []  # sorted, so that a listing needn't look at all names
 
     @property
     def url(self) -> str:

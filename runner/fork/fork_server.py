@@ -71,7 +71,7 @@ def _serve(socket_fd: int, wake_read: int, serials: dict[int, int]) -> None:
     buffer, replies = bytearray(), bytearray(REPLY.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
-        if replies and replies[0] != FORKED[0]:  # a FORKED reply waits for the next report
+        if replies and replies[0] != FORKED[0]:  # FORKED is sent with the next report
             _send(socket_fd, replies)
         for fd, _ in poll.poll():
             if fd == socket_fd:

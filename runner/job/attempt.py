@@ -506,7 +506,7 @@ class Attempt:
 
     def _on_commit_error(self, outcome: wire.Outcome, exc: OSError) -> int:
         """Log *exc*, and replace a value that can't be stored by an error; return the exit code."""
-        with suppress(OSError):  # the log may be on the same disk
+        with suppress(OSError):  # the log may be on the disk that failed
             print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
@@ -558,7 +558,7 @@ def _can_hold(path: str, content: bytes | Path) -> bool:
 
 
 def _report_full_disk(exc: OSError) -> None:
-    with suppress(OSError):  # the log may be on the same disk
+    with suppress(OSError):  # the log may be on the disk that failed
         print(
             f"kinetic: the job has ended, but its result can't be written ({exc}); free some "
             f"space: kinetic retries for {DISK_FULL_RETRY_S:.0f} s",

@@ -436,7 +436,7 @@ def _extract(members: zipfile.ZipFile, root: str) -> Weight:
 
 
 def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str, mode: int) -> int:
-    # Exclusive: a member must not overwrite an earlier one, or follow its link.
+    # O_EXCL, because a member must not overwrite an earlier member, or follow its link.
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, members.open(member) as content:
         while chunk := content.read(CHUNK_BYTES):

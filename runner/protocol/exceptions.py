@@ -132,7 +132,7 @@ def _reduce_by_attributes(
     members = {**base_state, **_slot_values(error)}
     members = {name: value for name, value in members.items() if name not in attributes}
     omitted: list[str] = []
-    if base is not BaseExceptionGroup:  # the grouped exceptions are pickled one by one
+    if base is not BaseExceptionGroup:  # a group's exceptions are pickled one by one
         kept_flags = [is_kept(value) for value in args]
         omitted += [f"args[{index}]" for index, keep in enumerate(kept_flags) if not keep]
         args = tuple(

@@ -230,7 +230,7 @@ def _unpickle(
     if unpickler is Unpickler and b"kinetic" not in content:
         return pickle.loads(
             content, buffers=buffers
-        )  # writes to fewer of the memory pages that a fork shares
+        )  # this writes to fewer of the memory pages that a fork shares
     return unpickler(io.BytesIO(content), buffers=buffers).load()
 
 

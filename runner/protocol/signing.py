@@ -19,7 +19,7 @@ def submission_key(root: bytes, scope: str) -> bytes:
 def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """Sign an object's content and name; return hex."""
     digest = hashlib.sha256(content).hexdigest()
-    # surrogatepass: a forger may choose a name with lone surrogates.
+    # A forger may choose a name with lone surrogates, which fail without surrogatepass.
     signed = f"{scope}\n{name}\n{digest}".encode(errors="surrogatepass")
     return hmac.new(key, signed, hashlib.sha256).hexdigest()
 

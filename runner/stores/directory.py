@@ -54,7 +54,7 @@ NO_FILE_ERRNOS = (
     errno.ENXIO,
     errno.ENODEV,
     errno.EOPNOTSUPP,
-)  # a link, a socket, a device
+)  # errors of opening a link, a socket, or a device
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 """Errors of a deletion whose object or folder is missing, or whose folder isn't empty."""
 
@@ -385,7 +385,7 @@ class DirectoryObjects:
                 os.close(fd)
                 return temporary
             os.lseek(fd, 0, os.SEEK_SET)
-            # Buffered, because a raw file may write only a part.
+            # A buffered file writes everything; a raw file may write only a part.
             with open(fd, "wb") as file:
                 if isinstance(body, Path):
                     with open(body, "rb") as source:
