@@ -247,7 +247,7 @@ class Order:
     ``timeout`` and ``grace`` are seconds; ``timeout`` counts from the call of the function.
     ``root`` is the project's directory on the machine that submitted it. ``owned`` marks the job
     of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger
-    in seconds; None means no debugger. With one, ``stood`` is the caller's working directory.
+    in seconds; None means no debugger. ``stood`` is the caller's directory, or empty.
     """
 
     version: int = VERSION
@@ -340,9 +340,10 @@ def start_allowance(debug_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A numbered object in ``inputs/``: *count* inputs from index *first* on, or the *total*.
+    """A numbered object in ``inputs/``: a chunk of inputs, or the mark of their end.
 
-    The fields are stored as the object's metadata, so that a listing returns all slots. ``footer``
+    A chunk has *count* inputs from index *first* on; the mark has the *total* of all inputs. The
+    fields are stored as the object's metadata, so that a listing returns all slots. ``footer``
     is the SHA-256 of a chunk's footer, which has the digest of each input.
     """
 
