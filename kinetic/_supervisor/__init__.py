@@ -1,6 +1,6 @@
 """The local platform: a supervisor process that owns this machine's slots and runs jobs in them.
 
-May import the standard library, the collector, `kinetic.errors` and the runner: it starts
-in milliseconds and outlives its clients. The client talks to it through
-`kinetic.aio.local.cluster`.
+The package imports only the standard library and small modules of kinetic, such as the runner, so
+that the process starts in milliseconds. The process outlives its clients, which connect to it
+through `kinetic.aio.local.cluster`.
 """

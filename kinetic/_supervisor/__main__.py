@@ -1,8 +1,8 @@
 """The supervisor's entry: ``python -P -m kinetic._supervisor HOME READY_FD``.
 
-By a second fork, this process detaches from the client that started it. It becomes the supervisor
-of HOME if no other process holds the lock. It writes the result to the descriptor READY_FD, as one
-line of JSON.
+This process forks and ends, so that its child doesn't belong to the client that started it. The
+child becomes the supervisor of HOME if no other process holds the lock in HOME. It writes one line
+of JSON to the descriptor READY_FD: its PID, null if another supervisor runs, or an error.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MAX_LOG_BYTES = 1 << 20
 def become_supervisor(
     home: Path, environ: Mapping[str, str], report: Callable[[Mapping[str, object]], None]
 ) -> Supervisor | None:
-    """Return the supervisor of *home*, listening; None if another one runs.
+    """Return a listening supervisor of *home*; None if another process is its supervisor.
 
-    Call *report* when clients can connect to this supervisor, or to the other one.
+    Call *report* when clients can connect to the returned or the other supervisor.
 
     Raises:
-        OSError: The state folder cannot be used.
+        OSError: A folder can't be made, or isn't safe to use (`private.objection`).
     """
     paths = SupervisorPaths(home)
     for folder in (
@@ -56,7 +56,7 @@ def become_supervisor(
     for folder in (home, paths.state):
         if objection := private.objection(folder):
             raise OSError(errno.EPERM, objection, str(folder))
-    os.chdir(paths.state)  # `_listen` needs a short path; that of a home may be long
+    os.chdir(paths.state)  # so that `_listen` can use a relative path: it must be short
     starting_fd = supervisor.acquire(paths.starting, wait=True)
     assert starting_fd is not None
     with open(starting_fd, "rb"):
@@ -78,7 +78,7 @@ def become_supervisor(
 
 
 def _restore_jobs(table: Table, paths: SupervisorPaths) -> Journal:
-    """Restore the table of jobs from the journal; the processes of these jobs no longer run."""
+    """Fill *table* from an earlier supervisor's journal; return the journal, open for appending."""
     deleted = table.restore(read(paths.journal), time.time())
     journal = Journal(paths.journal)
     for name in deleted:
@@ -88,7 +88,7 @@ def _restore_jobs(table: Table, paths: SupervisorPaths) -> Journal:
 
 
 def _clear_leftovers(paths: SupervisorPaths) -> None:
-    """Move the folders of earlier jobs to the trash, and empty a long log."""
+    """Move the folders of earlier jobs to the trash, and empty a log above `MAX_LOG_BYTES`."""
     with contextlib.suppress(OSError):
         if paths.own_log.stat().st_size > MAX_LOG_BYTES:
             os.truncate(paths.own_log, 0)
@@ -108,9 +108,9 @@ def _listen(paths: SupervisorPaths) -> socket.socket:
 
 
 def main(home: Path, ready_fd: int) -> None:
-    """Become the supervisor of *home*, unless another one runs."""
+    """Fork; the child is the supervisor of *home*, unless another process already is."""
     if os.fork():
-        os._exit(0)  # init reaps the supervisor, not the client that started it
+        os._exit(0)  # so that init reaps the supervisor, whose client may have ended
     reported: list[Mapping[str, object]] = []
 
     def report(result: Mapping[str, object]) -> None:
@@ -119,7 +119,7 @@ def main(home: Path, ready_fd: int) -> None:
             os.write(ready_fd, json.dumps(result).encode() + b"\n")
             os.close(ready_fd)
         except OSError:
-            return  # the client that started this process has ended; others may connect
+            return  # the client that started this process has ended; other clients may connect
 
     try:
         _begin(home, report)
@@ -131,7 +131,7 @@ def main(home: Path, ready_fd: int) -> None:
 
 
 def _begin(home: Path, report: Callable[[Mapping[str, object]], None]) -> None:
-    """Be the supervisor of *home* until it ends, unless another one runs."""
+    """Serve *home* until the supervisor ends; return at once if another one runs."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     new_supervisor = become_supervisor(home, os.environ, report)
     if new_supervisor is not None:

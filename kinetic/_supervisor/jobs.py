@@ -1,7 +1,8 @@
-"""The table of a supervisor's jobs; it decides when they start, and how they end.
+"""The table of a supervisor's jobs; it decides when a job starts, and how it ends.
 
-The table does no I/O. Its methods return actions, which the supervisor carries out in order. A line
-for the journal comes first, so clients see only events that the next supervisor can read.
+The table does no I/O. Its methods return actions, which the supervisor carries out in order. The
+line for the journal (`Record`) comes before the message to clients (`Notify`), because the next
+supervisor must know every job that clients have seen.
 """
 
 from __future__ import annotations
@@ -84,14 +85,14 @@ ENDED_JOBS_KEPT = 4096
 """How many ended jobs to remember; above that, forget the one that ended first.
 
 This is safe: the store has the outcome of a job, and a second job of the same name finds the
-claim of the first.
+claim of the first, so it doesn't call the function again.
 """
 
 QUEUED_S = 3.0
 """How many seconds a job is queued before the supervisor reports what it waits for."""
 
 MAX_NAMES = 3
-"""How many jobs and batches with busy slots a message names."""
+"""How many jobs and batches a message names as the users of busy slots."""
 
 REPORTED_AT_ONCE = 100
 """How many jobs at the head of each queue get a message about what they wait for."""
@@ -115,7 +116,7 @@ class Stop(enum.Enum):
 
 
 class TimerKind(enum.Enum):
-    """The kinds of timers of a job."""
+    """What a timer of a job limits: its wait for slots, its running time, or its grace period."""
 
     START = "start"
     DEADLINE = "deadline"
@@ -126,8 +127,8 @@ class TimerKind(enum.Enum):
 class Job:
     """One job. ``created`` and ``ended`` are seconds since the epoch.
 
-    ``started`` is by the monotonic clock. ``leaving`` says that the function has ended and the
-    outcome is stored, while the process still runs and has its slots.
+    ``started`` is a time of the monotonic clock. ``leaving`` says that the function has ended and
+    the outcome is stored, while the process still runs and has its slots.
     """
 
     name: str
@@ -168,7 +169,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write a line to the journal; write a ``vital`` line before any further action."""
+    """Write a line to the journal: a ``vital`` one at once, others at the end of a turn."""
 
     line: Mapping[str, Any]
     vital: bool = False
@@ -265,8 +266,8 @@ class Table:
     def take_next(self) -> Job | None:
         """Take slots for the job that starts next, and return it; None if no job can start.
 
-        There are two queues, each in order of arrival. A job that waits for a GPU doesn't hold up
-        jobs without GPUs; a job that lacks only CPUs does.
+        Jobs with GPUs and jobs without have separate queues, in order of arrival. While the first
+        job with GPUs lacks a GPU, jobs without GPUs may start. If it lacks only CPUs, they wait.
         """
         for with_gpus in (True, False):
             queue = self._queues[with_gpus]
@@ -291,7 +292,7 @@ class Table:
                     yield job
 
     def report_waiting(self, now: float) -> Iterator[Action]:
-        """Tell what the first queued jobs wait for, if they have waited `QUEUED_S` seconds."""
+        """Update the messages of queued jobs about what they wait for, after `QUEUED_S` seconds."""
         for job in self.first_queued(REPORTED_AT_ONCE):
             if now - job.created < QUEUED_S:
                 continue
@@ -318,7 +319,7 @@ class Table:
         return actions
 
     def mark_leaving(self, executor: str) -> Job | None:
-        """Note that process *executor* has stored its outcome; return its job, None if unknown."""
+        """Note that *executor* has stored its outcome; return its job, or None if none runs."""
         job = self._running.get(executor)
         if job is not None:
             job.leaving = True
@@ -327,7 +328,7 @@ class Table:
     def may_requeue(self, job: Job) -> bool:
         """Return whether *job*, which cannot start now, may return to the queue.
 
-        It may if it is an item of a batch that has started another item.
+        It may if nothing is stopping it, and its batch has started another item.
         """
         submission = _submission(job)
         return job.stopping is None and any(
@@ -348,7 +349,7 @@ class Table:
     ) -> list[Action]:
         """End *job*, whose process has ended with exit code *status* (negative: a signal).
 
-        *meaning* explains an exit code of the runner.
+        *meaning* explains an exit code of the runner, in a message that has no reason.
         """
         job.exit_code = status
         reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)
@@ -357,12 +358,12 @@ class Table:
 
     def fail(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """End *job*, which has no process and no exit code."""
-        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # the job was being stopped anyway
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # report the stop that was under way
             return self._end(job, now, *_explain_exit(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Delete *job*; a running one gets its grace period first."""
+        """Delete *job*; if it is running, ask it to end, after which `_end` removes it."""
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
@@ -375,7 +376,7 @@ class Table:
         return [Record({"was": "gone", "name": job.name}), *self._remove(job)]
 
     def shut_down(self, now: float, grace: float, cause: str) -> list[Action]:
-        """End all jobs; a running one gets *grace* seconds."""
+        """End queued jobs because of *cause*; ask running ones to end within *grace* seconds."""
         actions: list[Action] = []
         for job in [*self.jobs.values()]:
             if job.state is State.QUEUED:
@@ -387,7 +388,7 @@ class Table:
         return actions
 
     def handle_timer(self, kind: TimerKind, job: Job, now: float) -> list[Action]:
-        """Handle a timer of a `SetTimer`; ignore it if the job's state has changed since."""
+        """Act on a due timer of *job*; ignore it if the job's state no longer fits its *kind*."""
         match kind:
             case TimerKind.START if job.state is State.QUEUED and job.header is not None:
                 limit = job.header.start_timeout or 0.0
@@ -402,7 +403,7 @@ class Table:
                 return []
 
     def forget_expired(self, now: float) -> list[Action]:
-        """Forget jobs that ended long ago."""
+        """Forget the jobs that ended more than `kept_s` seconds ago."""
         actions: list[Action] = []
         for job in [*self._ended_jobs.values()]:
             if job.ended < now - self._kept_s:
@@ -410,7 +411,7 @@ class Table:
         return actions
 
     def _ask_to_end(self, job: Job, signal_number: signal.Signals = signal.SIGTERM) -> list[Action]:
-        """Ask the job to end; SIGXCPU says that its timeout is over."""
+        """Signal the job, and set a timer that kills it; SIGXCPU says that its timeout is over."""
         grace = job.header.grace if job.header is not None else 0.0
         return [SendSignal(job, signal_number), SetTimer(grace, TimerKind.KILL, job)]
 
@@ -457,9 +458,9 @@ class Table:
     # --- the journal -------------------------------------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Read a journal, and return the names of deleted jobs, whose logs can be removed.
+        """Add the jobs of a journal; return the names of deleted jobs, whose logs can be removed.
 
-        Jobs that had not ended are lost: their processes no longer run.
+        A job without a line about its end is lost, because its process no longer runs.
         """
         unfinished: set[str] = set()
         deleted: set[str] = set()

@@ -1,7 +1,7 @@
 """The journal: a file of job events, from which the next supervisor restores the table of jobs.
 
 Each line is a JSON object, appended by a single write, so a killed supervisor leaves no partial
-line. Nothing is synced: a power cut may lose the last lines, but it also ends their processes.
+line. The file is never synced: a power cut may lose the last lines, but it also ends all jobs.
 The journal never contains a job's environment or key.
 """
 
@@ -22,7 +22,7 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
-    """The file, open for appending."""
+    """The file of the journal, open for appending."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class Journal:
         self._kept.clear()
 
     def append(self, line: Line) -> None:
-        """Write *line* now, before any client hears of the event.
+        """Write the kept lines and *line* to the file now.
 
         Raises:
             OSError: The write failed; the file is unchanged.
@@ -80,7 +80,7 @@ class Journal:
             self._kept.clear()
 
     def needs_rewrite(self, job_count: int) -> bool:
-        """Return whether most lines are about forgotten jobs; the table has *job_count* jobs."""
+        """Return whether the file is long, and has far more lines than *job_count* jobs need."""
         return self._lines > SPARE_LINES and self._lines > 8 * job_count
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def supervisor_line() -> Line:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a journal, in order; none if there is no file."""
+    """Return the lines of a journal, in order; an empty list if there is no file."""
     lines: list[Line] = []
     try:
         content = path.read_bytes()

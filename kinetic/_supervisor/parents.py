@@ -1,4 +1,4 @@
-"""A supervisor's warm parents (fork servers), and the folders of its jobs."""
+"""Manage a supervisor's warm parents (fork servers), and the folders in which its jobs run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import JobHeader, SupervisorPaths
 
 PATIENCE_S = 5.0
-"""How long a job's end waits for killed processes, which may hang in the kernel."""
+"""Maximum seconds to wait for killed processes of a job, which may hang in the kernel."""
 
 MIN_CHECK_PAUSE_S = 0.05
 """Minimum pause between two checks whether a job's function has been called."""
@@ -45,14 +45,14 @@ class ParentKey:
 
     @classmethod
     def of(cls, job: JobHeader, interpreter: str) -> ParentKey:
-        """Return the key of the parent for *job*; a parent of *interpreter* starts fresh ones."""
+        """Return the key for *job*; a fresh job's parent runs *interpreter*, not its command."""
         command = (interpreter,) if job.fresh else job.command
         return cls(command, job.runner, job.edition, job.fresh)
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job and all its processes have ended; ``status`` is an exit code or negative signal."""
+    """The job has ended; ``status`` is its exit code, or the negated number of a signal."""
 
     job: Job
     status: int
@@ -75,7 +75,7 @@ class _EndingJob:
 
 
 class Parent:
-    """A warm parent. Its processes carry a mark (`MARK`) that begins with *directory*."""
+    """A warm parent. The value of the variable `MARK` of its processes begins with *directory*."""
 
     def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
@@ -103,7 +103,7 @@ class Parent:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs of this parent that `receive` and `finish_ended_jobs` haven't reported."""
+        """The jobs that neither `receive` nor `finish_ended_jobs` has returned yet."""
         return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
 
     @property
@@ -117,7 +117,7 @@ class Parent:
         return len(self._out)
 
     def start(self, job: Job, fields: Mapping[str, Any]) -> None:
-        """Fork a process for *job*; *fields* are the supervisor's part of the job's message."""
+        """Queue the command to fork a process for *job*; *fields* precede the job's body in it."""
         self._last_serial += 1
         self.last_used_at = time.monotonic()
         self._jobs[self._last_serial] = job
@@ -128,7 +128,7 @@ class Parent:
         )
 
     def signal(self, job: Job, signal_number: int) -> None:
-        """Signal the main process of *job*, if it has not ended."""
+        """Queue a signal for the main process of *job*, if that process hasn't ended."""
         if (serial := self._serial_by_job.get(job)) in self._jobs:
             self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, signal_number)
             all_stopping = all(
@@ -138,7 +138,7 @@ class Parent:
                 self.kill()  # the parent reads no commands before it is ready: it may hang
 
     def flush(self) -> None:
-        """Send as much as the parent takes now.
+        """Send the queued bytes that the socket takes without blocking.
 
         Raises:
             OSError: The parent has ended.
@@ -151,7 +151,7 @@ class Parent:
             del self._out[:sent]
 
     def receive(self) -> list[JobEnded | ForkRefused] | None:
-        """Return the changes of jobs; None if the parent has ended."""
+        """Return the jobs that ended or weren't forked; None if the parent has ended."""
         try:
             data = self._sock.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -179,7 +179,7 @@ class Parent:
         return changes
 
     def finish_ended_jobs(self) -> Iterator[JobEnded]:
-        """Kill leftovers of ended jobs; yield jobs without any, or when `PATIENCE_S` is over."""
+        """Kill leftover processes of ended jobs; yield jobs without any, or after `PATIENCE_S`."""
         if not self._ending:
             return
         unfinished = self._kill_orphans()
@@ -189,7 +189,7 @@ class Parent:
                 yield JobEnded(ending.job, ending.status)
 
     def disconnect(self) -> None:
-        """Close the connection: the parent ends its jobs and itself."""
+        """Close the connection, upon which the parent ends its jobs and itself."""
         self.dismissed_at = time.monotonic()
         self._sock.close()
 
@@ -199,7 +199,7 @@ class Parent:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill_jobs(self) -> None:
-        """Kill the jobs of a parent that has died, on systems where the kernel doesn't do so."""
+        """Kill the jobs of this parent, which has died; on Linux, the kernel has killed them."""
         for pid in self._serial_by_pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -211,12 +211,12 @@ class Parent:
             self._ending[serial] = _EndingJob(job, pid, status, time.monotonic() + PATIENCE_S)
 
     def _kill_orphans(self) -> set[str]:
-        """Kill leftover processes of ended jobs; return the executors that may own them."""
+        """Queue kills of leftover processes of ended jobs; return executors that may own them."""
         unfinished: set[str] = set()
         running: set[str] | None = None
         try:
             pids = children(self.pid)
-        except OSError:  # no descriptor is free for the list: try again next time
+        except OSError:  # no descriptor is free to list processes; the next call retries
             return {ending.job.executor for ending in self._ending.values()}
         for pid in pids:
             if pid in self._serial_by_pid or (owners := self._owners(pid)) is None:
@@ -232,8 +232,8 @@ class Parent:
     def _owners(self, pid: int) -> frozenset[str] | None:
         """Return the executors that a process may belong to.
 
-        A process with a mark belongs to one executor. Without a mark, it may belong to any job
-        that runs now. None means that the process is a new fork, which soon becomes a job.
+        A mark or a session of a job names one executor. Otherwise, the process may belong to any
+        job that runs now. None means that the process is a new fork, which soon becomes a job.
         """
         directory, executor = mark_of(pid)
         if directory == self._directory:
@@ -258,9 +258,9 @@ class Parent:
 
 
 def processes_of(directory: str) -> list[int]:
-    """Find the processes that carry the mark of the state *directory*, except this one.
+    """Find the processes with the mark of the state *directory*, except this one.
 
-    macOS doesn't show marks. There, a parent ends its jobs when its supervisor dies.
+    Return none on macOS, which doesn't show marks. Its parents end when their supervisor dies.
     """
     if not LINUX:
         return []
@@ -270,7 +270,7 @@ def processes_of(directory: str) -> list[int]:
             if not entry.name.isdigit() or entry.stat().st_uid != os.getuid():
                 continue
         except OSError:
-            continue  # the process ended meanwhile
+            continue  # the process has ended since the listing
         pid = int(entry.name)
         if pid != os.getpid() and mark_of(pid)[0] == directory:
             found.append(pid)
@@ -280,7 +280,7 @@ def processes_of(directory: str) -> list[int]:
 def kill_processes_of(directory: str, patience: float = 10.0) -> list[int]:
     """Kill the processes with the mark of *directory*; return those left after *patience* seconds.
 
-    The caller holds the lock, so no other supervisor starts such processes meanwhile.
+    The caller holds the supervisor's lock, so that no supervisor starts such processes now.
     """
     deadline = time.monotonic() + patience
     while (pids := processes_of(directory)) and time.monotonic() < deadline:
@@ -290,13 +290,13 @@ def kill_processes_of(directory: str, patience: float = 10.0) -> list[int]:
 
 
 def _kill_marked(pid: int, directory: str, deadline: float) -> None:
-    """Kill one process and wait for its end; don't kill another process that got its number."""
+    """Kill the process *pid* if it has the mark of *directory*; wait for its end."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return  # the process has ended
     try:
-        # The descriptor belongs to the process that has the number now, so check its mark again.
+        # Since the listing, a new process may have got the number, so check the mark again.
         if mark_of(pid)[0] != directory:
             return
         signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -311,12 +311,12 @@ SPARE_LIFETIME_S = 10.0
 """How long (seconds) to keep a spare, the folder of an ended job, that no later job takes."""
 
 REMOVED_AT_ONCE = 64
-"""Maximum number of files and folders that the supervisor removes itself."""
+"""Maximum files and folders in a folder that the supervisor removes without a helper."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """A spare folder, and when it became one, by the monotonic clock."""
+    """A spare; ``since`` is when it became one, by the monotonic clock."""
 
     path: str
     since: float
@@ -340,7 +340,7 @@ class Sweeper:
 
     @property
     def next_drop_at(self) -> float:
-        """When to call `drop_spares`, by the monotonic clock."""
+        """When to call `drop_spares`, by the monotonic clock; infinite without spares."""
         return (
             min(
                 (project_spares[0].since for project_spares in self._spares_by_project.values()),
@@ -350,7 +350,7 @@ class Sweeper:
         )
 
     def make_folder(self, folder: str, project: str) -> None:
-        """Make the *folder* of a job, from a spare of *project* if there is one.
+        """Make the *folder* of a job, by renaming a spare of *project* if there is one.
 
         Raises:
             OSError: The folder can't be made.
@@ -392,7 +392,7 @@ class Sweeper:
         self._spares_by_project.setdefault(project, []).append(_Spare(spare, time.monotonic()))
 
     def _remove(self, folder: str) -> None:
-        """Remove a folder of few files now, which is cheaper than another process would be."""
+        """Remove *folder*: at once if it has few files, otherwise by way of the trash."""
         try:
             removed = processes.remove_if_small(folder, REMOVED_AT_ONCE)
         except OSError:
@@ -416,7 +416,7 @@ class Sweeper:
             self._trashed_folders.append(trashed)
 
     def sweep(self) -> None:
-        """Start a helper process that removes the folders in *trash*, unless one runs."""
+        """Start a helper that removes the folders in the trash, unless such a helper runs."""
         if self._trashed_folders and self._sweeping_pid not in self.helper_pids:
             with contextlib.suppress(OSError):  # no process can be started: the next call retries
                 self._sweeping_pid = processes.remove_in_background(self._trashed_folders)
@@ -434,7 +434,7 @@ class Sweeper:
 
 
 SPARE_PARENTS = 4
-"""How many parents without a job to keep warm."""
+"""How many warm parents without a job to keep."""
 
 MAX_STDERR_BYTES = 2000
 _PASSED_VARIABLES = (
@@ -451,7 +451,7 @@ _PASSED_VARIABLES = (
 _SOCKET_FD = 3
 
 _OUTPUT_FOLDER = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
-"""Matches output directories that kinetic named; kinetic never removes the user's own."""
+"""Matches output directories that kinetic named; those that a user named are never removed."""
 
 
 class Parents:
@@ -479,7 +479,7 @@ class Parents:
         self._jobs_by_output_folder: Counter[str] = Counter()
 
     def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
-        """Give *job* to its parent, and return the parent, which may be new.
+        """Have the warm parent for *job* fork it; return that parent, which may be new.
 
         Raises:
             OSError: The interpreter can't be started, or the job's folder can't be made.
@@ -515,7 +515,7 @@ class Parents:
     def time_left(self, job: Job, now: float) -> float:
         """Return how many seconds *job* may still run after *now*, by the monotonic clock.
 
-        The timeout counts from the function's call, for which the job has its start allowance.
+        The timeout counts from the call of the function. Until then, the start allowance counts.
         """
         if job.header is None:
             return 0.0
@@ -527,7 +527,7 @@ class Parents:
         )
 
     def signal(self, job: Job, number: int) -> Parent | None:
-        """Signal *job*'s main process; return the parent to flush, None if it has ended."""
+        """Signal *job*'s main process; return the parent to flush, None if none is connected."""
         parent = self._parent_by_job.get(job)
         if parent is None or parent in self._dismissed:  # the job ends with its parent
             return None
@@ -535,7 +535,7 @@ class Parents:
         return parent
 
     def mark_ended(self, job: Job) -> None:
-        """Note that all processes of *job* have ended; `clear_folders` removes its folder."""
+        """Note that *job* has ended, so that the next `clear_folders` releases its folder."""
         self._parent_by_job.pop(job, None)
         self._ended[job.name] = job
 
@@ -548,9 +548,9 @@ class Parents:
         self._ended.clear()
 
     def _make_outputs(self, job: Job, folder: str) -> None:
-        """Make the output directory of *job*; `_drop_outputs` removes it if it stays empty.
+        """Make *folder*, the output directory of *job*, if it is one that kinetic named.
 
-        The supervisor does both, so that it never removes a batch's directory under a new job.
+        The supervisor counts the jobs of a directory, so that it removes none that a job uses.
         """
         if _OUTPUT_FOLDER.fullmatch(folder):
             self._output_folders[job] = folder
@@ -609,15 +609,15 @@ class Parents:
     def reap(self) -> list[tuple[Parent, list[Job]]]:
         """Collect dead processes; return the dismissed parents that have ended, and their jobs.
 
-        When a parent dies, this process inherits the processes of its jobs. So this kills each
-        child that is neither a parent nor a helper. While any is left, no parent is returned
-        before `PATIENCE_S` seconds after its dismissal.
+        When a parent dies, this process inherits the processes of its jobs. So this method kills
+        each child that is neither a parent nor a helper. While such a child is left, it returns
+        only parents that were dismissed more than `PATIENCE_S` seconds ago.
         """
         self._reap_children()
         own_pids = {parent.pid for parent in self._running_parents()} | self._sweeper.helper_pids
         try:
             orphans = [pid for pid in children() if pid not in own_pids]
-        except OSError:  # no descriptor is free for the list: try again next time
+        except OSError:  # no descriptor is free to list processes; the next call retries
             return []
         for pid in orphans:
             try:
@@ -668,7 +668,7 @@ class Parents:
                     parent.status = os.waitstatus_to_exitcode(status)
 
     def _spawn(self, key: ParentKey) -> Parent:
-        """Start a fork server; its output goes to the supervisor's own log."""
+        """Start the fork server of *key*; its output goes to the supervisor's own log."""
         own_end, child_end = socket.socketpair()
         warm_script = str(Path(key.runner) / "fork" / "warm.py")
         argv = [*key.command, "-P", warm_script, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]

@@ -1,7 +1,7 @@
-"""The protocol between clients and the supervisor: messages, frames, and the files both use.
+"""The protocol between clients and the supervisor: its messages, and the files that both use.
 
-A client sends ``hello`` first. Each request has an ``id``, and answers come in any order. A
-client that watches gets each change of a job as an event.
+A client sends ``hello`` first. An answer has the ``id`` of its request; answers come in any order.
+After ``watch``, a client also gets messages without an ``id``, with the states of changed jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _loads = json.JSONDecoder().decode
 
 
 class ChannelError(ValueError):
-    """The peer sent something that isn't in this format."""
+    """The peer sent data that breaks this protocol."""
 
 
 def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -37,16 +37,16 @@ def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Splits a stream into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that *data* completes.
+        """Return the messages that *data* completes; keep the rest for the next call.
 
         Raises:
-            ChannelError: The data isn't in this format.
+            ChannelError: The data breaks this protocol.
         """
         buffer = self._buffer
         buffer += data
@@ -79,7 +79,7 @@ def _parse_header(text: str) -> dict[str, Any]:
 
 
 class Channel:
-    """One end of a connection, for an owner that polls it."""
+    """One end of a connection that never blocks; its owner polls `fileno`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -101,7 +101,7 @@ class Channel:
         self._out += encode(header, body)
 
     def flush(self) -> None:
-        """Send as much as the peer takes now.
+        """Send the queued bytes that the socket takes without blocking.
 
         Raises:
             OSError: The peer has disconnected.
@@ -114,10 +114,10 @@ class Channel:
             del self._out[:sent]
 
     def receive(self) -> list[Message] | None:
-        """Return the messages that have arrived; None at the end of the stream.
+        """Return the messages that have arrived; None if the peer has disconnected.
 
         Raises:
-            ChannelError: The data isn't in this format.
+            ChannelError: The data breaks this protocol.
         """
         try:
             data = self._sock.recv(RECEIVE_BYTES)
@@ -133,13 +133,13 @@ class Channel:
 
 
 VERSION = (1, 2)
-"""Major and minor version. Client and supervisor need the same, as both use the runner's files.
+"""Major and minor version. Client and supervisor need the same: both use the runner's files.
 
 Raise the minor version when the runner's files move. Each major version has its own socket path.
 """
 
 SUBMISSION = "kinetic.dev/submission"
-"""The label whose value is the beginning of the names of a submission's jobs."""
+"""The label whose value is a submission's ID, with which the names of its jobs begin."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -187,13 +187,13 @@ def check(header: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHeader:
-    """The part of a job that the supervisor reads. The rest of the message is for the runner.
+    """The fields of a ``launch`` message that the supervisor reads; its body is for the runner.
 
     ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
-    ``edition`` tells one content of that folder from another. ``timeout``, ``start_timeout``,
-    ``start_allowance`` and ``grace`` are seconds. An ``owned`` job ends with the process that
-    ordered it. ``project`` is the digest of the job's code, ``store`` and ``scope`` say where the
-    job's objects are.
+    ``edition`` differs if that code differs. A ``fresh`` job gets a new interpreter, not a fork.
+    ``timeout``, ``start_timeout``, ``start_allowance`` and ``grace`` are seconds. An ``owned`` job
+    ends with the process that launched it. ``project`` is the digest of the job's code. ``store``
+    and ``scope`` say where the job's objects are.
     """
 
     name: str
@@ -249,7 +249,7 @@ def edition(runner: Path) -> str:
 
 
 class SupervisorPaths:
-    """The files of one supervisor; the major version of the protocol is part of every path."""
+    """The files of one supervisor; the path of ``state`` has the protocol's major version."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

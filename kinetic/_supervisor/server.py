@@ -1,4 +1,4 @@
-"""Serve clients: answer their requests, and send them the job changes that they watch."""
+"""Serve clients: answer their requests, and send them the changes of jobs that they watch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kinetic._supervisor.protocol import (
 
 
 class Owner:
-    """A client process that owns jobs, as a descriptor that is readable when the process ends.
+    """A client process that owns jobs; its descriptor becomes readable when the process ends.
 
     Raises:
         ProcessLookupError: The process has ended.
@@ -52,7 +52,7 @@ def peer_pid(sock: socket.socket) -> int:
 
 
 MAX_UNREAD_BYTES = 1 << 18
-"""Above this many unread bytes, a slow client gets only the latest state of each job."""
+"""While a client has this many unread bytes, changes wait; it gets only a job's last state."""
 
 JOBS_PER_MESSAGE = 200
 PAUSE_S = 0.02
@@ -66,8 +66,9 @@ class ShuttingDown(Exception):
 class Connection:
     """A connected client, the process ``pid``, which may also watch jobs.
 
-    ``labels`` select the jobs that it watches; None if it watches none. ``changes`` are jobs whose
-    state it must get. ``synced`` is False after a ``watch`` request until all jobs were sent.
+    ``labels`` select the jobs that it watches; None if it watches none. ``changes`` are the jobs
+    whose states it must still get. A ``watch`` request sets ``synced`` to False; it becomes True
+    when the client has got all these jobs.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -81,7 +82,9 @@ class Connection:
         """When to send the next changes at the earliest, while any job is queued or running."""
 
     def pump(self, now: float, *, immediately: bool) -> bool:
-        """Send as much as the client takes; return False if a pause delays changes of jobs.
+        """Send what the client takes; return False if `PAUSE_S` delays changes of jobs.
+
+        *immediately* skips that pause.
 
         Raises:
             OSError: The client has disconnected.
@@ -106,7 +109,7 @@ class Connection:
 
 
 class Server:
-    """Answer requests; *launch*, *delete* and *remove_logs* carry them out."""
+    """Answer requests of clients, and have *launch*, *delete* and *remove_logs* carry them out."""
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class Server:
         self._reply(connection, reply)
 
     def _on_launch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Launch a job, unless a job of this name exists; wait while that one is being deleted."""
+        """Launch a job unless one of its name exists; if that is being deleted, await its end."""
         reply: dict[str, Any] = {"id": header["id"]}
         try:
             job = JobHeader.from_json(header)
@@ -188,7 +191,7 @@ class Server:
         names = [str(name) for name in header.get("names") or ()]
         for name in names:
             for waiting_connection, held_header, _ in self._held_launches.pop(name, ()):
-                # The held job is accepted, and deleted at once.
+                # Answer the held launch as accepted; its job is deleted before it starts.
                 self._reply(waiting_connection, {"id": held_header["id"]})
         for job in self._select_jobs(names, header.get("labels")):
             self._delete(job)
@@ -202,7 +205,7 @@ class Server:
         self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
 
     def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """Answer as soon as the job has ended."""
+        """Answer when the job has ended, or at once if there is no such job."""
         job = self._table.jobs.get(header["name"])
         if job is None or job.state is State.ENDED:
             self._reply(connection, {"id": header["id"]})
