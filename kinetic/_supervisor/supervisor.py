@@ -1,7 +1,7 @@
 """The loop of the supervisor. It waits for clients, fork servers, signals, and timers.
 
-Each turn of the loop writes its decisions to the journal before it sends them. So a client never
-sees an event that the next supervisor can't read.
+Each turn of the loop writes changes of jobs to the journal before it sends them to clients, because
+the next supervisor must know what clients have seen.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from kinetic._supervisor.server import Connection, Owner, Server, ShuttingDown
 from kinetic.job_status import Reason
 
 MAX_COUNT_AGE_S = 10.0
-"""Maximum age, in seconds, of the kernel's count of kills when a job starts."""
+"""Maximum age, in seconds, of the stored count of kills when a job starts."""
 
 
 class KernelKills:
-    """Detects whether the kernel has killed a process for memory since the last job started."""
+    """Detects whether the kernel has killed a process for lack of memory since a recent start."""
 
     def __init__(self, count: Callable[[], int | None]) -> None:
         self._count = count
@@ -58,7 +58,7 @@ class KernelKills:
         self._read_at = 0.0
 
     def refresh_if_stale(self, now: float) -> None:
-        """Read an old count again before a job starts, because earlier kills don't concern it."""
+        """Read an old count again before a job starts, because earlier kills do not concern it."""
         if now - self._read_at > MAX_COUNT_AGE_S:
             self._read_at, self._before = now, self._count()
 
@@ -69,7 +69,7 @@ class KernelKills:
 
 
 def count_kills() -> int | None:
-    """Return how many processes of this control group, or machine, died for lack of memory."""
+    """Return the kernel's count of kills for lack of memory; None if the system has no count."""
     for path in _counter_files():
         try:
             matched = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -99,7 +99,7 @@ def _counter_files() -> list[Path]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """Lock the file *path*, and return its descriptor; None if another process has the lock.
+    """Lock the file *path*, and return its descriptor; without *wait*, None if it is locked.
 
     Raises:
         OSError: The file cannot be made or locked.
@@ -117,10 +117,10 @@ def acquire(path: Path, *, wait: bool) -> int | None:
 
 
 IDLE_S = 300.0
-"""How long to run without clients and jobs."""
+"""How long (seconds) to run without clients and jobs."""
 
 FIRST_CLIENT_S = 5.0
-"""How long to wait for the client that started this process."""
+"""How many seconds after the start the first idle time begins: a client connects before that."""
 
 SHUTDOWN_GRACE_S = 3.0
 FORGET_S = 600.0
@@ -129,7 +129,7 @@ TIMERS_PER_CLEANUP = 4096
 """After this many new timers, drop the timers of ended jobs, which may be due only in days."""
 
 START_AGAIN_S = 1.0
-"""Pause before the next start, after descriptors, disk space, or memory ran out."""
+"""Pause (seconds) before the next start of a job, after a start met a transient error."""
 
 TRANSIENT_ERRORS = frozenset(
     {
@@ -149,7 +149,7 @@ def write_log(text: str) -> None:
 
 
 class Timers:
-    """The timers of open jobs, by the monotonic clock."""
+    """The timers of queued and running jobs, by the monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, TimerKind, Job]] = []
@@ -271,7 +271,7 @@ class Supervisor:
             self._reap()
 
     def _handle_changes(self, changes: Iterable[JobEnded | ForkRefused]) -> None:
-        """End the jobs that ended or could not be forked, or queue them again."""
+        """Record the jobs that ended; end or requeue the jobs that could not be forked."""
         now = time.time()
         for change in changes:
             self._parents.mark_ended(change.job)
@@ -290,7 +290,7 @@ class Supervisor:
             self._perform(actions)
 
     def _handle_failed_start(self, job: Job, exc: OSError) -> list[Action]:
-        """End *job*, or queue it again after a transient error if other items of its batch ran."""
+        """End *job*, or queue it again after a transient error if its batch has begun."""
         message = _start_error(exc)
         if exc.errno not in TRANSIENT_ERRORS or not self._table.may_requeue(job):
             return self._table.fail(job, time.time(), Reason.SETUP, message)
@@ -324,7 +324,7 @@ class Supervisor:
         return Reason.SETUP, f"the interpreter {command} can't run jobs: {error_output}"
 
     def _do_due_work(self) -> None:
-        """Handle the due timers of jobs, and everything that is done from time to time."""
+        """Handle due timers, and do the periodic work, such as cleaning up and forgetting jobs."""
         now = time.monotonic()
         while (due := self._timers.pop_due(now)) is not None:
             kind, job = due
@@ -357,7 +357,7 @@ class Supervisor:
             self._busy_at = now
 
     def _collect(self) -> None:
-        """Collect unused content of the store and the cache, in a helper process."""
+        """Remove unused content of the store and the cache; this runs in a helper process."""
         from kinetic import _collector
 
         home, limits = self._paths.home, _collector.Limits.of(self._environ)
@@ -380,7 +380,7 @@ class Supervisor:
             self._own(self._table.jobs[header.name], client)
 
     def _own(self, job: Job, client: int) -> None:
-        """End *job* when the process *client* ends."""
+        """Arrange that *job* ends when the process *client* ends; if it has ended, do so now."""
         owner = self._owners.get(client)
         if owner is None:
             try:
@@ -395,7 +395,7 @@ class Supervisor:
         owner.jobs.add(job)
 
     def _on_owner_gone(self, client: int) -> None:
-        owner = self._owners.get(client)  # the owner's last job may have ended in this turn
+        owner = self._owners.get(client)  # None if its last job ended in this turn of the loop
         for job in [*owner.jobs] if owner is not None else []:
             write_log(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
@@ -408,7 +408,7 @@ class Supervisor:
         self._delete(job)
 
     def _disown(self, job: Job) -> None:
-        """Forget which client owns *job*, and clients that own no other job."""
+        """Forget which client owns *job*, and stop watching clients that own no job any more."""
         for client, owner in [*self._owners.items()]:
             owner.jobs.discard(job)
             if not owner.jobs:
@@ -419,7 +419,7 @@ class Supervisor:
         self._perform(self._table.delete(job))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
-        """Remove the logs of jobs that aren't in the table."""
+        """Remove the logs of jobs *names* and of *submission*, unless the job is in the table."""
         log_names = {f"{name}.log" for name in names}
         if submission:
             with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
@@ -457,7 +457,7 @@ class Supervisor:
         """Carry out actions in order.
 
         Raises:
-            OSError: The first action failed, and no client has heard of it.
+            OSError: A vital line can't be written, or a job started; no later action is done.
         """
         for action in actions:
             match action:
@@ -522,7 +522,7 @@ class Supervisor:
                 self._server.dirty.discard(connection)
 
     def _update_write_interest(self, channel: Channel | Parent) -> None:
-        """Wait until *channel* can be written, if it has unsent bytes."""
+        """Have the selector wait for room in *channel* only while it has unsent bytes."""
         if not channel.unsent and channel not in self._blocked_channels:
             return
         key = self._selector.get_key(channel)
@@ -551,7 +551,7 @@ class Supervisor:
     # --- the end ---------------------------------------------------------------------------------
 
     def _select_timeout(self) -> float | None:
-        """Return the seconds until there is work without an event."""
+        """Return the seconds until the next work that no event announces."""
         now = time.monotonic()
         moments = [self._waits_reported_at + QUEUED_S] if self._table.queued else []
         moments += [self._forgot_at + FORGET_S, self._collection_at, self._sweeper.next_drop_at]
@@ -566,7 +566,7 @@ class Supervisor:
         return max(0.0, min(moments) - now)
 
     def _try_to_finish(self) -> bool:
-        """Return whether the loop ends: no job is left after a stop, or nobody needs it."""
+        """Return whether the loop ends: it was stopped and has no job, or was idle long enough."""
         if self._ending:
             return not self._table.busy
         if self._table.busy or self._server.connections or self._parents.has_dismissed:
@@ -584,7 +584,7 @@ class Supervisor:
             if starting_fd is not None:
                 os.close(starting_fd)
             return False
-        # The lock stays held until this process has ended: the next supervisor waits for it.
+        # The lock stays held until this process has ended; the next supervisor waits for the lock.
         write_log("idle; shutting down")
         self._stop_listening()
         return True
@@ -618,7 +618,7 @@ class Supervisor:
 
 
 def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
-    """Explain the exit code *status* of a runner; empty if it isn't one of the runner's codes."""
+    """Explain the exit code *status*; empty if the runner gives it no special meaning."""
     if job.header is None or status not in (
         wire.EXIT_FINAL,
         wire.EXIT_SETUP,
@@ -636,7 +636,7 @@ def _explain_exit_code(job: Job, status: int, paths: SupervisorPaths) -> str:
 
 
 def _remove_objects(header: JobHeader) -> None:
-    """Remove the objects of a single job from its store; after an error, `cleanup` can do it."""
+    """Remove the objects of a single job from its store; an error is only logged."""
     try:
         objects = DirectoryObjects.from_url(header.store)
         objects.delete([stored.name for stored in objects.list(header.scope)])
@@ -645,7 +645,7 @@ def _remove_objects(header: JobHeader) -> None:
 
 
 def _wake_on_signals(request_stop: Callable[[int, object], None]) -> socket.socket:
-    """Handle SIGTERM by *request_stop*; return a socket that receives a byte for each signal."""
+    """Call *request_stop* on SIGTERM; return a socket that receives a byte for each signal."""
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
@@ -672,7 +672,7 @@ def _start_error(exc: OSError) -> str:
 
 
 def seconds(text: str, default: float) -> float:
-    """Parse a setting in seconds; return *default* if it isn't a number."""
+    """Parse a setting in seconds: at least 0; *default* if it isn't a number."""
     try:
         return max(0.0, float(text))
     except ValueError:

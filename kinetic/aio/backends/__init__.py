@@ -1,4 +1,4 @@
-"""Compositions of adapters, one module per backend; `kinetic.aio.platforms` lists them.
+"""Build the platform of a backend from adapters; `kinetic.aio.platforms` lists the backends.
 
-These modules may import every adapter. The adapters and the engine don't import these modules.
+These modules may import every adapter. Adapters and the engine don't import them.
 """

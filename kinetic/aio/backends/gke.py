@@ -1,4 +1,4 @@
-"""Compose the backend ``gke``: Jobs in a Kubernetes cluster, their store, and images."""
+"""Open the platform ``gke``: Kubernetes Jobs, a bucket or directory as store, and images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kinetic.errors import ConfigurationError
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """Open the platform of *target*; it sends nothing to a bucket yet.
+    """Open the platform of *target*; send no request to its bucket yet.
 
     Raises:
         ConfigurationError: There is no such cluster or context, or no store is configured.
@@ -80,7 +80,7 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[Store, ContainerImages]:
-    """Return the job store at *url*, and the images, which use the project's bucket for builds."""
+    """Return the store at *url*, and the images, built from the project's bucket if it has one."""
     store, builds = open_store(url, environ), open_store(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 
@@ -114,8 +114,8 @@ def store_url(target: configuration.Target) -> str:
     """Return the URL of the store that *target* names; default: the bucket of its project.
 
     Raises:
-        ConfigurationError: Neither a store nor a project is configured, or the store has another
-            form.
+        ConfigurationError: Neither a store nor a project is configured, or the store is neither a
+            bucket nor an absolute path.
     """
     if target.store is None:
         if target.project is None:

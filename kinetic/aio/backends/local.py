@@ -1,4 +1,4 @@
-"""Compose the backend ``local``: a directory, this interpreter, and the user's supervisor."""
+"""Open the platform ``local``: a directory as store, this interpreter, and the supervisor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
     Raises:
         ConfigurationError: The target's store isn't a directory.
-        AuthError: Other users can write to kinetic's folder of files and keys; nothing was read.
-        BackendError: The directory cannot be used.
+        AuthError: Other users can write to a folder of kinetic, or read its key.
+        BackendError: kinetic's folder can't be made, or the store can't be used.
     """
     if target.store and "://" in target.store:
         raise ConfigurationError(

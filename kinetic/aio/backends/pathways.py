@@ -1,4 +1,4 @@
-"""Compose the backend ``pathways``: sets of pods in a cluster, their store, and images."""
+"""Open the platform ``pathways``: sets of pods on Kubernetes, their store, and images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLE = "KINETIC_MULTIHOST"
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """Open the platform of *target*; it sends nothing to a bucket yet.
+    """Open the platform of *target*; send no request to its bucket yet.
 
     Raises:
         ConfigurationError: There is no such cluster or context, no store is

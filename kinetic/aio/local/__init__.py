@@ -1,5 +1,5 @@
-"""The client's side of the local platform: its cluster, its store, and its garbage collection.
+"""The client's side of the local platform: its cluster, its store, and the way to its supervisor.
 
-May import the ports, the values, `kinetic._supervisor` and the runner's store of a directory;
-no other adapter, nothing of the engine.
+Its modules import the ports, `kinetic._supervisor`, and the runner's store of a directory. They
+import no other adapter, and nothing of the engine.
 """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinetic.aio.local.supervisor import Connection
 
 TAIL_BYTES = 2 << 20
-"""How far before the end of a log `tail_offset` looks for lines, which may have any length."""
+"""How many bytes before the end of a log `tail_offset` looks for lines."""
 
 BLOCK_BYTES = 1 << 16
 
@@ -49,7 +49,7 @@ def tail_offset(fd: int, count: int) -> int:
     floor = max(0, end - TAIL_BYTES)
     if count <= 0:
         return end
-    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0  # don't count it
+    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0  # no line begins after it
     while position > floor:
         start = max(floor, position - BLOCK_BYTES)
         block = os.pread(fd, position - start, start)
@@ -139,7 +139,7 @@ class LocalCluster:
         self._fresh = _wants_fresh(environ)
 
     def _report(self, observation: Observation) -> None:
-        """Log why a job waits, once per cause and submission; not if it waits for its own batch."""
+        """Log why a job waits: once per submission and cause, unless it waits for its own batch."""
         submission = observation.labels.get(SUBMISSION, observation.name)
         cause = submission, observation.message.partition(":")[0]
         if (
@@ -156,7 +156,7 @@ class LocalCluster:
         """Start *job*; do nothing if a job of this name exists.
 
         Raises:
-            LaunchError: The supervisor refused it.
+            LaunchError: The supervisor refused the job.
             Unavailable: The supervisor can't be reached.
 
         Cancelled: the job may exist; delete it by name.
@@ -177,7 +177,7 @@ class LocalCluster:
     async def _get_runner_edition(self) -> str:
         """Return the version of the runner's code; jobs of one version share warm parents.
 
-        It is computed once. Concurrent callers continue in the order of their calls.
+        The first call computes it. Concurrent callers continue in the order of their calls.
         """
         from kinetic._supervisor.protocol import edition
 
@@ -236,9 +236,9 @@ class LocalCluster:
         return [_read_observation(view) for view in (await self._ask(header))["jobs"]]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """Yield the current state of each job, then every change; reconnect when needed.
+        """Yield the current state of each job, then every change; reconnect if disconnected.
 
-        Yields `Phase.GONE` for a job that was deleted during an interruption.
+        Yields `Phase.GONE` for a job that was deleted before the reconnection.
 
         Raises:
             Unavailable: The first connection to a supervisor failed.
@@ -261,7 +261,7 @@ class LocalCluster:
             has_connected, missing = True, set(known)
             self._watches.add(connection)
             try:
-                self._refuse_closed()  # this object may have been closed meanwhile
+                self._refuse_closed()  # `aclose` may have run while this method connected
                 connection.send({"op": "watch", "labels": dict(labels)})
                 while True:
                     message = await connection.event()
@@ -452,14 +452,15 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 
 
 def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
-    """Return whether every job needs a new interpreter instead of a fork; None: decide by job.
+    """Return whether every job needs a new interpreter instead of a fork, or None.
 
-    ``KINETIC_LOCAL_FRESH`` decides; without it, macOS needs new interpreters.
+    ``KINETIC_LOCAL_FRESH`` decides. Without it, macOS needs new interpreters; elsewhere, None
+    means that `_must_be_fresh` decides for each job.
     """
     value = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
     if value:
         return value not in ("0", "false", "no", "off")
-    # Frameworks of macOS do not survive a fork.
+    # Frameworks of macOS do not work in a forked process.
     return True if sys.platform == "darwin" else None
 
 
@@ -488,7 +489,7 @@ def _open_log(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return -1  # the job has not started
+        return -1  # the job has no log before it starts
 
 
 def _read_observation(view: Mapping[str, Any]) -> Observation:

@@ -112,7 +112,7 @@ class DirectoryStore:
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
         with self._translate_errors(prefix):
-            is_small = prefix.endswith(".")  # one item has too few objects for a thread
+            is_small = prefix.endswith(".")  # a listing of one item is too short for a thread
             run = self._read_quickly if is_small else _in_thread
             found = await run(lambda: self._objects.list(prefix))
         return [_object_info(stored) for stored in found]
@@ -144,7 +144,7 @@ class DirectoryStore:
 
     @contextmanager
     def _translate_errors(self, name: str) -> Generator[None]:
-        """Translate errors of the file system into kinetic's, which name the file and a remedy."""
+        """Translate errors of the file system into errors of kinetic that say what to do."""
         try:
             yield
         except KeyError:
@@ -153,7 +153,7 @@ class DirectoryStore:
             raise self._failure(name, exc) from exc
 
     def _failure(self, name: str, exc: OSError) -> BackendError:
-        """Return kinetic's error for *exc*, which the object or operation *name* met."""
+        """Return kinetic's error for *exc*; *name* is the object or the operation that failed."""
         root = self._objects.root
         if exc.filename2 is not None and exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             return BackendError(

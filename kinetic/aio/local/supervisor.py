@@ -186,12 +186,12 @@ class Connection(asyncio.Protocol):
     # --- what the loop calls -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of `asyncio.Protocol`."""
+        """Keep the transport. (A method of `asyncio.Protocol`.)"""
         # uvloop's transport has another class.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Part of `asyncio.Protocol`."""
+        """Pass messages to the callers of `ask` and `event`. (A method of `asyncio.Protocol`.)"""
         try:
             messages = self._decoder.feed(data)
         except ChannelError:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
         self._wake_watcher()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Part of `asyncio.Protocol`."""
+        """Let all open calls of `ask` and `event` fail. (A method of `asyncio.Protocol`.)"""
         self.lost = True
         self._closed.set()
         for answer in self._answers.values():
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
         return self._events.popleft()
 
     def close(self) -> None:
-        """Send what is left, and drop the connection in the next turn of the event loop."""
+        """Send unsent messages, and drop the connection in the next turn of the event loop."""
         self._flush()
         if self._transport is not None:
             self._transport.abort()
@@ -314,7 +314,7 @@ class Running:
     """A running supervisor: its process, its log, and its number of jobs by phase.
 
     ``protocol`` is the version of its protocol. ``jobs`` is empty if this client has another
-    version.
+    version of the protocol.
     """
 
     pid: int
