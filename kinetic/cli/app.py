@@ -125,7 +125,7 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: with 0 if it succeeded, else with `exit_code` of its error."""
+    """Run one command and exit: with 0 if it succeeded, or with the code of its error."""
     sys.exit(_run(arguments))
 
 
@@ -141,7 +141,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Otherwise the interpreter reports the error again when it flushes the rest.
+        # Otherwise the interpreter flushes the rest when it exits, and reports the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED  # click exits with the same code if it notices the closed pipe
     except Exception as exc:

@@ -59,7 +59,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     try:
         counts = await batch.status_counts()
         estimate, reason = await batch.estimate(look=False), await batch.reason()
-    except KineticError as exc:  # so that a list shows the other batches
+    except KineticError as exc:  # so that a list also shows the batches without an error
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **fields,
@@ -74,7 +74,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
 
 
 def status_of(counts: dict[str, int], *, finished: bool) -> str:
-    """Return one status for a batch, from the counts of its items by status."""
+    """Return the status of a batch, given how many of its items have each status."""
     if not finished:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):
@@ -351,7 +351,7 @@ def _format_counts(counts: dict[str, int]) -> str:
 
 
 def _confirm(options: TargetOptions, group_id: str, question: str, *, yes: bool) -> str:
-    """Ask *question* about the batch, with its full ID, and return the ID."""
+    """Ask *question*, filled with the full ID of *group_id*, and return this ID."""
 
     async def full_id() -> str:
         async with options.client() as client:

@@ -39,7 +39,7 @@ class _Stderr:
 
 
 class TargetOptions(NamedTuple):
-    """The values of the shared options; None leaves a setting to environment and profile."""
+    """The values of the shared options; None means that the environment or the profile decides."""
 
     project: str | None = None
     zone: str | None = None
@@ -154,7 +154,7 @@ def json_option(command: Command) -> Command:
 
 
 class UserError(Exception):
-    """An exception of the user's code as text: its type must not choose the exit code."""
+    """The text of an exception of the user's code, whose type must not choose the exit code."""
 
 
 def format_error(error: BaseException) -> str:

@@ -57,7 +57,7 @@ def with_site(command: Command) -> Command:
 def _site(
     project: str | None, zone: str | None, cluster: str | None, namespace: str | None
 ) -> Site:
-    """Return the site of these options.
+    """Return the cluster that these options, the environment, and the profile name.
 
     GOOGLE_CLOUD_PROJECT alone selects no project: these commands change resources that cost money.
     """

@@ -18,7 +18,7 @@ from kinetic.cli.client import UserError
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Import the file of ``FILE.py:NAME``, not as the main program, and return its function.
+    """Import the file of ``FILE.py:NAME``, but not as ``__main__``; return the function NAME.
 
     Raises:
         click.UsageError: The file, or a function of that name, doesn't exist.
@@ -99,7 +99,7 @@ def _parse_value(text: str) -> Any:
 
 
 def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Read the keyword arguments of each call, with the line where they are, from *file*.
+    """Return (line, keyword arguments) of each call from *file*; the line is for messages.
 
     Raises:
         click.UsageError: The file is neither .jsonl nor .csv, or one of its lines is invalid.
@@ -123,7 +123,7 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
 def _read_csv(
     rows: csv.DictReader[str], annotations: dict[str, Any], file: Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the line and the keyword arguments of each row below the header."""
+    """Return (line, keyword arguments) of each row below the header."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if repeated := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {repeated[0]!r} more than once")
@@ -162,8 +162,8 @@ def check(function: Any, arguments: dict[str, Any], prefix: str = "") -> None:
     """Check that the function takes *arguments*.
 
     Raises:
-        click.UsageError: It has no parameter of a name, or a required argument is missing. The
-            message begins with *prefix*.
+        click.UsageError: The function has no such parameter, or a required argument is missing.
+            The message begins with *prefix*.
     """
     function = _undecorated(function)
     signature = inspect.signature(function)

@@ -123,7 +123,7 @@ def _update_credentials(target: Target) -> None:
 async def _build_all(
     plans: list[Plan], target: Target, force: bool
 ) -> list[bool | BaseException | None]:
-    """Build each plan; return whether it was built or, without ending the others, its error."""
+    """Build all plans concurrently; return for each whether it was built, or its error."""
     import asyncio
 
     from kinetic.images import publish
@@ -176,7 +176,7 @@ def _show(options: TargetOptions, function: str, as_json: bool) -> None:
 
 
 def _target(options: TargetOptions) -> Target:
-    """Return the target whose project builds images; functions may run elsewhere."""
+    """Return the target whose project builds images, whatever backend runs the functions."""
     from kinetic import configuration
 
     return configuration.resolve(

@@ -75,7 +75,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
         cost = {"cost": output.dollars(estimate.cost), "estimate": estimate.to_dict()}
         reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**fields, "status": status, "reason": reason, **cost}
-    except KineticError as exc:  # so that a list shows the other jobs
+    except KineticError as exc:  # so that a list also shows the jobs without an error
         return {**fields, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 
@@ -126,7 +126,7 @@ def _readable_fields(fields: dict[str, Any]) -> dict[str, Any]:
 async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> bool:
     """Print the lines of a job's log; with *follow*, until the job ends.
 
-    Return whether the log has lines.
+    Return whether it printed any.
     """
     printed = False
     async with aclosing(job.logs(follow=follow)) as lines:

@@ -1,4 +1,4 @@
-"""Print the output of commands: tables, JSON in a documented format, and text of jobs."""
+"""Print the output of commands: tables, JSON in a documented format, and lines of logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def note(text: str) -> None:
 
 
 def age(created_at: str) -> str:
-    """Return how long ago *created_at* (ISO 8601) was."""
+    """Return how long ago *created_at* (ISO 8601) was; `EMPTY_CELL` if it is invalid."""
     from datetime import UTC, datetime  # `kinetic --help` does not need it
 
     try:
@@ -69,7 +69,7 @@ def table(
     as_json: bool,
     empty: str = "",
 ) -> None:
-    """Print a list: a table of *columns*, or one JSON object with every field.
+    """Print *rows* as a table of *columns*, or as one JSON object with every field.
 
     *empty* is the note for a list without rows.
     """
@@ -160,9 +160,9 @@ def will_ask(*, yes: bool) -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask *question* on a terminal; without one, or with *yes*, take yes for granted.
+    """Ask *question* on a terminal; without one, or with *yes*, return at once.
 
-    Call it outside of an event loop, which would swallow the first Ctrl-C at the prompt.
+    Don't call it on an event loop, which would swallow the first Ctrl-C at the prompt.
 
     Raises:
         click.exceptions.Exit: The answer is no.

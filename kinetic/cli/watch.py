@@ -31,7 +31,7 @@ COMPACT_HEIGHT = 10
 """Below this many rows the terminal shows title and bar on one line."""
 
 REFRESH_S = 1.0
-"""Seconds between two drawings of the screen, whose durations grow, or two JSON lines."""
+"""Seconds between two drawings of the screen; minimum seconds between two JSON lines."""
 
 LINE_S = 5.0
 """Minimum seconds between two lines without a terminal."""
@@ -39,7 +39,7 @@ LINE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The screen's content: ``slowest`` has items and seconds, ``failures`` items and reasons."""
+    """The screen's content: ``slowest`` has (item, seconds), ``failures`` has (item, reason)."""
 
     title: str
     progress: Progress
@@ -110,7 +110,7 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progre
 
 
 async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Progress:
-    """Show each view until the user presses q, and redraw it every second: durations grow."""
+    """Show views until the batch ends or the user presses q; return the last progress."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -177,7 +177,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
     """Yield a view whenever the batch changes.
 
     Raises:
-        SubmitterLost: The batch's submitter died, so the rest would never start.
+        SubmitterLost: The batch's submitter died, so the remaining items would never start.
     """
     failures: deque[tuple[int, str]] = deque(maxlen=MAX_FAILURES_SHOWN)
     noted: set[int] = set()

@@ -1,4 +1,4 @@
-"""Check whether jobs can use a bucket, or the directory that takes its place."""
+"""Check whether jobs can use their store, a bucket or a directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
 
 def checks(name: str, store: Store, *, after: tuple[str, ...]) -> list[Check]:
-    """Return the checks of *store*, named after *name*; they need the checks *after*."""
+    """Return the checks of *store*, whose names begin with *name*; they need the checks *after*."""
 
     async def find_store() -> Finding:
         await check_listing(store)

@@ -15,7 +15,7 @@ from kinetic.errors import KineticError
 __all__ = ["Report", "Result", "State"]
 
 LIMIT_S = 30.0
-"""Maximum seconds of one check, not counting the checks that it needs."""
+"""Maximum seconds of one check, without its wait for the checks that it needs."""
 
 
 class State(enum.StrEnum):
@@ -37,17 +37,17 @@ class Finding:
 
 
 def ok(evidence: str) -> Finding:
-    """Return the finding that all is well."""
+    """Return the finding of a check that met no problem."""
     return Finding(State.OK, evidence)
 
 
 def warning(evidence: str, advice: str = "") -> Finding:
-    """Return a finding that hinders only some jobs, or only for now."""
+    """Return a finding about a problem that hinders only some jobs, or only for a time."""
     return Finding(State.WARNING, evidence, advice)
 
 
 def failed(evidence: str, advice: str = "") -> Finding:
-    """Return a finding that prevents every job."""
+    """Return a finding about a problem that prevents every job."""
     return Finding(State.FAILED, evidence, advice)
 
 
@@ -72,7 +72,7 @@ def failed_by(error: Exception) -> Finding:
 class Check:
     """One check; it runs only if the checks that it ``needs`` have not failed.
 
-    ``advice`` is the advice of findings that have none.
+    ``advice`` is for findings about problems that have no advice of their own.
     """
 
     name: str
@@ -143,7 +143,7 @@ async def run_checks(checks: Sequence[Check]) -> Report:
 
 
 async def _run_check(check: Check, results: dict[str, Result]) -> Result:
-    """Run *check*, or skip it if *results* has a failed check that it needs, also indirectly."""
+    """Run *check*; skip it if a check that it needs, also indirectly, has failed in *results*."""
     cause, started = "", time.monotonic()
     for name in check.needs:
         cause = cause or (name if results[name].state is State.FAILED else results[name].because)

@@ -1,4 +1,4 @@
-"""Check a Kubernetes cluster: access, permissions, and what jobs need in it."""
+"""Check a Kubernetes cluster: access to it, permissions in it, and what its jobs need."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def check_access(target: Target, environ: Mapping[str, str] = os.environ) 
     Raises:
         ConfigurationError: The cluster doesn't exist, or can't be reached from here.
         AuthError: There are no credentials, or they are refused.
-        Unavailable: A required server doesn't answer.
+        Unavailable: The API server, or Google's API, doesn't answer.
     """
     api = Api(await open_access(target, environ, NO_RETRIES), LIMITS)
     try:
@@ -116,7 +116,7 @@ class Cluster:
 
     @property
     def _api(self) -> Api:
-        assert self._opened_api is not None  # other checks need `_access`, which opens it
+        assert self._opened_api is not None  # all other checks run after `_access`, which opens it
         return self._opened_api
 
     @property
@@ -166,7 +166,7 @@ class Cluster:
         if not missing:
             return ok(f"all {len(wanted)} that kinetic uses")
         user = await user_name(self._api)
-        # `role` makes the Role of a whole namespace, so pass it one right of each.
+        # `role` makes a Role with all rights in a namespace: pass it one right per namespace.
         by_namespace = {right.namespace: right for right in reversed(missing)}
         roles = "---\n".join(role(right, user) for right in reversed(by_namespace.values()))
         is_needed = any(self._is_needed(right) for right in missing)
@@ -190,7 +190,7 @@ class Cluster:
         return right.resource not in NEEDED_BY
 
     async def _service_account(self) -> Finding:
-        """Check that the service account of pods exists and acts as a Google account."""
+        """Check that the service account of pods exists and, on GKE, acts as a Google account."""
         name, namespace = self._placement.service_account, self._placement.namespace
         try:
             answer = await self._api.call(
@@ -285,7 +285,7 @@ class Cluster:
         )
 
     async def _warnings(self) -> Finding:
-        """Check the namespace for warning events with one of `EVENT_REASONS`."""
+        """Check that the namespace has no warning event with one of `EVENT_REASONS`."""
         warnings = await self._list(f"{self._namespace_path}/events", "type=Warning")
         events = [event for event in warnings if event.get("reason") in EVENT_REASONS]
         if not events:

@@ -31,7 +31,7 @@ async def examine(
 ) -> Report:
     """Check everything that a job needs, and leave nothing behind.
 
-    It takes as long as the slowest check: without *run*, a minute at most.
+    Checks run concurrently, each for at most 30 s; the job of *run* may take 30 min.
 
     Args:
         backend, project, zone, cluster, namespace, store: The target, resolved as for a job.
@@ -82,7 +82,7 @@ async def examine(
 
 
 def _finished_check(name: str, group: str, finding: Finding) -> Check:
-    """Return a check that does nothing but report *finding*, which is known already."""
+    """Return a check that only reports *finding*, which is known before the checks run."""
 
     async def probe() -> Finding:
         return finding
@@ -102,7 +102,7 @@ async def _cluster_checks(
     target: configuration.Target, environ: Mapping[str, str], exit_stack: AsyncExitStack
 ) -> list[Check]:
     """Return the checks of a cluster and its buckets; *exit_stack* closes their connections."""
-    for module in ("backends.gke", "gcs.http"):  # a thread: it takes half a second
+    for module in ("backends.gke", "gcs.http"):  # in a thread: it takes half a second
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import (
         builds_url,

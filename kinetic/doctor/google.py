@@ -26,7 +26,7 @@ APIS: Mapping[str, str] = {
 """The APIs that kinetic uses, and for what."""
 
 ACCELERATOR_PREFIXES = ("NVIDIA_", "TPU", "PREEMPTIBLE_NVIDIA_", "PREEMPTIBLE_TPU")
-"""How the names of quotas for accelerators start."""
+"""The beginnings of the names of quotas for accelerators."""
 
 
 class Google:

@@ -76,7 +76,7 @@ class Machine:
         key = self._home / "key"
         for path in (self._home, self._store, SupervisorPaths(self._home).state, key):
             if objection := private.objection(path, secret=path == key):
-                evidence, _, advice = objection.partition("type ")  # the advice is the command
+                evidence, _, advice = objection.partition("type ")  # advice: what to type
                 return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
             with tempfile.TemporaryFile(dir=_nearest_existing(folder)) as probe:
@@ -121,7 +121,7 @@ class Machine:
         return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
 
     async def _has_namespaces(self) -> bool:
-        # `available` forks, which is unsafe in this process: it may have threads.
+        # In another process, because `available` forks, which is unsafe if this one has threads.
         command = "from kinetic._runner.job.namespace import available; print(available())"
         package = Path(configuration.__file__).parents[1]
         environ = {"PATH": os.defpath, "PYTHONPATH": str(package)}

@@ -76,7 +76,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def _find_script(path: str) -> Finding:
-    """Find which ``kinetic`` a shell runs: keras-kinetic installs a script of the same name."""
+    """Check which ``kinetic`` a shell runs, because keras-kinetic has a script of that name."""
     script, public_version = shutil.which(SCRIPT, path=path), _installed_version(PUBLIC_PACKAGE)
     if script is None:
         evidence = (

@@ -1,4 +1,4 @@
-"""Check with a tiny job, and measure how long each of its steps takes."""
+"""Check that a tiny job runs, and measure how long each of its steps takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinetic.function import run
 from kinetic.job_status import JobStatus
 
 LIMIT_S = 1800.0
-"""Maximum seconds of the job: the cluster may add a node, and Cloud Build may build an image."""
+"""Maximum seconds of the check, in which the cluster may add a node, and an image be built."""
 
 
 def trial(target: Target, container_image: str | None, *, after: tuple[str, ...]) -> Check:
