@@ -56,7 +56,7 @@ def become_supervisor(
     for folder in (home, paths.state):
         if objection := private.objection(folder):
             raise OSError(errno.EPERM, objection, str(folder))
-    os.chdir(paths.state)  # so that `_listen` can use a relative path: it must be short
+    os.chdir(paths.state)  # so that `_listen` can use a relative path, which is short
     starting_fd = supervisor.acquire(paths.starting, wait=True)
     assert starting_fd is not None
     with open(starting_fd, "rb"):

@@ -319,7 +319,7 @@ class Table:
         return actions
 
     def mark_leaving(self, executor: str) -> Job | None:
-        """Note that *executor* has stored its outcome; return its job, or None if none runs."""
+        """Note that process *executor* has stored its outcome; return its running job or None."""
         job = self._running.get(executor)
         if job is not None:
             job.leaving = True
@@ -349,7 +349,7 @@ class Table:
     ) -> list[Action]:
         """End *job*, whose process has ended with exit code *status* (negative: a signal).
 
-        *meaning* explains an exit code of the runner, in a message that has no reason.
+        *meaning* explains an exit code of the runner; it ends the message of a job without reason.
         """
         job.exit_code = status
         reason, message = _explain_exit(job, status, out_of_memory=out_of_memory)

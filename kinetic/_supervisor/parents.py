@@ -75,7 +75,7 @@ class _EndingJob:
 
 
 class Parent:
-    """A warm parent. The value of the variable `MARK` of its processes begins with *directory*."""
+    """A warm parent. In its processes, the environment variable `MARK` starts with *directory*."""
 
     def __init__(self, key: ParentKey, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
@@ -199,7 +199,7 @@ class Parent:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill_jobs(self) -> None:
-        """Kill the jobs of this parent, which has died; on Linux, the kernel has killed them."""
+        """Kill the jobs of this parent, which has died; on Linux, the kernel does so itself."""
         for pid in self._serial_by_pid:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -260,7 +260,7 @@ class Parent:
 def processes_of(directory: str) -> list[int]:
     """Find the processes with the mark of the state *directory*, except this one.
 
-    Return none on macOS, which doesn't show marks. Its parents end when their supervisor dies.
+    Return none on macOS, which shows no marks: there, a parent ends when its supervisor dies.
     """
     if not LINUX:
         return []
@@ -479,7 +479,7 @@ class Parents:
         self._jobs_by_output_folder: Counter[str] = Counter()
 
     def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
-        """Have the warm parent for *job* fork it; return that parent, which may be new.
+        """Have a warm parent fork a process for *job*; return that parent, which may be new.
 
         Raises:
             OSError: The interpreter can't be started, or the job's folder can't be made.
@@ -515,7 +515,7 @@ class Parents:
     def time_left(self, job: Job, now: float) -> float:
         """Return how many seconds *job* may still run after *now*, by the monotonic clock.
 
-        The timeout counts from the call of the function. Until then, the start allowance counts.
+        The timeout counts from the call of the function. Before that, a job has its allowance.
         """
         if job.header is None:
             return 0.0
@@ -550,7 +550,7 @@ class Parents:
     def _make_outputs(self, job: Job, folder: str) -> None:
         """Make *folder*, the output directory of *job*, if it is one that kinetic named.
 
-        The supervisor counts the jobs of a directory, so that it removes none that a job uses.
+        The supervisor counts the jobs of a directory, so that `_drop_outputs` spares those in use.
         """
         if _OUTPUT_FOLDER.fullmatch(folder):
             self._output_folders[job] = folder

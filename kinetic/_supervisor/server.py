@@ -52,7 +52,7 @@ def peer_pid(sock: socket.socket) -> int:
 
 
 MAX_UNREAD_BYTES = 1 << 18
-"""While a client has this many unread bytes, changes wait; it gets only a job's last state."""
+"""While a client has this many unread bytes, its changes wait, so it may miss some states."""
 
 JOBS_PER_MESSAGE = 200
 PAUSE_S = 0.02

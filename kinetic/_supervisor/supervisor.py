@@ -380,7 +380,7 @@ class Supervisor:
             self._own(self._table.jobs[header.name], client)
 
     def _own(self, job: Job, client: int) -> None:
-        """Arrange that *job* ends when the process *client* ends; if it has ended, do so now."""
+        """End *job* when the process *client* ends, or now if that process has already ended."""
         owner = self._owners.get(client)
         if owner is None:
             try:
@@ -419,7 +419,7 @@ class Supervisor:
         self._perform(self._table.delete(job))
 
     def _remove_logs(self, names: Collection[str], submission: str) -> None:
-        """Remove the logs of jobs *names* and of *submission*, unless the job is in the table."""
+        """Remove the logs of the jobs *names* and of *submission*, except of jobs in the table."""
         log_names = {f"{name}.log" for name in names}
         if submission:
             with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
@@ -457,7 +457,7 @@ class Supervisor:
         """Carry out actions in order.
 
         Raises:
-            OSError: A vital line can't be written, or a job started; no later action is done.
+            OSError: A vital line can't be written, or a job can't start. Later actions are skipped.
         """
         for action in actions:
             match action:

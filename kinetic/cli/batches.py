@@ -59,7 +59,7 @@ async def _batch_row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     try:
         counts = await batch.status_counts()
         estimate, reason = await batch.estimate(look=False), await batch.reason()
-    except KineticError as exc:  # so that a list also shows the batches without an error
+    except KineticError as exc:  # a damaged batch must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **fields,

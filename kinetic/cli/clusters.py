@@ -409,8 +409,8 @@ async def _confirm_and_apply(
 ) -> Site | None:
     """Show the plan, ask, and carry it out; return the site, or None after a *preview*.
 
-    *plan* receives "" first. If a zone lacks the machines, it receives the next zone to try for
-    node pools. With *asks_name*, *question* is a name, which the user must type instead of yes.
+    *plan* receives the zone for node pools: "" at first, and another zone if one lacks the
+    machines. With *asks_name*, *question* is a name, which the user must type instead of yes.
     """
     from dataclasses import replace
 

@@ -91,7 +91,7 @@ def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of *text* if it is JSON, else the text."""
+    """Return the value of *text* if it is JSON, otherwise *text* itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -99,7 +99,7 @@ def _parse_value(text: str) -> Any:
 
 
 def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (line, keyword arguments) of each call from *file*; the line is for messages.
+    """Return (location, keyword arguments) of each call; a location is "line NUMBER of *file*".
 
     Raises:
         click.UsageError: The file is neither .jsonl nor .csv, or one of its lines is invalid.
@@ -123,7 +123,7 @@ def read_inputs(file: Path, function: Callable[..., Any]) -> list[tuple[str, dic
 def _read_csv(
     rows: csv.DictReader[str], annotations: dict[str, Any], file: Path
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return (line, keyword arguments) of each row below the header."""
+    """Return (location, keyword arguments) of each row below the header."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if repeated := [name for name in header if header.count(name) > 1]:
         raise click.UsageError(f"{file} has the column {repeated[0]!r} more than once")
@@ -185,7 +185,7 @@ def _annotations(function: Any) -> dict[str, Any]:
 
 
 def _convert_cell(text: str, annotations: dict[str, Any], name: str, location: str) -> Any:
-    """Convert a cell to the type that its parameter's annotation asks for."""
+    """Convert a cell to its parameter's type if that is str, int, or float; otherwise read JSON."""
     expected_type = annotations.get(name)
     if expected_type is str:
         return text

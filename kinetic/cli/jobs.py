@@ -75,7 +75,7 @@ async def job_row(job: aio.JobHandle[Any]) -> dict[str, Any]:
         cost = {"cost": output.dollars(estimate.cost), "estimate": estimate.to_dict()}
         reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**fields, "status": status, "reason": reason, **cost}
-    except KineticError as exc:  # so that a list also shows the jobs without an error
+    except KineticError as exc:  # a damaged job must not hide the others in a list
         return {**fields, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 

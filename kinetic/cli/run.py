@@ -128,7 +128,7 @@ async def _run_job(
             output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
         try:
             value = await job.result(stream_logs=not as_json)
-        except asyncio.CancelledError:  # by Ctrl-C or SIGTERM: only this process can remove the job
+        except asyncio.CancelledError:  # by Ctrl-C or SIGTERM: this process must remove the job
             await release(job.cleanup(), operation=f"removing {job.job_id}")
             output.note(f"{job.job_id} was cancelled and removed")
             raise

@@ -93,7 +93,7 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
 
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
-    """Print a view as a line every few seconds, and the last one; return its progress."""
+    """Print one view every few seconds, and the last view; return the last progress."""
     clock = asyncio.get_running_loop().time
     next_due, last_line, progress = 0.0, "", Progress()
     async for view in views:
@@ -201,7 +201,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
 async def _note_failures(
     batch: aio.BatchHandle[Any], noted: set[int], failures: deque[tuple[int, str]]
 ) -> None:
-    """Append the last failures that *noted* lacks, with reasons; add all of them to *noted*."""
+    """Add failures that *noted* lacks to it; append the last ones, with reasons, to *failures*."""
     new_failures = [job for job in await batch.failures() if job.group_index not in noted]
     noted.update(job.group_index or 0 for job in new_failures[:-MAX_FAILURES_SHOWN])
     for job in new_failures[-MAX_FAILURES_SHOWN:]:

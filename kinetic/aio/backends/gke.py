@@ -80,7 +80,7 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[Store, ContainerImages]:
-    """Return the store at *url*, and the images, built from the project's bucket if it has one."""
+    """Return the store at *url*, and the images; without a project, their builds also use *url*."""
     store, builds = open_store(url, environ), open_store(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 

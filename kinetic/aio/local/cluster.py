@@ -238,7 +238,7 @@ class LocalCluster:
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield the current state of each job, then every change; reconnect if disconnected.
 
-        Yields `Phase.GONE` for a job that was deleted before the reconnection.
+        Yields `Phase.GONE` for a job that was deleted while there was no connection.
 
         Raises:
             Unavailable: The first connection to a supervisor failed.

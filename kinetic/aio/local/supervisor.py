@@ -26,7 +26,7 @@ MAX_STARTS = 6
 """How many supervisors `connect` starts before it gives up."""
 
 START_S = 30.0
-"""How long a supervisor may take to start."""
+"""How long (seconds) a supervisor may take to start, to accept a client, or to end."""
 
 _INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ",
@@ -166,7 +166,7 @@ def _unusable_error(home: Path, error: str, file: str) -> SupervisorError:
 
 
 class ConnectionLost(ConnectionError):
-    """The connection broke; the supervisor may have acted on the last request."""
+    """The connection broke; the supervisor may have acted on requests without an answer."""
 
 
 class Connection(asyncio.Protocol):
