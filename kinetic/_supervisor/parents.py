@@ -515,7 +515,7 @@ class Parents:
     def time_left(self, job: Job, now: float) -> float:
         """Return how many seconds *job* may still run after *now*, by the monotonic clock.
 
-        The timeout counts from the call of the function. Before that, a job has its allowance.
+        The timeout counts from the call of the function. Until then, a job has its start allowance.
         """
         if job.header is None:
             return 0.0
@@ -550,7 +550,7 @@ class Parents:
     def _make_outputs(self, job: Job, folder: str) -> None:
         """Make *folder*, the output directory of *job*, if it is one that kinetic named.
 
-        The supervisor counts the jobs of a directory, so that `_drop_outputs` spares those in use.
+        The supervisor counts the jobs of a directory, so that `_drop_outputs` leaves those in use.
         """
         if _OUTPUT_FOLDER.fullmatch(folder):
             self._output_folders[job] = folder
@@ -637,7 +637,7 @@ class Parents:
         return finished
 
     def read_stderr_tail(self, parent: Parent) -> str:
-        """Return the end of *parent*'s standard error."""
+        """Return the end of *parent*'s standard error; empty if the log can't be read."""
         try:
             with open(self._paths.own_log, "rb") as file:
                 end = os.fstat(file.fileno()).st_size

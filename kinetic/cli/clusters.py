@@ -482,7 +482,7 @@ def _is_from_command_line(context: click.Context, parameter: click.Parameter) ->
 
 
 def _ask_name(name: str, *, yes: bool) -> None:
-    """Ask for the cluster's name, because a removal can't be undone."""
+    """Ask for the cluster's name, because a removal can't be undone; exit if it differs."""
     if output.will_ask(yes=yes) and click.prompt(f"Type {name} to remove it", default="") != name:
         output.note("nothing was removed")
         raise click.exceptions.Exit(1)

@@ -50,7 +50,7 @@ EVENT_REASONS = frozenset(
         "Unhealthy",
     }
 )
-"""Reasons of events that concern jobs."""
+"""The ``reason`` of Kubernetes events that concern jobs."""
 
 ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 """The label of a namespace with the Pod Security Standard that its pods must satisfy."""

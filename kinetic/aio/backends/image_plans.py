@@ -30,7 +30,7 @@ def base_image(
         category: ``cpu``, ``gpu``, or ``tpu``.
         repo: The registry and path that base images are pushed to.
         tag: Default: the version of kinetic, which jobs look for.
-        dockerfile: The text of a Dockerfile that replaces kinetic's; it finds the same files.
+        dockerfile: The text of a Dockerfile to build instead of kinetic's, from the same files.
         python: A version such as ``3.12``. Default: this Python's.
         python_image: The image to start from, with Debian and Python. Default:
             ``KINETIC_PYTHON_IMAGE``, or ``python:{python}-slim``.
