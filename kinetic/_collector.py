@@ -89,8 +89,8 @@ def choose_units(
 ) -> list[U]:
     """Return the units to remove: those beyond the age limit, then the least recently used ones.
 
-    It chooses the latter only while all units together exceed the size limit. It keeps units whose
-    name is *needed*, and those used in the last *kept_s* seconds.
+    It chooses the latter only while the remaining units together exceed the size limit. It keeps
+    units whose name is *needed*, and those used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -131,7 +131,7 @@ class ListedObject(Protocol):
 
 
 class Objects(Protocol):
-    """The parts of a store that a collection reads and removes."""
+    """The operations on the objects of a store that a collection needs."""
 
     def list(self, prefix: str) -> Sequence[ListedObject]:
         """List the objects whose name begins with *prefix*."""
@@ -162,7 +162,7 @@ class Directory:
         self.list, self.delete = self.objects.list, self.objects.delete
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Implement `Objects.map`, one after the other."""
+        """Implement `Objects.map`, one item after the other."""
         return map(work, items)
 
     def content(self, name: str, start: int) -> bytes:
@@ -268,9 +268,9 @@ class _Store:
         limits: Limits,
         units: list[_Unit] | None = None,
     ) -> Iterator[Unit]:
-        """Delete the units that `choose_units` chooses; yield those that were deleted.
+        """Delete the units of *kinds* that `choose_units` chooses; yield the deleted ones.
 
-        *units* are those of *kinds* if the caller has listed them. The kind of a yielded unit
+        *units* are all units of *kinds*; None: this method lists them. The kind of a yielded unit
         begins with *folder*.
         """
         units = self.units(kinds) if units is None else units
@@ -289,9 +289,9 @@ class _Store:
     def remove_remains(self, batches: Sequence[ListedObject]) -> Iterator[Unit]:
         """Delete the remains of batches whose process died; yield what was deleted.
 
-        Remains are the items' objects of a batch with collected results, and objects that arrived
-        after a cleanup: that batch has neither a manifest nor an entry in ``groups/``. A batch with
-        an object that was used within a day keeps them.
+        Remains are the items' objects of a batch whose results are collected. If a batch has
+        neither a manifest nor an entry in ``groups/``, its objects arrived after its cleanup, and
+        all are remains. Nothing of a batch is deleted if one of its objects was used within a day.
         """
         by_id: defaultdict[str, list[ListedObject]] = defaultdict(list)
         for listed in batches:
@@ -329,7 +329,7 @@ class _Store:
             if listed.name.endswith(".outcome"):
                 outcome = _outcome_of(listed)
                 if outcome is not None and outcome.reason not in INFRASTRUCTURE:
-                    ended.add(parts[listed.name][1])  # otherwise, another attempt may follow
+                    ended.add(parts[listed.name][1])  # no other attempt follows
             elif listed.name.endswith("/handle.json"):
                 referrers.append(listed)
         unfinished = [listed for listed in referrers if parts[listed.name][1] not in ended]
@@ -385,7 +385,7 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(listed: ListedObject) -> bool:
-    """Return whether this is an outcome that may not be by the attempt's own process."""
+    """Return whether *listed* is an outcome that may be by another process than the attempt's."""
     outcome = _outcome_of(listed)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 

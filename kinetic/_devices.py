@@ -9,7 +9,7 @@ from pathlib import Path
 _GPUS = "/proc/driver/nvidia/gpus"
 
 _TPUS = ("accel[0-9]*", "vfio/[0-9]*")
-"""The devices of TPU chips below ``/dev``, by the driver's generation."""
+"""Patterns of the devices of TPU chips below ``/dev``, one for each generation of the driver."""
 
 
 def cpus_here(environ: Mapping[str, str]) -> int:

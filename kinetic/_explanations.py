@@ -1,6 +1,6 @@
 """The entry of each error code: what you see, why, and what to do.
 
-``kinetic explain`` prints these entries, and a test holds docs/troubleshooting.md to them.
+``kinetic explain`` prints these entries, and a test compares docs/troubleshooting.md with them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().uppe
 
 
 class _KineticFilter(logging.Filter):
-    """Drop kinetic's records below *level*, and others' below the logger's original level."""
+    """Drop kinetic's records below *level*, and all others below the logger's original level."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()

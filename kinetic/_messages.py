@@ -101,7 +101,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
-    """Format a handle on one line: its ID, which is the first of *facts*, then the known others."""
+    """Format a handle on one line: its ID, the first of *facts*, then the other nonempty facts."""
     identity, *rest = [(name, one_line(repr(value), 60)) for name, value in facts.items() if value]
     return f"{kind}({', '.join([identity[1], *(f'{name}={text}' for name, text in rest)])})"
 

@@ -60,8 +60,8 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
     """Walk and hash *path*, an absolute path; *is_dir* says whether `Data` found a directory there.
 
     Raises:
-        DataError: Something in it can't be read, isn't a file, or changes meanwhile; or *is_dir*
-            isn't true any more.
+        DataError: Something in *path* can't be read, is neither a file nor a directory, or changes
+            while it is hashed. Also if *is_dir* is no longer true of *path*.
         Abandoned: *stop* was set.
     """
     if os.path.isdir(path) != is_dir:
@@ -91,7 +91,7 @@ def read(file: str, entry: Entry, root: str) -> bytes:
     """Read a small file and verify its digest.
 
     Raises:
-        DataError: The file has changed.
+        DataError: The file has changed, or can't be read.
     """
     try:
         with open(file, "rb") as content:

@@ -1,4 +1,4 @@
-"""Run asyncio tasks that a cancellation spares, that callers share, or that end together."""
+"""Run asyncio tasks that outlast a cancellation, that callers share, or that end together."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def own_frames() -> int:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return *trace* from the first frame outside kinetic and the libraries that run it."""
+    """Return *trace* from the first frame outside kinetic and the libraries that run it, if any."""
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in _OWN_PACKAGES:
             return trace
@@ -46,7 +46,7 @@ def of_the_caller(error: E) -> E:
 
 def hint(error: BaseException) -> str:
     """Return the code of *error* and the command that explains it; empty if it isn't kinetic's."""
-    from kinetic.errors import BatchError, KineticError  # `import kinetic.aio` loads only names
+    from kinetic.errors import BatchError, KineticError  # only an error needs this module
 
     if not isinstance(error, (KineticError, BatchError)):
         return ""
@@ -64,7 +64,7 @@ class _OwnFramesLeftOut:
     """
 
     def __call__(self, function: F) -> F:
-        """Return *function*, also a coroutine function, with its calls in a ``with`` block."""
+        """Return a wrapper that calls, or awaits, *function* in a ``with`` block of this object."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ class _OwnFramesLeftOut:
 
 
 def _first_from_user_code(error: BaseException | None) -> BaseException | None:
-    """Return the first exception in the chain of *error* that passed through the user's code."""
+    """Return the first exception in the chain of *error* that passed the user's code, if any."""
     while error is not None and not _passed_through_user_code(error.__traceback__):
         error = error.__cause__ or error.__context__
     return error

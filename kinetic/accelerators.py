@@ -90,10 +90,10 @@ class Slice:
 class Tpu:
     """A generation of TPU.
 
-    A number alone means the first of ``slices`` with that many chips. ``largest`` limits the chips
-    of other shapes: GKE takes any AxBxC with A≤B≤C, multiples of four, and more than 64 chips. It
-    is 0 for two-dimensional generations. ``cores`` has numbers that mean TensorCores, such as the 8
-    of ``v3-8``, and their chips. ``labels`` are other GKE labels that keras-kinetic uses for it.
+    A number alone means the first of ``slices`` with that many chips. GKE takes other shapes, too:
+    AxBxC with A≤B≤C, multiples of four, more than 64 chips, and at most ``largest``. That is 0
+    for two-dimensional generations. ``cores`` maps numbers that mean TensorCores, such as the 8 of
+    ``v3-8``, to chips. ``labels`` are other GKE labels that keras-kinetic uses for the generation.
     """
 
     name: str
@@ -391,10 +391,10 @@ class Accelerator:
         )
 
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
-        """Return the first layout that has a pool.
+        """Return the first layout that has a pool, or this layout if none has a pool yet.
 
-        Each of *pools* is a machine type and a topology. Returns this layout if it isn't the usual
-        one, because the user then named it; or if no layout has a pool yet.
+        Each of *pools* is a machine type and a topology. Also returns this layout if it isn't the
+        usual one, because the user then named it.
         """
         if self != self.layouts[0]:
             return self
@@ -479,7 +479,7 @@ def _parse_cpu(rest: str) -> Accelerator | None:
 
 
 def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
-    """Return the GPUs that *rest* names; None if it names none, or *kind* is another."""
+    """Return the GPUs that *rest* names; None if it names no GPU, or if *kind* is ``tpu``."""
     if kind == "tpu":
         return None
     if COUNT.fullmatch(rest):
@@ -499,7 +499,7 @@ def _parse_gpu(kind: str, rest: str) -> Accelerator | None:
 
 
 def _parse_tpu(kind: str, rest: str) -> Accelerator | None:
-    """Return the slice that *rest* names; None if it names none, or *kind* is another."""
+    """Return the slice that *rest* names; None if it names no slice, or if *kind* is ``gpu``."""
     if kind == "gpu":
         return None
     if COUNT.fullmatch(rest):
@@ -596,7 +596,7 @@ _ANY_GPU = frozenset({"cuda", "nvidia", "cuda:0", "gpu:cuda", "gpu-cuda"})
 
 
 def markdown() -> str:
-    """Return the whole table in Markdown, as the reference shows it."""
+    """Return the tables of all accelerators in Markdown, as the documentation shows them."""
     lines = [
         "| GPU | other names | count: machine | GKE label |",
         "| --- | --- | --- | --- |",

@@ -32,5 +32,5 @@ class Collection:
 
     @property
     def size(self) -> int:
-        """Their size in bytes."""
+        """The size of all removed files, in bytes."""
         return sum(freed.size for freed in self.freed.values())

@@ -111,9 +111,10 @@ class Target:
 
     ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
     bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
-    instead of the cluster's own address. ``run_as_user`` is the user ID of pods; None: the image's,
-    or with a store in a directory this process's. ``store_claim`` is the PersistentVolumeClaim by
-    which pods mount that directory; None: they mount the same path of their node.
+    instead of the cluster's own address. ``run_as_user`` is the user ID of pods. None: that of the
+    image or, if the store is a directory, that of this process. ``store_claim`` is the
+    PersistentVolumeClaim by which pods mount that directory. None: they mount the same path of
+    their node.
     """
 
     backend: str
@@ -139,7 +140,7 @@ class _Settings:
     profile: profiles.Profile | None
 
     def find(self, name: str) -> tuple[str | None, str]:
-        """Return the value and its origin; the default's origin is empty."""
+        """Return the value and its origin. A default, or None without one, has an empty origin."""
         argument = self.arguments.get(name)
         if argument is not None:
             if not argument:
@@ -177,11 +178,12 @@ def resolve(
 ) -> Target:
     """Choose every setting; an argument of None leaves it to the other sources.
 
-    Reads the file of profiles and nothing else.
+    Reads the file of profiles, and may look for the accelerator's devices on this machine.
 
     Raises:
-        ConfigurationError: The backend doesn't exist, or is a cluster without project or context;
-            an argument is empty; the zone is malformed; or a numeric variable isn't a number.
+        ConfigurationError: The backend doesn't exist, or it needs a cluster and neither a project
+            nor a context is configured. Also if an argument is empty, the zone is malformed, or a
+            numeric setting has a wrong value.
         ProfileError: The profiles can't be read, or the profile doesn't exist.
     """
     _check_numbers(environ)
@@ -244,7 +246,7 @@ def checked_zone(zone: str | None, origin: str) -> str:
 
 
 def _parse_user_id(text: str | None, origin: str) -> int | None:
-    """Read a user ID, which Kubernetes takes up to 2**31 - 1."""
+    """Return a user ID as a number, and None for None; Kubernetes takes IDs below 2**31."""
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
@@ -303,7 +305,7 @@ _NUMBER_RULES: Mapping[str, _NumberRule] = MappingProxyType(
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
-    """Check all numeric variables now, because other processes read some of them much later."""
+    """Check all numeric variables early, because other processes read some of them much later."""
     for name, rule in _NUMBER_RULES.items():
         text = environ.get(name) or str(rule.least)
         try:
@@ -447,7 +449,7 @@ def submit_patience_s() -> float:
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module; else None.
+    """Return the level of KINETIC_LOG_LEVEL as `logging` numbers it; None if it isn't set.
 
     Raises:
         ConfigurationError: The variable isn't DEBUG, INFO, WARNING, ERROR, or FATAL.

@@ -264,7 +264,7 @@ class BackendError(KineticError):
 
 
 class ClientClosed(BackendError):
-    """The client is closed, or was closed meanwhile."""
+    """The client is closed, or was closed during the call."""
 
     code = "KN402"
 
@@ -314,7 +314,7 @@ class Refused(BackendError):
 
 
 class Expired(BackendError):
-    """The version to continue from is too old: list again."""
+    """The cluster no longer has the version from which a watch should continue: list again."""
 
     code = "KN409"
 

@@ -273,7 +273,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
 
 
 RemoteCallable = RemoteFunction
-"""The name in keras-kinetic."""
+"""keras-kinetic's name for `RemoteFunction`."""
 
 
 class Decorator(Protocol):

@@ -18,7 +18,7 @@ __all__ = ["Plan", "base_image", "image_of", "main", "publish", "write_base", "w
 def write_runner(folder: str | Path) -> None:
     """Write the runner of this kinetic into *folder*, for ``/app`` of your own image.
 
-    The runner needs Python, of the minor version that submits, and
+    The runner needs the same minor version of Python as the process that submits, and
     ``pip install cloudpickle google-cloud-storage absl-py``.
 
     Args:

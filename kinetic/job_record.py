@@ -42,7 +42,7 @@ class JobRecord:
     group_index: int | None = None
     debug: bool = False
     price: dict[str, Any] | None = None
-    """The fields of the `kinetic.prices.Price` of its accelerator when it was submitted."""
+    """The price of its accelerator at the submission: the fields of a `kinetic.prices.Price`."""
 
     @classmethod
     def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:

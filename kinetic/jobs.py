@@ -1025,7 +1025,7 @@ async def _submit_and_keep(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> S:
-    """Await ``start(...)``, and keep *batch*: this process may now be its submitter."""
+    """Await ``start(...)``, then keep *batch*, because this process may now submit its inputs."""
     result = await start(*args, **kwargs)
     _keep_until_submitted(batch)
     return result
@@ -1037,7 +1037,10 @@ async def _finish_submitting() -> None:
 
 
 async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
-    """Wait until *batch* has submitted its inputs; log this, and after Ctrl-C that it goes on."""
+    """Wait until *batch* has submitted its inputs.
+
+    Log this wait and, if Ctrl-C ended the script, that the batch goes on.
+    """
     if unsubmitted := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "

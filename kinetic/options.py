@@ -1,7 +1,7 @@
 """The options of ``@kinetic.run`` and of ``run_async_map``: names, types, defaults, and rules.
 
 Each of the two sets of options has two forms with the same names. A frozen dataclass refuses wrong
-values. By a ``TypedDict``, type checkers check the ``**options: Unpack[...]`` of a function.
+values. A ``TypedDict`` lets type checkers check the ``**options: Unpack[...]`` of a function.
 `show_in_signature` makes ``help()`` list these names.
 """
 

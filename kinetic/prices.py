@@ -112,7 +112,7 @@ def price_of(
 ) -> Price | None:
     """Return the price of *accelerator* in the region of *zone*; None if unknown.
 
-    Without *listed*, only your own prices count: list prices are those of GKE.
+    If not *listed*, only your own prices count, because the list prices are those of GKE.
 
     Raises:
         ConfigurationError: The file that KINETIC_PRICES names is invalid.
@@ -164,7 +164,7 @@ def estimate(
     spot: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Estimate:
-    """Estimate the cost of *items* calls of *seconds* each on *accelerator*, before the first.
+    """Estimate what *items* calls of *seconds* each on *accelerator* will cost.
 
     Raises:
         ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES is wrong.

@@ -143,7 +143,7 @@ class Profiles:
 
 
 def load(path: Path, *, required: bool = False) -> Profiles:
-    """Read the profiles; without a file there are none, unless it is *required*.
+    """Read the profiles. A missing file has none; if *required*, it is an error.
 
     Warns once per process if ``current`` names no profile, and about unknown settings.
 
@@ -267,7 +267,8 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
     """Read, *change*, and write the profiles, one process at a time; return the new ones.
 
     Raises:
-        ProfileError: As `load`, `save`, and *change*; the file stays as it was.
+        ProfileError: `load`, `save`, or *change* failed, or another file operation; the file of
+            profiles stays as it was.
     """
     try:
         target = path.resolve()

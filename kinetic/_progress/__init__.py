@@ -1,4 +1,4 @@
-"""The progress that users see: steps, tallies, and where they are drawn.
+"""The progress that users see: steps, tallies, and the surfaces on which they are drawn.
 
 May import the public values and the runner's protocol.
 """

@@ -87,7 +87,10 @@ class Display:
         self._drawer = None
 
     def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
-        """Begin an entry, to draw after *delay* seconds; return None if nothing draws it."""
+        """Begin an entry, to draw after *delay* seconds.
+
+        Return None if progress is off, or if the drawing thread can't start.
+        """
         mode = choose_mode(os.environ, sys.stderr)
         if mode == "off" or not self._start():
             return None
@@ -110,7 +113,10 @@ class Display:
 
 
 class _Drawer:
-    """Draw entries while they last; commands begin and end them. One thread calls `run`."""
+    """Draw each entry from the command that begins it to the one that ends it.
+
+    One thread calls `run`.
+    """
 
     def __init__(self, commands: queue.SimpleQueue[_Command]) -> None:
         self._commands = commands
@@ -148,7 +154,10 @@ class _Drawer:
             return None, None
 
     def _draw_safely(self, action: Callable[[Surface], None]) -> None:
-        """Draw; after a failure draw nothing more, because progress must not stop the work."""
+        """Call *action*; after a failure, which is only logged, draw nothing until all entries end.
+
+        A failure of the progress must not stop the work.
+        """
         if self._broken:
             return
         try:

@@ -1,4 +1,4 @@
-"""Entries of the display, the surfaces that draw them, and the choice of a surface."""
+"""Entries of the display, the interface of surfaces that draw them, and the choice of a surface."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def in_notebook() -> bool:
 
 
 class Entry:
-    """A batch or a step: its owner sets ``value``, and the drawing thread reads it.
+    """A batch or a step on the display: its owner sets ``value``, and the drawing thread reads it.
 
-    The entry gets a line from the time ``due`` on; ``drawn`` says whether it has had a line.
-    ``stays`` keeps the last line although the batch continues. ``context`` is the context of the
-    owner, so that a notebook shows the entry below the owner's cell.
+    The entry gets a line from the time ``due`` on; ``drawn`` says whether it has had a line. If
+    ``stays``, the last line stays on the screen although the batch continues. ``context`` is the
+    context of the owner, so that a notebook shows the entry below the owner's cell.
     """
 
     __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")
@@ -102,7 +102,7 @@ class Surface(Protocol):
     """Where entries are drawn; only the drawing thread calls it."""
 
     def draw(self, entries: list[Entry], now: float) -> None:
-        """Show *entries* as they are at *now*, at most ten times a second."""
+        """Show *entries* as they are at *now*, a time of the monotonic clock."""
         ...
 
     def finish(self, entry: Entry, now: float) -> None:

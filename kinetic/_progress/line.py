@@ -1,4 +1,4 @@
-"""Compose the progress line on a terminal; a narrow terminal drops parts of it."""
+"""Compose the progress line for a terminal; on a narrow one, the line lacks some parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAR, SHORTEST_BAR = 24, 8
 
 
 def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """Return the lines of one entry, at most *width* cells wide; drop parts of high ranks."""
+    """Return the lines of one entry, at most *width* cells wide; drop the highest ranks first."""
     from rich.text import Text
 
     parts = _step_parts(value) if isinstance(value, Step) else _batch_parts(value or Progress())
@@ -52,7 +52,7 @@ BAR_RANK = 7
 
 
 def _batch_parts(value: Progress) -> list[tuple[int, Text]]:
-    """Return the parts with their ranks; the highest rank is dropped first."""
+    """Return the parts of a batch's line with their ranks; the highest rank is dropped first."""
     from rich.text import Text
 
     ended = f"{value.ended:,}" + (f"/{value.total:,}" if value.total is not None else " ended")

@@ -1,6 +1,6 @@
-"""Report long steps of this process, such as packing, to whatever shows progress.
+"""Report long steps of this process, such as packing, to the display of progress, if there is one.
 
-The code that does the work calls `step`. It doesn't know whether anything shows the progress.
+The code that does the work calls `step`. It doesn't know whether a display shows the step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Show = Callable[["Step"], Callable[[], None]]
 SHOW_FACTORY: ContextVar[Callable[[], Show | None] | None] = ContextVar(
     "kinetic_progress", default=None
 )
-"""A function that returns the `Show` for steps of this context; None hides them. The sync API sets
-this variable."""
+"""A function that returns the `Show` for steps of this context. If the variable, or what the
+function returns, is None, steps are hidden. The sync API sets this variable."""
 
 
 class Step:
@@ -49,14 +49,14 @@ class Step:
         self._hide: Callable[[], None] | None = None
 
     def update(self, done: int, total: int) -> None:
-        """Report that *done* of *total* bytes are done; 0 of 0 if the total is unknown."""
+        """Report that *done* of *total* bytes are done; pass 0, 0 while the total is unknown."""
         self.done, self.total = done, total
         if self._show is not None and self._clock() - self.begun > SHOWN_AFTER_S:
             show, self._show = self._show, None
             self._hide = show(self)
 
     def set_title(self, title: str) -> None:
-        """Change the title of a step of unknown size."""
+        """Change the title of a step whose total is unknown."""
         self.title = one_line(title, 60)
         self.update(0, 0)
 

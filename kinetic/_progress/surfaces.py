@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PATIENCE_S = 0.5
-"""How long text of another thread may wait while kinetic draws its lines."""
+"""How many seconds another thread's write may wait while kinetic draws its lines."""
 
 
 class Screen:
@@ -42,7 +42,7 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many lines are on the terminal now
-        self._is_line_open: bool | None = None  # others' text ends without newline; None: unknown
+        self._is_line_open: bool | None = None  # others' text lacks its last newline; None: unknown
         self._patched_streams: list[Any] = []
         for candidate in streams:
             if not any(candidate is patched for patched in self._patched_streams):
@@ -65,7 +65,7 @@ class Screen:
             self._lines = []
 
     def close(self, *, quietly: bool = False) -> None:
-        """Erase the lines and release the streams."""
+        """Release the streams; erase the lines, unless *quietly*."""
         if quietly:  # a forked child may inherit a lock that nothing releases
             self._lock = threading.RLock()
         for stream in self._patched_streams:
@@ -162,7 +162,7 @@ _OUTPUT_NUMBERS = itertools.count(1)
 
 
 class Notebook:
-    """Give each entry an output with a bar and a line; only a batch's output stays."""
+    """Show each entry as an output with a bar and a line; remove a step's output at its end."""
 
     def __init__(self) -> None:
         # imported by name, because type checkers needn't have IPython
@@ -254,7 +254,7 @@ MAX_LINES, MAX_COLUMNS = 8, 120
 
 
 class Live:
-    """Draw on the terminal of *stream*; the package rich finds its width and its colors."""
+    """Draw on the terminal of *stream*; the package rich finds the terminal's size and colors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -264,7 +264,7 @@ class Live:
         """Show the entries that are due."""
         if not entries and self._screen is None:
             return
-        screen = self._open_screen()  # also without lines: the screen must see what others write
+        screen = self._open_screen()  # also if nothing is due: it must see what others write
         shown = [entry for entry in entries if entry.value is not None and now >= entry.due]
         if not shown:
             screen.draw([])
@@ -292,7 +292,7 @@ class Live:
 
     @functools.cached_property
     def _console(self) -> Console:
-        from rich.console import Console  # a slow import, only for something to draw
+        from rich.console import Console  # a slow import, so only when there is a line to draw
 
         return Console(file=self._stream, force_terminal=True, highlight=False)
 

@@ -42,7 +42,7 @@ class Pace:
             self._trim(now)
 
     def rate(self, now: float) -> float:
-        """Return items per second; a pause lowers the rate only while it lasts."""
+        """Return how many items ended per second, in the window up to *now*."""
         now = self._advance(now)
         self._trim(now)
         window_start, ended_before = self._marks[0]
@@ -90,7 +90,7 @@ class State(IntEnum):
 class Tally:
     """Count items by state, in one byte per item and constant time per event.
 
-    The last event of an item counts, and repeating it changes nothing. Times are seconds of any
+    Each `put` replaces the item's state, and repeating it changes nothing. Times are seconds of any
     clock; if the clock steps back, the latest time so far counts.
     """
 

@@ -1,5 +1,5 @@
-"""The HTML report of a batch: read the facts, compute statistics, render the page.
+"""The HTML report of a batch: its facts, their statistics, and the page.
 
-Pure functions, without event loop and store: `kinetic.aio._engine.report` reads the facts. May
-import the public values, `kinetic._progress.tally`, and the runner's protocol.
+This folder uses neither an event loop nor the store: `kinetic.aio._engine.report` reads the facts.
+May import the public values, `kinetic._progress.tally`, and the runner's protocol.
 """

@@ -61,7 +61,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many retries followed an attempt that ended for ``reason``, and of how many items."""
+    """``attempts`` retries of ``items`` items followed attempts that ended for ``reason``."""
 
     reason: str
     attempts: int
@@ -82,7 +82,7 @@ class FailureGroup:
 class Statistics:
     """Statistics of all items. Seconds count from ``begun``, the start of the batch.
 
-    ``peak`` and ``mean`` are those of ``concurrency``: how many attempts ran at a time.
+    ``concurrency`` is how many attempts ran at a time, ``peak`` its maximum, ``mean`` its average.
     """
 
     begun: float
@@ -184,7 +184,7 @@ def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...
     length = end - start
     if length <= 0:
         return ()
-    steps = [[0] * (POINTS + 2) for _ in State]  # by state: the change of its number at each point
+    steps = [[0] * (POINTS + 2) for _ in State]  # by state: how its count changes at each point
 
     def index_at(moment: float) -> int:
         """Return the index of the first point at or after *moment*."""
@@ -241,7 +241,7 @@ def _durations(items: Iterable[Item], now: float) -> Durations | None:
 
 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Return a quantile by nearest rank."""
+    """Return the quantile at *fraction* by nearest rank."""
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 

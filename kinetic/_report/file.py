@@ -36,7 +36,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def write(path: Path, page: str) -> None:
-    """Replace the file at *path* with *page* in one step, so that readers see one or the other.
+    """Replace the file at *path* with *page* in one step; a reader finds the old or the new page.
 
     Raises:
         ConfigurationError: The file system refuses it; the old file stays.

@@ -4,7 +4,7 @@ Names, inputs, and messages are text on the page. They travel as JSON without an
 HTML interprets, and the page's script turns them into text nodes. The page's content security
 policy allows only that script.
 
-The page stays below `limit` bytes: it omits the least important parts, and says so.
+To stay below `limit` bytes, the page omits the least important parts, and says so.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ _Column = tuple[str, str]
 def _columns(
     listed: Sequence[Item], budget: _ByteBudget
 ) -> tuple[list[dict[str, Any]], list[list[Any]], list[str]]:
-    """Return the columns, the values that all items share, and the names that don't fit."""
+    """Return the columns, the values that all items share, and the names of omitted columns."""
     values: dict[_Column, dict[int, Scalar]] = {}
     for row, item in enumerate(listed):
         for source, note in (("input", item.input), ("result", item.result)):
@@ -384,7 +384,7 @@ _NON_FINITE = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Return whether all values are numbers, or texts for numbers, such as "nan"."""
+    """Return whether each value is an exact number, a text such as "nan", or None; not all None."""
     has_number = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NON_FINITE):

@@ -55,7 +55,7 @@ def receive(inbox: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A function to await before a loop closes; if *patient*, without a time limit."""
+    """A function that a loop awaits before it closes; ``patient`` means without a time limit."""
 
     function: Callable[[], Awaitable[None]]
     patient: bool
@@ -99,11 +99,11 @@ class CallResult(Generic[T]):
 
 
 class LoopThread:
-    """One event loop with its thread, and the calls that wait for it.
+    """One event loop with its thread, and the calls that it carries out.
 
     ``waiting`` are the calls in progress, ``abandoned`` the calls whose caller has stopped waiting.
     ``is_ending`` means that the loop takes no more calls. ``milestones`` gets one item when the
-    patient hooks have run, and one when the loop is closed.
+    hooks without a time limit have run, and one when the loop is closed.
     """
 
     loop: _Loop
@@ -136,7 +136,7 @@ class LoopThread:
             raise error
 
     def start_task(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Await ``function()`` on the loop without waiting for it; do nothing if it is closed."""
+        """Have the loop await ``function()``, and return at once; do nothing on a closed loop."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._spawn, function)
 
@@ -180,12 +180,12 @@ class LoopThread:
             self.loop.close()
             while self.waiting:
                 self.waiting.pop().fail(asyncio.CancelledError())
-            self.milestones.put(None)  # for the patient hooks, in case `_serve` has failed
+            self.milestones.put(None)  # the first milestone, in case `_serve` failed before it
             self.milestones.put(None)
 
     async def _serve(self) -> None:
-        # anyio's worker threads end with this task. The hooks need them and run in it: at the
-        # end of the interpreter, no new thread can start.
+        # anyio's worker threads end with this task. The hooks need those threads, so they run in
+        # this task: no new thread can start while the interpreter exits.
         if not self._stop_requested:
             await self._stopped.wait()
         self.is_ending = True
@@ -201,7 +201,7 @@ class LoopThread:
         await self._cancel_tasks()
 
     async def _cancel_tasks(self) -> None:
-        """Cancel every other task, and wait until they have cleaned up."""
+        """Cancel all tasks except the current one, and wait until they have cleaned up."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -215,7 +215,7 @@ class LoopThread:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that a forked child doesn't close: it shares the selector with its parent."""
+    """An event loop that a forked child doesn't close: the child shares its parent's selector."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()

@@ -1,4 +1,4 @@
-"""The bridge from threads to an event loop; every call of the sync API uses it."""
+"""Let threads call coroutines on kinetic's event loop; every call of the sync API does so here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Portal:
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
-        self._lock = threading.RLock()  # a finalizer may call in the thread that holds it
+        self._lock = threading.RLock()  # a finalizer may take it in the thread that holds it
         self._loop_thread: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
@@ -58,7 +58,7 @@ class Portal:
         has the portal's grace period to clean up. A second interrupt ends the wait at once.
 
         Raises:
-            PortalError: This is the loop's own thread, or the loop was closed.
+            PortalError: The caller runs in the loop's own thread, or the loop closed meanwhile.
         """
         return self.new_call().call(function, *args, **kwargs)
 
@@ -79,16 +79,16 @@ class Portal:
     ) -> Iteration[S, T]:
         """Return an iteration over the async iterator ``function()``, for threads and other loops.
 
-        *convert* turns its items into those that the caller gets. Calls *on_interrupt* when Ctrl-C
-        ends the wait of a ``for`` loop.
+        *convert* turns each of its items into one for the caller. If Ctrl-C ends the wait of a
+        ``for`` loop, the iteration calls *on_interrupt*.
         """
         return Iteration(self, function, convert, on_interrupt)
 
     def new_call(self, *, patient: bool = True) -> PortalCall:
         """Return a call that hasn't started yet.
 
-        So the caller can build arguments with `PortalCall.in_calling_thread`. If not *patient*, the
-        first interrupt ends the wait without cancelling the coroutine.
+        Before it starts, build its callback arguments with `PortalCall.in_calling_thread`. If not
+        *patient*, the first interrupt ends the wait without cancelling the coroutine.
         """
         return PortalCall(self, self._grace, patient)
 
@@ -101,7 +101,7 @@ class Portal:
 
     @property
     def current(self) -> LoopThread | None:
-        """The thread of the current loop, if any; objects of another loop can't be used."""
+        """The current loop's thread; None before the first call, and after `close`."""
         return self._loop_thread
 
     def ensure_loop_thread(self) -> LoopThread:
@@ -126,11 +126,11 @@ class Portal:
     def close(self) -> None:
         """Close the loop: run the hooks, cancel other tasks, and wait until it ends.
 
-        The wait for patient hooks has no limit; then it lasts up to the grace period. There is no
-        wait while an abandoned call runs. A later call starts a new loop.
+        The wait for patient hooks has no limit; the wait after them lasts up to the grace period.
+        If an abandoned call still runs, this method doesn't wait. A later call starts a new loop.
 
         Raises:
-            PortalError: This is the loop's own thread.
+            PortalError: The caller runs in the loop's own thread.
         """
         with self._lock:
             loop_thread, self._loop_thread = self._loop_thread, None
@@ -187,9 +187,9 @@ class PortalCall:
         self._task: asyncio.Task[None] | None = None
 
     def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
-        """Return a function that makes the thread in `call` run *function*.
+        """Return a function that has *function* run in the thread that waits in `call`.
 
-        None stays None. Exceptions of *function* are logged, and the call continues.
+        If *function* is None, return None. Its exceptions are logged, and the call continues.
         """
         if function is None:
             return None
@@ -216,7 +216,7 @@ class PortalCall:
         try:
             return _unwrap_result(call_result)
         finally:
-            del call_result  # the traceback of its error refers to this frame: a cycle
+            del call_result  # break the cycle: its error's traceback refers to this frame
 
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -284,11 +284,11 @@ class PortalCall:
         context.run(_forget_callers_library)
         coroutine = _run_call(function, call_result)
         self._task = loop_thread.loop.create_task(coroutine, name="kinetic call", context=context)
-        loop_thread.call_tasks.add(self._task)  # nothing else refers to an abandoned call
+        loop_thread.call_tasks.add(self._task)  # the only reference to an abandoned call's task
         self._task.add_done_callback(on_task_done)
 
     def _wait(self) -> None:
-        """Run the callbacks in the inbox until it has None: the call's result is set."""
+        """Run the callbacks in the inbox until None comes, which means that the call has ended."""
         while True:
             callback = receive(self._inbox)
             if callback is None:
@@ -299,7 +299,10 @@ class PortalCall:
                 logging.exception("a callback failed; the call continues")
 
     def _abandon(self, call_result: CallResult[Any]) -> None:
-        """Cancel the call if it's patient; wait for its clean-up until the next interrupt."""
+        """Cancel a patient call, and wait for its clean-up; leave an impatient call running.
+
+        The grace period, or another interrupt, ends the wait.
+        """
         if self._loop_thread is None or call_result.done:
             return
         if not self._patient:
@@ -320,7 +323,7 @@ class PortalCall:
         def cancel() -> None:
             if self._task is not None:
                 self._task.cancel()
-            else:  # interrupted before the loop was asked to start it
+            else:  # the interrupt came before the loop was asked to start the call
                 call_result.fail(asyncio.CancelledError())
 
         assert self._loop_thread is not None
@@ -406,16 +409,16 @@ def _forget_callers_library() -> None:
 
 
 async def _run_call(function: Callable[[], Awaitable[T]], call_result: CallResult[T]) -> None:
-    """Await ``function()`` and set *call_result*; a SystemExit that escapes would end the loop."""
+    """Await ``function()`` and set *call_result*; catch SystemExit, which would end the loop."""
     try:
         call_result.succeed(await function())
     except RuntimeError as exc:
-        cause = exc.__cause__  # Python wraps the StopIteration of a coroutine
+        cause = exc.__cause__  # Python wraps a coroutine's StopIteration in a RuntimeError
         call_result.fail(cause if isinstance(cause, StopIteration) else exc)
     except BaseException as exc:
         call_result.fail(exc)
     finally:
-        del call_result  # the traceback of its error refers to this frame: a cycle
+        del call_result  # break the cycle: its error's traceback refers to this frame
 
 
 def _unwrap_result(call_result: CallResult[T]) -> T:
@@ -445,7 +448,7 @@ _exit_is_hooked = False
 
 
 def _close_at_exit() -> None:
-    """Have the end of the process call `_close_portals`, before callbacks registered earlier."""
+    """Have Python call `_close_portals` at its exit, before callbacks registered earlier."""
     global _exit_is_hooked
     if not _exit_is_hooked:
         atexit.register(_close_portals)
