@@ -33,7 +33,8 @@ STORE_KEPT_S = DAY_S
 wasn't used for 12 hours, and may take another 12 hours until it stores its manifest."""
 
 CACHE_KEPT_S = 3600.0
-"""Seconds that a cache keeps contents after their last use: a process may be about to lock them."""
+"""Seconds that a cache keeps contents after their last use, because a process may soon lock them.
+"""
 
 SHARED = ("code", "functions", "requirements", "data")
 """The folders of a store that have shared contents."""
@@ -106,7 +107,7 @@ def choose_units(
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the default store of local jobs: the folder in KINETIC_STORE, else one in *home*."""
+    """Return the store of local jobs: KINETIC_STORE if that's a path, else one in *home*."""
     configured = environ.get("KINETIC_STORE") or ""
     return (
         Path(configured).expanduser() if configured and "://" not in configured else home / "store"
@@ -360,7 +361,7 @@ class _Store:
 
 
 ITEM_FOLDERS = ("inputs/", "logs/", "attempts/", "values/")
-"""The objects of a batch that belong to its items, in the order of their removal.
+"""The folders of a batch with objects of its items, in the order of their removal.
 
 Inputs go first, so that a process that starts late finds none and ends.
 """

@@ -25,7 +25,7 @@ Ambiguous names mean:
   (16 means A100s). If no GPU machine has that many, it means TPU chips.
 * ``a100`` is the model with 40 GB; ``v5e`` is ``v5litepod``; ``h100-mega`` is
   a different machine from ``h100``, with a faster network.
-* If several shapes have that many chips, a number means the default shape
+* If several shapes have equally many chips, a number means the default shape
   (``v5p-512`` is 8x8x8); to get another, name the shape.
 * ``cpu:4`` asks for four cores; ``cpu`` leaves it to ``cpu=`` and the platform.
   ``cpu:hosts=3`` is three machines without accelerators, which start together.
@@ -109,7 +109,7 @@ class Tpu:
         return next((candidate for candidate in self.slices if candidate.chips == chips), None)
 
     def shaped(self, topology: str) -> list[Slice]:
-        """Return a slice for each machine type with this topology, the preferred one first."""
+        """Return a slice for each machine type with this topology, if any; the usual one first."""
         listed = [candidate for candidate in self.slices if candidate.topology == topology]
         if not listed and self._is_custom(topology):
             largest = self.slices[-1]
@@ -117,7 +117,7 @@ class Tpu:
         return listed
 
     def _is_custom(self, topology: str) -> bool:
-        """Return whether GKE takes this shape, if ``slices`` doesn't list it."""
+        """Return whether GKE takes this shape although ``slices`` doesn't list it."""
         sides = [int(side) for side in topology.split("x")]
         return (
             len(sides) == 3
@@ -339,7 +339,7 @@ class Accelerator:
 
     @property
     def chips_per_host(self) -> int:
-        """How many GPUs or chips each host has, and each pod requests."""
+        """How many GPUs or chips each host has, and each pod requests; 0 for ``cpu``."""
         return self.count // self.hosts if self.kind != "cpu" else 0
 
     @property
@@ -358,8 +358,7 @@ class Accelerator:
 
         For a layout on more hosts than the usual one, this includes the machine type. Nodes of both
         layouts share all other labels, so without the type a pod could take half of a larger
-        machine.
-        `node_affinity` has the label that may have several values.
+        machine. `node_affinity` has the label that may have several values.
         """
         selector: dict[str, str] = {}
         if self.kind == "gpu":

@@ -50,7 +50,7 @@ def map(
             function's parameters. If the length of *inputs* is unknown, only the job of such an
             input fails, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
-        TypeError: *submit_fn* is something else.
+        TypeError: *submit_fn* doesn't come from a decorated function.
 
     kinetic archives the project and pickles the function once for all inputs, so it must know the
     function: it refuses a callable that submits in another way.

@@ -133,7 +133,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    """The sources of settings, in order."""
+    """The sources of settings; `find` returns the value from the first one that has it."""
 
     arguments: Mapping[str, str | None]
     environ: Mapping[str, str]
@@ -449,7 +449,7 @@ def submit_patience_s() -> float:
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the level of KINETIC_LOG_LEVEL as `logging` numbers it; None if it isn't set.
+    """Return KINETIC_LOG_LEVEL as a level of the `logging` module; None if it isn't set.
 
     Raises:
         ConfigurationError: The variable isn't DEBUG, INFO, WARNING, ERROR, or FATAL.

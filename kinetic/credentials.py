@@ -8,9 +8,9 @@ __all__ = ["ensure_credentials"]
 def ensure_credentials(project: str, zone: str | None = None, cluster: str | None = None) -> None:
     """Check that the credentials of this machine give access to *cluster*.
 
-    kinetic looks for them as for a job: Google's application-default credentials, or those of the
-    context in KINETIC_KUBE_CONTEXT. It runs no program, asks for no login, and writes no
-    kubeconfig.
+    kinetic uses the same credentials as for a job: Google's application-default credentials, or
+    those of the context in KINETIC_KUBE_CONTEXT. It runs no program, asks for no login, and writes
+    no kubeconfig.
 
     Args:
         project: The GCP project.

@@ -70,7 +70,7 @@ class JobRecord:
         return cls(**{name: value for name, value in d.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-safe dict; optional ones that are None are left out."""
+        """Return the fields as a JSON-safe dict, without optional ones that are None."""
         values = {
             record_field.name: getattr(self, record_field.name)
             for record_field in fields(JobRecord)

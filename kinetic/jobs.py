@@ -962,7 +962,7 @@ def collect() -> Collection:
 
 
 def _start_or_remove(start: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
-    """Return the handle from ``start(...)``; if an interrupt follows the submission, remove it."""
+    """Return the handle from ``start(...)``; if the call then fails, remove the submission."""
     handles: list[M] = []
 
     async def start_and_keep() -> M:

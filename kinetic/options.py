@@ -550,8 +550,8 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], prefix: str) -> No
     """Check that the *given* names are fields of *settings*.
 
     Raises:
-        TypeError: A name isn't. The message has *prefix*, the name, and where kinetic takes such an
-            option, else the nearest fields.
+        TypeError: A name isn't a field. The message has *prefix*, the name, and where kinetic takes
+            such an option. If it takes it nowhere, the message has the nearest fields.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:

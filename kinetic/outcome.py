@@ -40,7 +40,7 @@ class Succeeded(Generic[T_co]):
     error: ClassVar[None] = None
 
     def unwrap(self) -> T_co:
-        """The value."""
+        """Return the value."""
         return self.value
 
 

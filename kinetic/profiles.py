@@ -143,7 +143,7 @@ class Profiles:
 
 
 def load(path: Path, *, required: bool = False) -> Profiles:
-    """Read the profiles. A missing file has none; if *required*, it is an error.
+    """Read the profiles. A missing file means that there are none, or an error if *required*.
 
     Warns once per process if ``current`` names no profile, and about unknown settings.
 

@@ -32,7 +32,7 @@ def requested_mode(environ: Mapping[str, str]) -> str:
 
 
 def choose_mode(environ: Mapping[str, str], stream: TextIO | None) -> Mode:
-    """Return how a process with this environment, and the error stream *stream*, shows progress.
+    """Return how a process with the variables *environ* shows progress on its *stream* of errors.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.

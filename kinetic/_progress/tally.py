@@ -15,7 +15,8 @@ MARK_S = 0.5
 """Minimum seconds between two marks; a mark is a time and how many items had ended by then."""
 
 SHORTEST_S = 1.0
-"""Minimum length of the window, in seconds, for a rate: a shorter one would predict little."""
+"""Minimum length of the window, in seconds, for a rate: a shorter one says little about the rate.
+"""
 
 
 class Pace:

@@ -184,7 +184,7 @@ def _states(items: Sequence[Item], start: float, end: float) -> tuple[Point, ...
     length = end - start
     if length <= 0:
         return ()
-    steps = [[0] * (POINTS + 2) for _ in State]  # by state: how its count changes at each point
+    steps = [[0] * (POINTS + 2) for _ in State]  # by state: the change of its item count, by point
 
     def index_at(moment: float) -> int:
         """Return the index of the first point at or after *moment*."""

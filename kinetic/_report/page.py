@@ -384,7 +384,7 @@ _NON_FINITE = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Return whether each value is an exact number, a text such as "nan", or None; not all None."""
+    """Return whether the page can plot the values: numbers, besides them only None or "nan"."""
     has_number = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NON_FINITE):

@@ -58,7 +58,8 @@ class Portal:
         has the portal's grace period to clean up. A second interrupt ends the wait at once.
 
         Raises:
-            PortalError: The caller runs in the loop's own thread, or the loop closed meanwhile.
+            PortalError: The caller runs in the loop's own thread, or the loop closes before the
+                call has ended.
         """
         return self.new_call().call(function, *args, **kwargs)
 
@@ -127,7 +128,8 @@ class Portal:
         """Close the loop: run the hooks, cancel other tasks, and wait until it ends.
 
         The wait for patient hooks has no limit; the wait after them lasts up to the grace period.
-        If an abandoned call still runs, this method doesn't wait. A later call starts a new loop.
+        If a call still runs whose caller has stopped waiting, this method doesn't wait either. A
+        later call starts a new loop.
 
         Raises:
             PortalError: The caller runs in the loop's own thread.
@@ -189,7 +191,7 @@ class PortalCall:
     def in_calling_thread(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
         """Return a function that has *function* run in the thread that waits in `call`.
 
-        If *function* is None, return None. Its exceptions are logged, and the call continues.
+        Return None for None. If *function* fails, kinetic logs that, and the call continues.
         """
         if function is None:
             return None
