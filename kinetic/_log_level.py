@@ -36,12 +36,12 @@ class _KineticFilter(logging.Filter):
 
 
 def apply_log_level(environ: Mapping[str, str] = os.environ) -> None:
-    """Apply KINETIC_LOG_LEVEL once in each process; if it isn't set, change nothing.
+    """Apply KINETIC_LOG_LEVEL, once in each process; if the variable isn't set, change nothing.
 
     If the program configures no logging, absl writes to standard error.
 
     Raises:
-        ConfigurationError: There is no such level.
+        ConfigurationError: KINETIC_LOG_LEVEL names no level.
     """
     level = configuration.log_level(environ)
     logger = absl_logging.get_absl_logger()

@@ -28,7 +28,7 @@ def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 
 
 
 def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
-    """Return ``did you mean …?``, or *otherwise* when nothing resembles *word*."""
+    """Return ``did you mean …?``, or *otherwise* if no *known* name resembles *word*."""
     names = [repr(name) for name in nearest(word, known)]
     if not names:
         return otherwise

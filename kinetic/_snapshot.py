@@ -14,13 +14,13 @@ from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
 from kinetic.errors import DataError
 
 LARGE_FILE_BYTES = 1 << 20
-"""Minimum size in bytes of a file that a separate thread hashes, and whose hash is kept."""
+"""Minimum size in bytes of a file that a worker thread hashes, and whose hash kinetic keeps."""
 
 CHUNK_BYTES = 1 << 20
 HASHING_THREADS = 4
 MAX_CACHED_HASHES = 4096
 SETTLED_NS = 2_000_000_000
-"""Minimum age of a change, in nanoseconds, so that a hash is kept; `_cache_hash` has the reason."""
+"""Minimum age of a file's last change, in ns, for `_cache_hash` to keep the file's hash."""
 
 Stamp = tuple[int, int, int, int, int]
 """Size, mtime, ctime (ns), inode and device: if it is the same, the file's content is unchanged."""
@@ -241,7 +241,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _cache_hash(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
-    # A file that was just written can change again without a new stamp: times are coarse.
+    # Times are coarse: a file that was just written can change again and keep its stamp.
     if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS:
         return
     if len(_hashes) >= MAX_CACHED_HASHES:

@@ -68,7 +68,10 @@ async def await_shared(task: asyncio.Task[T], owner: str) -> T:
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the running task itself was cancelled, not only a task that it awaits."""
+    """Return whether the running task itself is cancelled, not only a task that it awaits.
+
+    Outside a task, return True.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -66,14 +66,14 @@ def wait_for_debug_server(
 def start_port_forward(
     pod_name: str, namespace: str, local_port: int, remote_port: int
 ) -> Forwarder:
-    """Forward *local_port* of this machine's loopback to *remote_port* of a job's, without kubectl.
+    """Forward *local_port* of this machine to *remote_port* of a job's machine, without kubectl.
 
     The forwarder ends with the job, with this process, or when you call `cleanup_port_forward`.
 
     Args:
         pod_name: The job's name on its platform: `JobHandle.k8s_name`.
         namespace: The job's namespace; other settings come from the environment and the profile.
-        local_port: 0 for any free one.
+        local_port: A port of this machine's loopback; 0 for any free one.
         remote_port: The port that `wait_for_debug_server` returned.
 
     Raises:
@@ -96,8 +96,8 @@ def start_port_forward(
 def print_attach_instructions(local_port: int, working_dir: str | None = None) -> None:
     """Print the VS Code configuration to attach to *local_port* of this machine.
 
-    *working_dir* is the folder where the editor finds the project. None: the folder that the editor
-    has open.
+    *working_dir* is the folder where the editor finds the project. None: the folder that is open in
+    the editor.
     """
     from kinetic.aio._engine.debugging import DebuggerAddress, instructions
 
@@ -108,9 +108,9 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
 
 
 def cleanup_port_forward(proc: subprocess.Popen[bytes] | None) -> None:
-    """End the forwarder that `JobHandle.debug_attach` returned, and wait for its end.
+    """End the forwarder *proc*, which `JobHandle.debug_attach` returned, and wait for its end.
 
-    Does nothing if it has ended already, or is None.
+    Does nothing if *proc* is None or has ended already.
     """
     if proc is None:
         return

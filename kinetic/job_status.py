@@ -23,7 +23,7 @@ class JobStatus(enum.Enum):
 
 
 class Reason(enum.StrEnum):
-    """Why an attempt ended, or does not start."""
+    """Why an attempt ended without a value, or does not start."""
 
     USER_ERROR = "user error"
     SETUP = "setup"

@@ -841,7 +841,7 @@ def run_async_map(
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop the jobs that run.
         name, tags: `kinetic.list_batches` finds the batch by these.
-        project, cluster: Where it runs, instead of the function's own.
+        project, cluster: Where the batch runs. None: where the function's settings say.
         window: Limit of submitted items that your ``for`` loop has not read yet. None: no limit if
             the length of *inputs* is known, else twice *max_concurrent*.
         batch_timeout: Seconds for the whole batch; then kinetic cancels it.

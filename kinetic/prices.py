@@ -31,8 +31,8 @@ HOUR_S = 3600.0
 class Price:
     """The price of one accelerator with all its hosts: ``usd_per_hour`` is in US dollars.
 
-    ``source`` is a URL, or the file of KINETIC_PRICES; ``date`` is that of the source,
-    ISO 8601, or empty for your own file.
+    ``source`` is a URL, or the file that KINETIC_PRICES names. ``date`` is the date of the
+    source, in ISO 8601; empty for your own file.
     """
 
     usd_per_hour: float
@@ -42,7 +42,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An accelerator of the catalogue; ``memory_gb`` is the memory of one GPU or chip."""
+    """An accelerator of the catalogue; ``memory_gb`` is the memory of one GPU or chip, if known."""
 
     accelerator: Accelerator
     memory_gb: int | None

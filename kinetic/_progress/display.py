@@ -22,7 +22,7 @@ TICK_S = 0.1
 """Seconds between two drawings."""
 
 BATCH_DELAY_S = 0.5
-"""How many seconds a batch must run until it gets a progress line."""
+"""How many seconds a batch must run until the display shows its progress line."""
 
 SETTLE_S = 1.0
 """How many seconds the interpreter waits at its exit until the last lines are drawn."""
@@ -46,9 +46,9 @@ class Display:
         self._drawer: _Drawer | None = None
 
     def open(self, title: str) -> Entry | None:
-        """Show a batch from now on, and return the entry whose ``value`` its owner sets.
+        """Show a batch from now on, and return its entry; the caller sets the entry's ``value``.
 
-        Return None if progress is off.
+        Return None if progress is off, or if the drawing thread can't start.
 
         Raises:
             ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
@@ -107,7 +107,7 @@ class Display:
         try:
             threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
             atexit.register(self.settle)
-        except RuntimeError:  # no thread can start while the interpreter shuts down
+        except RuntimeError:  # no thread can start while the interpreter exits
             self._started = False
         return self._started
 

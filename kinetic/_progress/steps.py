@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from kinetic._messages import format_size, one_line
 
 SHOWN_AFTER_S = 1.0
-"""How long a step must take until it is shown."""
+"""How many seconds a step must run until the display shows it."""
 
 Show = Callable[["Step"], Callable[[], None]]
 """A function that shows a step on a display, and returns a function that removes the step."""
@@ -85,7 +85,7 @@ _RUNNING: dict[int, Step] = {}
 
 @contextlib.contextmanager
 def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generator[Step, None, None]:
-    """Run a step in the block; its first update after a second shows it.
+    """Run a step in the block; the first update after `SHOWN_AFTER_S` seconds shows the step.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.

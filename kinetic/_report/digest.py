@@ -1,4 +1,4 @@
-"""Compute the statistics that a batch's report shows; pure functions."""
+"""Compute the statistics that a batch's report shows; no function here reads or changes a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
 
 POINTS = 160
-"""How many points a line over time has; more aren't visible in a chart."""
+"""How many points a line over time has; a chart can't show more."""
 
 BINS = 24
 """Maximum number of bars that show the durations."""

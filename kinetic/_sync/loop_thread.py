@@ -62,7 +62,7 @@ class Hook:
 
 
 class CallResult(Generic[T]):
-    """The value or exception of a call; the thread of the loop sets it, then calls *notify*."""
+    """The value or exception of a call. The loop's thread sets one of them, then calls *notify*."""
 
     __slots__ = ("_error", "_tell", "_value", "done")
 
@@ -155,7 +155,7 @@ class LoopThread:
             )
 
     def _start(self) -> None:
-        """Start the loop's thread; runs in a helper thread, because `Thread.start` takes a lock."""
+        """Start the loop's thread. Runs in a helper thread, because `Thread.start` takes a lock."""
         try:
             threading.Thread(target=self._run, name="kinetic loop", daemon=True).start()
         except BaseException as exc:
@@ -235,7 +235,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.create_task(anyio.to_thread.run_sync(func, *args), name="kinetic worker")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # The end of the interpreter destroys abandoned tasks: don't report them.
+        # Don't report the unfinished tasks that the end of the interpreter, or a fork, destroys.
         if self._owner == os.getpid() and not sys.is_finalizing():
             super().call_exception_handler(context)
 
