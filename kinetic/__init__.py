@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 # Importing kinetic loads only this file; the first use of a name loads the module that has it.
-_HOMES = {  # "": the name is that of a module
+_HOMES = {  # "" means that the name is a submodule
     "BatchError": "kinetic.errors",
     "BatchHandle": "kinetic.jobs",
     "Cancelled": "kinetic.outcome",

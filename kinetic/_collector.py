@@ -61,7 +61,7 @@ class Limits:
         """Read the limits from KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB."""
         limits = cls()
         age, size = environ.get("KINETIC_CACHE_AGE_S"), environ.get("KINETIC_CACHE_SIZE_MB")
-        with contextlib.suppress(ValueError):  # ignore wrong numbers: clients refuse them
+        with contextlib.suppress(ValueError):  # ignore wrong numbers, which clients refuse
             limits = cls(float(age or limits.age_s), limits.size)
             limits = cls(limits.age_s, float(size) * 1e6 if size else limits.size)
         return limits
@@ -345,7 +345,7 @@ class _Store:
             content = self.objects.content(listed.name, start)
             if start:
                 content = self._whole_footer(listed, content)
-        except KeyError:  # cleaned up meanwhile
+        except KeyError:  # the object was removed after the listing
             return set()
         return {match[1].decode() for match in _REFERENCE.finditer(content)}
 
@@ -354,7 +354,7 @@ class _Store:
         try:
             length = frames.footer_length(tail)
         except ValueError:
-            length = listed.size  # damaged: read the whole object for the names in it
+            length = listed.size  # damaged, so read the whole object for the names in it
         return (
             tail if length <= len(tail) else self.objects.content(listed.name, listed.size - length)
         )

@@ -17,7 +17,7 @@ def cpus_here(environ: Mapping[str, str]) -> int:
     configured = environ.get("KINETIC_LOCAL_SLOTS", "")
     if configured.isdigit() and int(configured) > 0:
         return int(configured)
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    affinity = getattr(os, "sched_getaffinity", None)  # missing on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 

@@ -32,9 +32,9 @@ Ambiguous names mean:
 
 Eight chips of v6e or v5e are one machine (``ct6e-standard-8t``) or two that share a
 slice (``ct6e-standard-4t``); their nodes have the same labels. The name alone means the
-layout that the cluster has. If the cluster has both or neither, the name means the single
-machine, on which a function runs once and sees all chips. ``tpu-v6e-8:hosts=2`` asks for
-two machines.
+layout that the cluster has. If the cluster has both layouts or neither, the name means the
+single machine, on which a function runs once and sees all chips. ``tpu-v6e-8:hosts=2`` asks
+for two machines.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class Data:
         """Return the contents of a local path for the engine; walk and hash it the first time.
 
         Raises:
-            DataError: Something in it can't be read, isn't a file, or changes meanwhile.
+            DataError: Something in the path can't be read, is neither a file nor a directory, or
+                changes while it is hashed.
             Abandoned: *stop* was set.
         """
         from kinetic import _snapshot

@@ -229,7 +229,7 @@ class SubmitterLost(JobError):
 class InputsUnfinished(KineticError):
     """The process with the rest of a batch's inputs has ended.
 
-    The ``stored`` inputs have run. Pass the others to ``resume(inputs=...)``, or end the batch with
+    The ``stored`` inputs have run. Pass the rest to ``resume(inputs=...)``, or end the batch with
     ``resume(seal=True)``.
     """
 

@@ -79,8 +79,8 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
         self._plain: Callable[..., R_co] = function
         self._options = options
-        self._receiver: tuple[Any, ...] = ()  # a bound method's instance, else empty
-        self._root: RemoteFunction[..., R_co] | None = None  # a bound method's unbound one
+        self._receiver: tuple[Any, ...] = ()  # only for a bound method: its instance
+        self._root: RemoteFunction[..., R_co] | None = None  # for a bound method: the unbound one
         self._is_async = _is_async(function)
         _copy_metadata(self, function)
         if self._is_async and sys.version_info >= (3, 12):
@@ -268,7 +268,7 @@ class RemoteFunction(_FunctionAttributes[R_co], Generic[P, R_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # typing.cast returns its second argument: kinetic needn't be installed in the job.
+        # typing.cast returns its second argument, so a job unpickles this without kinetic.
         return typing.cast, (None, self.__wrapped__)
 
 
@@ -323,20 +323,20 @@ def run(*args: Any, **settings: Any) -> Any:
     - ``f.options(...)``: a copy with other settings.
 
     Args:
-        accelerator: Such as ``tpu-v6e-8``, ``gpu-a100x4``, ``l4:spot``, ``cpu``.
-        container_image: ``bundled`` has the project's dependencies (so does
-            None), ``prebuilt`` installs them when it starts; else an image's URI.
+        accelerator: The hardware, such as ``tpu-v6e-8``, ``gpu-a100x4``, ``l4:spot``, ``cpu``.
+        container_image: ``bundled`` or None: an image with the project's dependencies.
+            ``prebuilt``: an image that installs them when the job starts. Or an image's URI.
         base_image_repo: Where the base images for ``prebuilt`` are.
         zone, project, cluster, namespace: Where the job runs.
         capture_env_vars: Environment variables to pass on: names, or their
             beginnings followed by ``*``; read when the function is called.
-        backend: ``gke``, ``pathways``, ``local``, or None: by what is configured.
+        backend: ``gke``, ``pathways``, or ``local``. None: kinetic chooses by your settings.
         volumes: Absolute paths and their content: ``{"/data": Data("./data")}``.
         spot: Use spot machines, which are cheaper and may be preempted.
-        output_dir: Where ``KINETIC_OUTPUT_DIR`` points to.
+        output_dir: Where jobs write files to keep; see ``KINETIC_OUTPUT_DIR``.
         debug: Have the job wait for a debugger before it calls the function.
-        timeout, start_timeout: Seconds that one attempt may run, counted from the
-            call of the function, and that it may wait to start.
+        timeout: Seconds that one attempt may run, counted from the call of the function.
+        start_timeout: Seconds that one attempt may wait to start.
         cpu, memory: Processors, and bytes or text such as ``4Gi``, for the job.
 
     Raises:
@@ -369,7 +369,7 @@ def run(*args: Any, **settings: Any) -> Any:
 
 def _may_be_decorated(value: object) -> bool:
     """Return whether *value* is what ``@kinetic.run`` decorates, not the name of an accelerator."""
-    return callable(value) or hasattr(type(value), "__get__")  # classmethod, property
+    return callable(value) or hasattr(type(value), "__get__")  # such as a property
 
 
 def _decorate_without_settings(function: Any, settings: dict[str, Any]) -> RemoteFunction[..., Any]:

@@ -384,7 +384,7 @@ class BatchHandle(Generic[T, X]):
     """
 
     if not TYPE_CHECKING:
-        __class_getitem__ = classmethod(types.GenericAlias)  # one type argument, or two
+        __class_getitem__ = classmethod(types.GenericAlias)  # accept one or two arguments
 
     def __init__(self, batch: aio.BatchHandle[T, X]) -> None:
         self.group_id = batch.group_id

@@ -160,7 +160,7 @@ _SETTING_RULES = {
     "start_timeout": _POSITIVE,
     "cpu": _POSITIVE,
 }
-"""The rules of these fields of `Options`; its ``__post_init__`` checks the others separately."""
+"""Rules of these fields of `Options`; its ``__post_init__`` checks the other fields separately."""
 
 
 def check(**values: object) -> None:
@@ -551,7 +551,7 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], prefix: str) -> No
 
     Raises:
         TypeError: A name isn't a field. The message has *prefix*, the name, and where kinetic takes
-            such an option. If it takes it nowhere, the message has the nearest fields.
+            such an option. If there is no such option, the message has the nearest fields.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:

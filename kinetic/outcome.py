@@ -30,7 +30,7 @@ else:
     X = TypeVar("X")
 
 
-@dataclass(frozen=True)  # with slots, 3.11 cannot make a Succeeded[int](3)
+@dataclass(frozen=True)  # with slots, Python 3.11 can't call Succeeded[int](3)
 class Succeeded(Generic[T_co]):
     """The function returned ``value``, which may itself be an exception."""
 
@@ -94,4 +94,4 @@ class Completion(NamedTuple, Generic[T, X]):
 
 
 if not TYPE_CHECKING:
-    Completion.__class_getitem__ = classmethod(types.GenericAlias)  # one type argument, or two
+    Completion.__class_getitem__ = classmethod(types.GenericAlias)  # accept one or two arguments

@@ -212,7 +212,7 @@ def _parse_profile(name: str, entry: object, path: Path) -> Profile:
 @functools.lru_cache
 def _warn_once(message: str) -> None:
     """Log *message* once per process, although each submission reads the file."""
-    from absl import logging  # a correct file costs no import
+    from absl import logging  # not needed for a correct file
 
     logging.warning("%s", message)
 

@@ -23,8 +23,8 @@ class Progress:
         rate: Items that ended per second, over the last 30 s or the last 20 items.
         eta: Seconds until the last item ends at this rate; None while unknown.
         first_failure: One line about the first item that failed for good; empty without one.
-        stopped: Why nothing more starts, such as a spent budget; else empty.
-        step: A long step that this process is in, such as an upload; else empty.
+        stopped: Why no more items start, such as a spent budget; empty if they may start.
+        step: A long step that this process carries out, such as an upload; empty without one.
     """
 
     total: int | None = None

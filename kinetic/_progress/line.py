@@ -48,7 +48,7 @@ def _width_of(parts: list[tuple[int, Text]]) -> int:
 
 
 BAR_RANK = 7
-"""The rank of the bar: parts of a higher rank are dropped before it, the others after it."""
+"""The rank of the bar: parts of higher ranks are dropped before it, parts of lower ranks after."""
 
 
 def _batch_parts(value: Progress) -> list[tuple[int, Text]]:

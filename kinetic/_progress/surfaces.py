@@ -169,7 +169,7 @@ class Notebook:
         ipython: Any = importlib.import_module("IPython.display")
         self._display = ipython.display
         self._update = ipython.update_display
-        self._names: dict[Entry, tuple[str, float]] = {}  # the output's ID, and its last update
+        self._names: dict[Entry, tuple[str, float]] = {}  # an output's ID and last update
 
     def draw(self, entries: list[Entry], now: float) -> None:
         """Show the entries that are due, each at most twice a second."""

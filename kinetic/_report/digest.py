@@ -1,4 +1,4 @@
-"""Compute the statistics that a batch's report shows; no function here reads or changes a store."""
+"""Compute the statistics that a batch's report shows, without any I/O."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MAX_NAME, MAX_VALUE, MAX_MESSAGE, MAX_QUOTE = 100, 100, 300, 4000
 """How many characters the page shows of a name, a value, a message, and a traceback."""
 
 MAX_SHORT_VALUE = 24
-"""How many characters of each value the page shows if a column doesn't fit otherwise."""
+"""How many characters of each value the page shows in a column that doesn't fit with more."""
 
 MAX_EXACT_INTEGER = 1 << 53
 """JavaScript can't hold greater numbers exactly; the page shows them as text."""

@@ -143,7 +143,7 @@ class LoopThread:
     def stop(self) -> None:
         """Ask the loop to end; a second call has no effect."""
         self._stop_requested = True
-        with contextlib.suppress(AttributeError, RuntimeError):  # not started, or closed
+        with contextlib.suppress(AttributeError, RuntimeError):  # there is no loop, or a closed one
             self.loop.call_soon_threadsafe(self._stopped.set)
 
     def refuse_own_thread(self) -> None:

@@ -46,7 +46,7 @@ class Portal:
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
-        self._lock = threading.RLock()  # a finalizer may take it in the thread that holds it
+        self._lock = threading.RLock()  # reentrant: a finalizer may run in the thread that holds it
         self._loop_thread: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
@@ -96,7 +96,8 @@ class Portal:
     def on_close(self, hook: Callable[[], Awaitable[None]], *, patient: bool = False) -> None:
         """Register *hook*: each loop of this portal awaits ``hook()`` before it closes.
 
-        *patient* hooks run before the others and have no time limit; only an interrupt ends them.
+        *patient* hooks run before all other hooks and have no time limit. Only an interrupt ends
+        the wait for them.
         """
         self._hooks.append(Hook(hook, patient))
 
@@ -231,7 +232,7 @@ class PortalCall:
         settled: asyncio.Future[None] = loop.create_future()
 
         def notify() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nothing waits
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so nobody waits
                 loop.call_soon_threadsafe(_settle, settled)
 
         call_result: CallResult[T] = CallResult(notify)
