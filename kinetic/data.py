@@ -29,12 +29,12 @@ class Data:
     volume, it arrives as the plain path of a directory or file. A job may write there; its changes
     reach neither the store nor another job.
 
-    kinetic reads a local path once, when it first hashes or ships it: this object keeps those
+    kinetic reads a local path once, when it first hashes or ships it: this object stands for those
     contents. After a change, create another `Data`. Directories that are symbolic links are
     left out; links to files arrive as the files. Empty directories and the permission to execute
     are kept.
 
-    For Cloud Storage a trailing slash means a directory; without one, it is a
+    A Cloud Storage URI with a trailing slash names a directory; without the slash, it names a
     single object.
 
     Args:
@@ -104,13 +104,12 @@ class Data:
         return self._is_dir
 
     def content_hash(self) -> str:
-        """SHA-256 of all file contents in deterministic order, in hex.
+        """Return the SHA-256 of all file contents in deterministic order, in hex.
 
         A file's digest covers its relative path, NUL, and its content. The hash covers ``dir:`` or
         ``file:``, then all digests in the order of a sorted walk. The prefix makes a file differ
         from a directory with only that file. Symlinked directories are left out, symlinked files
-        are read.
-        The first call reads all files; later calls return the same hash.
+        are read. The first call reads all files; later calls return the same hash.
 
         Raises:
             ValueError: The path isn't local, or something in it can't be read.

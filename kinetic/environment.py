@@ -66,12 +66,12 @@ def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of *environ* that every job on this machine gets, captured or not.
+    """Return the variables of *environ* that every job on this machine gets without a pattern.
 
     These variables name the user, the programs, the certificates, the language, the time
     zone and the proxies of this machine. A pod gets none of them: its image has its own.
     Everything else, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or a token, must be
-    captured, so that a job doesn't depend on the terminal it was started from.
+    captured, so that a job doesn't depend on the terminal from which you start it.
     """
     return {
         name: value

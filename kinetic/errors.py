@@ -21,10 +21,10 @@ KineticError
 │   ├── StoreFull                      no room in the store
 │   ├── NotFound(FileNotFoundError)    no such job, batch or object
 │   │   └── NoLog(RuntimeError)        the job has no log yet, or it was removed
-│   ├── Conflict                       another process was faster
+│   ├── Conflict                       another process changed the object first
 │   │   └── AlreadyThere               the object to create exists
 │   ├── Refused                        the platform refuses the request: .answer
-│   ├── Expired                        the cluster has forgotten where a watch wanted to begin
+│   ├── Expired                        the cluster lacks the version where a watch should begin
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          version, digest, or signature doesn't match

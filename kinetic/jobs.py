@@ -95,7 +95,8 @@ class JobHandle(JobRecord, Generic[T]):
         accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
-        group_id, group_kind, group_index: The job's batch, and the index of the batch's item.
+        group_id, group_kind, group_index: The ID and the kind of the job's batch, and the job's
+            index in it; None for a single job.
         debug: Whether the job waits for a debugger.
         price: The list price of its accelerator when it was submitted.
 
@@ -459,7 +460,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None where no job was submitted, or not yet."""
+        """The handles by index; None for an item without a submitted job."""
         return [None if job is None else self._sync_handle(job) for job in self._aio.jobs]
 
     def job(self, index: int) -> JobHandle[T]:
@@ -638,7 +639,7 @@ class BatchHandle(Generic[T, X]):
         return self._aio.max_concurrent
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
-        """Return index and seconds of the items that have run longest.
+        """Return the indices of the items that have run longest, and for how many seconds.
 
         Args:
             count: How many items.

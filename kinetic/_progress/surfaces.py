@@ -129,7 +129,7 @@ class Screen:
     def _line_start(self) -> str:
         """Return text that moves the cursor to the start of a line if its position is unknown.
 
-        The text is as many blanks as a line has columns: they reach the next line only if the
+        The text has a blank for each column of a line. The blanks reach the next line only if the
         cursor isn't at the start of a line.
         """
         if self._is_line_open is not None:

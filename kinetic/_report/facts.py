@@ -82,10 +82,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """A batch at the moment ``read_at``, in seconds since 1970.
+    """A batch at the time ``read_at``, in seconds since 1970.
 
-    ``total`` is None while it isn't known. ``examples`` has one full failure of each group, by
-    item. ``metric`` names the result that ranks the items; None lets the page choose.
+    ``total`` is None while the number of items isn't known. ``examples`` has one full failure of
+    each group, by item. ``metric`` names the result that ranks the items. None: the page chooses.
     """
 
     group_id: str
