@@ -384,7 +384,7 @@ _NON_FINITE = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Return whether the page can plot the values: numbers, besides them only None or "nan"."""
+    """Return whether the page can plot the values: numbers, perhaps with None, "nan", or "inf"."""
     has_number = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NON_FINITE):

@@ -129,8 +129,8 @@ class Portal:
         """Close the loop: run the hooks, cancel other tasks, and wait until it ends.
 
         The wait for patient hooks has no limit; the wait after them lasts up to the grace period.
-        If a call still runs whose caller has stopped waiting, this method doesn't wait either. A
-        later call starts a new loop.
+        While a call runs whose caller has stopped waiting, this method doesn't wait at all. A later
+        call starts a new loop.
 
         Raises:
             PortalError: The caller runs in the loop's own thread.
