@@ -116,15 +116,15 @@ def exit_process(code: int) -> None:
     """Exit as an interpreter does, but don't wait for the user's threads.
 
     Callbacks of `threading` run first, because pools of workers need this order. Then the callbacks
-    of `atexit` run.
-    After `REPORT_EXIT_S` seconds the supervisor learns that the job has ended, so that the client
-    doesn't wait for the callbacks. After `EXIT_LIMIT_S` seconds the process exits without the
-    remaining callbacks, and the supervisor kills the other processes of the job.
+    of `atexit` run. If they take longer than `REPORT_EXIT_S` seconds, this process tells the
+    supervisor that the job has ended, so that the client doesn't wait for them. After
+    `EXIT_LIMIT_S` seconds the process exits without the remaining callbacks, and the supervisor
+    kills the other processes of the job.
     """
     try:
         callbacks = _threading_callbacks()
         if callbacks or _has_exitfuncs():
-            import _thread  # `threading` would touch more memory pages
+            import _thread  # `threading` would copy more of the parent's memory pages
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
                 _thread.start_new_thread(_limit_exit, (code, os.getpid()))

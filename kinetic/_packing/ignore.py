@@ -182,7 +182,10 @@ def _compile_rules(ignore_file: Path, lines: list[str], defaults: frozenset[str]
 
 
 def _directory_pattern(line: str) -> str:
-    """Return the pattern without its final ``/``, for directories that are matched as files."""
+    """Return an ignore line without its final ``/``; a line with nothing before it becomes empty.
+
+    The matcher gets a directory's path without a final ``/``, as if it were a file.
+    """
     stripped = line.rstrip()
     if not stripped.endswith("/") or stripped.startswith("#"):
         return line

@@ -298,7 +298,7 @@ class JobHandle(JobRecord, Generic[T]):
         return cast("T", self._value)
 
     async def wait(self, timeout: float | None = None) -> JobStatus:
-        """Wait until the job ends, and return its status; its value stays in the store.
+        """Wait until the job ends, and return its status; the function's value stays in the store.
 
         Args:
             timeout: Seconds to wait; after that, the job keeps running. None: no limit.
@@ -468,8 +468,8 @@ class JobHandle(JobRecord, Generic[T]):
     async def _end_processes(self, ref: JobRef) -> None:
         """End processes that still run `LEAVING_S` seconds after the outcome was stored.
 
-        By then the runner has stored the end of the log. A cleanup would also delete the log, so
-        `result` calls this instead if it couldn't print the whole log.
+        By then the runner has stored the end of the log. If `result` couldn't print the whole log,
+        it calls this instead of a cleanup, which would delete the log.
         """
         cluster, alive = ref.session.platform.cluster, list[str]()
         try:

@@ -147,7 +147,8 @@ def close_earlier(
     """Store a failure as the outcome of each earlier attempt from *first* on that has none.
 
     The controller starts a pod only after the pod before it has ended, so these attempts are over.
-    Only the controller's count tells how many pods a disruption ended.
+    The controller counts the pods that a disruption ended, but doesn't name them. So the earliest
+    of these attempts become "preempted" until the count is used up, and the others "lost".
 
     Raises:
         OSError: The store doesn't answer.

@@ -251,10 +251,10 @@ FOREVER = RetryPolicy(total_s=math.inf)
 
 
 async def retry_forever(request: Callable[[], Awaitable[T]], operation: str) -> T:
-    """Await ``request()`` and retry until the store answers; log messages name it *operation*.
+    """Await ``request()`` and retry until the store answers; messages call it *operation*.
 
     Raises:
-        BackendError: The store's answer is final.
+        BackendError: The store refused the request, and a retry can't change that.
     """
 
     def should_retry(failure: Exception) -> bool:
@@ -272,7 +272,7 @@ async def create_object(
     created the object.
 
     Raises:
-        BackendError: The store's answer is final.
+        BackendError: The store refused the request, and a retry can't change that.
     """
     metadata_with_nonce = {**(metadata or {}), "nonce": os.urandom(8).hex()}
 
