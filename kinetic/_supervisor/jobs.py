@@ -116,7 +116,7 @@ class Stop(enum.Enum):
 
 
 class TimerKind(enum.Enum):
-    """What a timer of a job limits: its wait for slots, its running time, or its grace period."""
+    """The limit that a timer enforces: on the wait for slots, the running time, or the grace."""
 
     START = "start"
     DEADLINE = "deadline"

@@ -232,7 +232,7 @@ class PortalCall:
         settled: asyncio.Future[None] = loop.create_future()
 
         def notify() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so nobody waits
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so no task waits
                 loop.call_soon_threadsafe(_settle, settled)
 
         call_result: CallResult[T] = CallResult(notify)

@@ -30,7 +30,7 @@ WRITE_ACTIONS = (Action.CREATE, Action.UPDATE, Action.REPLACE, Action.WAIT, Acti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `up`, `down`, or `pool` does or has done; ``changes`` are in the order of planning."""
+    """The changes of `up`, `down`, or `pool`, planned or carried out; in the order of planning."""
 
     site: Site
     changes: tuple[Change, ...]

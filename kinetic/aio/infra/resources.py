@@ -210,7 +210,7 @@ def _is_one_of(member: str, members: Sequence[str]) -> bool:
 
 
 class Action(enum.Enum):
-    """What a change does.
+    """The effect of a change.
 
     FOREIGN and UNSEEN block a plan: kinetic didn't create the resource, or can't read it. DIFFERS
     only reports a difference. ASK leaves the change to an administrator.
