@@ -44,3 +44,12 @@ async def wary(server: GcsServer) -> AsyncIterator[GcsStore]:
     )
     yield store
     await store.aclose()
+
+
+@pytest.fixture
+async def hasty(server: GcsServer) -> AsyncIterator[GcsStore]:
+    """Open a store that soon gives up."""
+    limits = replace(QUICK, retry=replace(QUICK.retry, total_s=1.0))
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
+    yield store
+    await store.aclose()

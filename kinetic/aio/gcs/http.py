@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
-import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import BucketFolder
+from kinetic.aio._net.google import reasons
 from kinetic.aio._net.http import HttpClient, HttpError, google_refusal_error, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
@@ -26,7 +26,6 @@ from kinetic.errors import (
     ConfigurationError,
     Conflict,
     NotFound,
-    Unavailable,
     WireError,
 )
 
@@ -38,11 +37,7 @@ T = TypeVar("T")
 ENDPOINT = "https://storage.googleapis.com"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 
-RATE_LIMIT_REASONS = ("rateLimitExceeded", "userRateLimitExceeded")
-
-DAMAGED_TRIES = 3
-"""Maximum tries of a transfer whose content arrives damaged, whose upload session is lost, or whose
-object another process replaces during the transfer."""
+RATE_LIMIT_REASONS = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 
 LOST_UPLOAD_STATUSES = frozenset({308, 410})
 """Statuses which say that an upload session received only a part of the content, or has ended. The
@@ -58,14 +53,6 @@ class Verb(enum.Enum):
     LIST = ("list", ("storage.objects.list",))
     DELETE = ("delete", ("storage.objects.delete",))
     RENEW = ("renew", ("storage.objects.update",))
-
-
-class Damaged(WireError):
-    """The content in the bucket and the content on this machine have different checksums."""
-
-
-class Replaced(Unavailable):
-    """Another process replaced the object while kinetic read it."""
 
 
 class Location(BucketFolder):
@@ -170,13 +157,11 @@ class BucketClient:
         work: Callable[[], Awaitable[T]],
         *,
         expected: Collection[int] = (),
-        progress: Callable[[], int] | None = None,
         large: bool = False,
     ) -> T:
         """Await ``work()``, the operation *verb* on object *name*, and retry temporary failures.
 
-        A *large* transfer waits while ``limits.transfers`` others run. When the number that
-        *progress* returns has grown, the time limit of the retries restarts.
+        A *large* transfer waits while ``limits.transfers`` others run.
 
         Raises:
             HttpError: The server answered with a status in *expected*.
@@ -200,8 +185,7 @@ class BucketClient:
                 attempt_with_token if self._authorized else attempt,
                 self.limits.retry,
                 self._outage,
-                should_retry=new_retry_filter(),
-                progress=progress,
+                should_retry=_should_retry,
             )
         except HttpError as refusal:
             if refusal.status in expected:
@@ -229,38 +213,22 @@ class BucketClient:
         await self._credentials.aclose()
 
 
-def new_retry_filter() -> Callable[[Exception], bool]:
-    """Return a function that decides, for one operation, which failures to retry.
-
-    The function accepts every temporary failure. It accepts a damaged, lost, or replaced transfer
-    only `DAMAGED_TRIES` - 1 times.
-    """
-    damaged_tries = itertools.count(1)
-
-    def should_retry(failure: Exception) -> bool:
-        is_lost = isinstance(failure, HttpError) and failure.status in LOST_UPLOAD_STATUSES
-        if is_lost or _is_damaged(failure) or isinstance(failure, Replaced):
-            return next(damaged_tries) < DAMAGED_TRIES
-        return _is_rate_limited(failure) or is_retryable(failure)
-
-    return should_retry
-
-
-def _is_rate_limited(failure: Exception) -> bool:
-    """Return whether a refusal is about the rate of requests, not about a permission."""
-    if not isinstance(failure, HttpError) or failure.status != 403:
-        return False
-    try:
-        return failure.body["error"]["errors"][0]["reason"] in RATE_LIMIT_REASONS
-    except (KeyError, IndexError, TypeError):
-        return False
-
-
-def _is_damaged(failure: Exception) -> bool:
+def _should_retry(failure: Exception) -> bool:
+    """Return whether *failure* is temporary, or the content was lost or damaged on the way."""
     if isinstance(failure, HttpError):
-        text = failure.text.lower()
-        return failure.status == 400 and ("crc32c" in text or "md5" in text)
-    return isinstance(failure, Damaged)
+        is_lost = failure.status in LOST_UPLOAD_STATUSES or _is_damaged(failure)
+        return is_lost or failure.retryable or _is_rate_limited(failure)
+    return is_retryable(failure) or isinstance(failure, WireError)
+
+
+def _is_rate_limited(refusal: HttpError) -> bool:
+    """Return whether a refusal is about the rate of requests, not about a permission."""
+    return refusal.status == 403 and bool(reasons(refusal) & RATE_LIMIT_REASONS)
+
+
+def _is_damaged(refusal: HttpError) -> bool:
+    text = refusal.text.lower()
+    return refusal.status == 400 and ("crc32c" in text or "md5" in text)
 
 
 def refusal_error(
@@ -272,7 +240,9 @@ def refusal_error(
     problem = f"cannot {verb_name} {name!r} in gs://{bucket}"
     match refusal.status:
         case 400 if _is_damaged(refusal):
-            return Damaged(f"{problem}: checksum mismatch on upload ({message}); check the network")
+            return WireError(
+                f"{problem}: checksum mismatch on upload ({message}); check the network"
+            )
         case 403 if not _is_rate_limited(refusal):
             return AuthError(
                 f"{problem}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "

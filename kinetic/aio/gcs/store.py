@@ -72,7 +72,7 @@ class GcsStore:
         shared: bool = False,
     ) -> bool:
         """Implement `Store.create`. Sends one request; two if *body* has more than 1 MiB."""
-        used = _format_time(_now()) if shared else ""
+        used = _now() if shared else ""
         generation = await transfer.write(
             self._client, Verb.CREATE, name, body, metadata or {}, generation=0, used=used
         )
@@ -142,7 +142,7 @@ class GcsStore:
                 lambda: self._client.storage.patch_metadata(
                     self._client.location.bucket,
                     self._client.location.object_name(name),
-                    {"customTime": _format_time(now)},
+                    {"customTime": now},
                     timeout=self._client.timeout,
                 ),
                 expected=(NOT_FOUND, EARLIER_TIME_STATUS),  # another client's clock may be ahead
@@ -226,10 +226,7 @@ class GcsStore:
         await self._client.aclose()
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _format_time(moment: datetime.datetime) -> str:
-    """Return *moment* as the service accepts it."""
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _now() -> str:
+    """Return the time as the service accepts it."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

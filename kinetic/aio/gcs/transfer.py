@@ -25,9 +25,9 @@ from aiofiles.threadpool import wrap
 
 from kinetic._tasks import in_thread
 from kinetic.aio._net.http import HttpError, close_answer
-from kinetic.aio.gcs.http import NONCE, BucketClient, Damaged, Replaced, Verb
+from kinetic.aio.gcs.http import NONCE, BucketClient, ObjectMetadata, Verb
 from kinetic.aio.ports import Object
-from kinetic.errors import BackendError, NotFound
+from kinetic.errors import BackendError, NotFound, WireError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -143,21 +143,11 @@ async def write(
     content = await Content.of(body, client.limits.piece_bytes)
     object_name, nonce = client.location.object_name(name), secrets.token_hex(8)
     is_large = content.size > client.limits.piece_bytes
-    tries, max_position = itertools.count(), 0
+    tries = itertools.count()
 
     async def attempt() -> int:
         next(tries)
-        stream = content.open()
-        close = stream.close
-
-        def record_and_close() -> None:
-            nonlocal max_position
-            if not stream.closed:
-                max_position = max(max_position, stream.tell())
-            close()
-
-        stream.close = record_and_close  # type: ignore[method-assign] # the library calls it
-        try:
+        with content.open() as stream:
             answer = await client.storage.upload(
                 client.location.bucket,
                 object_name,
@@ -172,14 +162,10 @@ async def write(
                 force_resumable_upload=is_large,
                 timeout=client.timeout,
             )
-        finally:
-            stream.close()
         return int(answer["generation"])
 
     try:
-        return await client.perform(
-            verb, name, attempt, expected=(412,), progress=lambda: max_position, large=is_large
-        )
+        return await client.perform(verb, name, attempt, expected=(412,), large=is_large)
     except HttpError:
         if next(tries) == 1:  # there was only one try, so another process was faster
             return None
@@ -199,34 +185,30 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
     The service knows only the checksum of the whole object, so a partial read isn't checked.
     """
 
-    async def read_body() -> tuple[int, bytes | None]:
-        """Return the generation and the body; (0, None) if the body is too long."""
+    async def read_body() -> bytes | None:
+        """Return the body; None if it is too long."""
         pieces, size = list[bytes](), 0
         async with _open_content(client, name, start) as answer:
             async for piece in answer.content.iter_any():
                 pieces.append(piece)
                 size += len(piece)
                 if limit is not None and size > limit:
-                    return 0, None
-        body = await in_thread(b"".join, pieces) if size > THREAD_BYTES else b"".join(pieces)
-        return _generation(answer), body
+                    return None
+        return await in_thread(b"".join, pieces) if size > THREAD_BYTES else b"".join(pieces)
 
     async def attempt() -> Object:
         # Send both requests at once, because the API has no single answer with metadata and
         # content. Let both finish, because cancelling a request closes its connection.
-        metadata, content = await asyncio.gather(
+        metadata, body = await asyncio.gather(
             client.read_metadata_once(name), read_body(), return_exceptions=True
         )
         if isinstance(metadata, BaseException):
             raise metadata
-        if isinstance(content, BaseException):
-            raise content
-        generation, body = content
+        if isinstance(body, BaseException):
+            raise body
         info = metadata.info
-        if generation not in (0, info.generation):
-            raise _replaced_error(client, name)
-        if body and not start and metadata.crc32c not in ("", await checksum(body)):
-            raise _damage_error(client, name)
+        if body is not None and not start:
+            _check(client, name, metadata, await checksum(body))
         return Object(
             name=name, body=body or b"", metadata=info.metadata, generation=info.generation
         )
@@ -236,23 +218,17 @@ async def get(client: BucketClient, name: str, limit: int | None, start: int = 0
 
 async def fetch(client: BucketClient, name: str, path: Path) -> None:
     """Download an object to a new file at *path*, and check it; a failure leaves no file."""
-    max_position = 0
 
     async def attempt() -> None:
-        nonlocal max_position
-        metadata, crc32c, size = await client.read_metadata_once(name), 0, 0
+        metadata, crc32c = await client.read_metadata_once(name), 0
         async with _new_file(path) as file, _open_content(client, name) as answer:
-            if _generation(answer) not in (0, metadata.info.generation):
-                raise _replaced_error(client, name)
             async for piece in answer.content.iter_any():
                 with _translate_disk_errors(path):
                     await file.write(piece)
-                crc32c, size = extend_crc32c(crc32c, piece), size + len(piece)
-                max_position = max(max_position, size)
-            if metadata.crc32c not in ("", encode_crc32c(crc32c)):
-                raise _damage_error(client, name)
+                crc32c = extend_crc32c(crc32c, piece)
+            _check(client, name, metadata, encode_crc32c(crc32c))
 
-    await client.perform(Verb.GET, name, attempt, progress=lambda: max_position, large=True)
+    await client.perform(Verb.GET, name, attempt, large=True)
 
 
 @contextlib.asynccontextmanager
@@ -274,11 +250,6 @@ async def _open_content(
             yield answer
         finally:
             close_answer(answer)
-
-
-def _generation(answer: aiohttp.ClientResponse) -> int:
-    """Return the generation of the content; 0 if the server doesn't say."""
-    return int(answer.headers.get("X-Goog-Generation", 0))
 
 
 @contextlib.asynccontextmanager
@@ -314,12 +285,16 @@ def _translate_disk_errors(path: Path) -> Generator[None]:
         ) from exc
 
 
-def _damage_error(client: BucketClient, name: str) -> Damaged:
-    return Damaged(
-        f"checksum mismatch on download of {name!r} from {client.location.url}; check the network, "
-        "then try again"
-    )
+def _check(client: BucketClient, name: str, metadata: ObjectMetadata, crc32c: str) -> None:
+    """Check that content with the checksum *crc32c* is that of *metadata*.
 
+    The checksums also differ if another process replaced the object between the two requests.
 
-def _replaced_error(client: BucketClient, name: str) -> Replaced:
-    return Replaced(f"{name!r} in {client.location.url} changed while it was read; try again later")
+    Raises:
+        WireError: The checksums differ.
+    """
+    if metadata.crc32c not in ("", crc32c):
+        raise WireError(
+            f"checksum mismatch on download of {name!r} from {client.location.url}; check the "
+            "network, then try again"
+        )
