@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,19 +76,20 @@ class Outage:
         self._warned = False
         self._failing_calls = 0
 
-    def begin(self) -> None:
-        """Count one more call that fails."""
+    @contextlib.contextmanager
+    def failing(self) -> Generator[None]:
+        """Count one more call that fails, until it succeeds or gives up."""
         self._failing_calls += 1
+        try:
+            yield
+        finally:
+            self._failing_calls -= 1
 
     def warn(self, failure: Exception, failing_s: float) -> None:
         """Warn about *failure*, unless this outage has been reported."""
         if not self._warned:
             self._warned = True
             logging.warning("%s", self.warning_text(failure, failing_s))
-
-    def end(self) -> None:
-        """Count one failing call fewer: the call succeeded or gave up."""
-        self._failing_calls -= 1
 
     def report_success(self) -> None:
         """Report the end of the outage after a success, unless other calls still fail."""
@@ -135,13 +137,10 @@ async def retry(
     else:
         outage.report_success()
         return result
-    outage.begin()
-    try:
+    with outage.failing():
         result = await _retry_with_tenacity(
-            first_failure, call, _RetryStrategy(policy, outage, progress), should_retry
+            first_failure, call, policy, outage, should_retry, progress or (lambda: 0)
         )
-    finally:
-        outage.end()
     outage.report_success()
     return result
 
@@ -149,16 +148,24 @@ async def retry(
 async def _retry_with_tenacity(
     first_failure: Exception,
     call: Callable[[], Awaitable[T]],
-    strategy: _RetryStrategy,
+    policy: RetryPolicy,
+    outage: Outage,
     should_retry: Callable[[Exception], bool],
+    progress: Callable[[], int],
 ) -> T:
     """Retry, with tenacity, a call whose first attempt has failed with *first_failure*.
 
     tenacity's first attempt only raises *first_failure* again, so that tenacity pauses. `retry`
     makes the real first attempt, because importing tenacity takes 20 ms, and each use 40 µs.
     """
-    from tenacity import AsyncRetrying, retry_if_exception
+    from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
+    random_pause = wait_random_exponential(
+        multiplier=policy.first_pause_s, max=policy.longest_pause_s
+    )
+    # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
+    clock = asyncio.get_running_loop().time
+    limit_start, highest_progress = clock(), progress()
     pending_failures = [first_failure]
 
     async def attempt() -> T:
@@ -167,61 +174,37 @@ async def _retry_with_tenacity(
         return await call()
 
     def predicate(failure: BaseException) -> bool:
-        return failure is first_failure or (
-            isinstance(failure, Exception) and should_retry(failure)
-        )
+        return isinstance(failure, Exception) and should_retry(failure)
+
+    def wait(state: RetryCallState) -> float:
+        """Return the pause before the next attempt; tenacity calls this before `stop`."""
+        nonlocal limit_start, highest_progress
+        if (reached := progress()) > highest_progress:
+            highest_progress, limit_start = reached, clock()
+            state.attempt_number = 1  # the random pauses start short again
+        wait_s = getattr(_failure(state), "retry_after", None)
+        if wait_s is None:
+            return random_pause(state)
+        return float(wait_s) + random.uniform(0, policy.first_pause_s)
+
+    def stop(state: RetryCallState) -> bool:
+        return clock() + state.upcoming_sleep > limit_start + policy.total_s
+
+    def warn(state: RetryCallState) -> None:
+        failing_s = clock() - limit_start
+        if failing_s >= policy.warn_after_s:
+            outage.warn(_failure(state), failing_s)
 
     retrying = AsyncRetrying(
         sleep=asyncio.sleep,
         retry=retry_if_exception(predicate),
-        wait=strategy.wait,
-        stop=strategy.stop,
-        before_sleep=strategy.warn,
+        wait=wait,
+        stop=stop,
+        before_sleep=warn,
         reraise=True,
     )
     result: T = await retrying(attempt)
     return result
-
-
-class _RetryStrategy:
-    """Tell tenacity how long to wait, when to warn, and when to stop."""
-
-    def __init__(
-        self, policy: RetryPolicy, outage: Outage, progress: Callable[[], int] | None
-    ) -> None:
-        from tenacity import wait_random_exponential
-
-        self._policy = policy
-        self._outage = outage
-        self._progress = progress
-        self._pause = wait_random_exponential(
-            multiplier=policy.first_pause_s, max=policy.longest_pause_s
-        )
-        # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
-        self._clock = asyncio.get_running_loop().time
-        self._limit_start = self._clock()
-        self._highest_progress = progress() if progress else 0
-
-    def wait(self, state: RetryCallState) -> float:
-        """Return the pause before the next attempt; tenacity calls this before `stop`."""
-        progress = self._progress() if self._progress else 0
-        if progress > self._highest_progress:
-            self._highest_progress, self._limit_start = progress, self._clock()
-            state.attempt_number = 1  # the random pauses start short again
-        wait_s = getattr(_failure(state), "retry_after", None)
-        if wait_s is None:
-            return self._pause(state)
-        return float(wait_s) + random.uniform(0, self._policy.first_pause_s)
-
-    def stop(self, state: RetryCallState) -> bool:
-        """Return whether the next attempt would come after the time limit of the policy."""
-        return self._clock() + state.upcoming_sleep > self._limit_start + self._policy.total_s
-
-    def warn(self, state: RetryCallState) -> None:
-        """Report the outage, if it has lasted for ``warn_after_s``; tenacity calls this last."""
-        failing_s = self._clock() - self._limit_start
-        if failing_s >= self._policy.warn_after_s:
-            self._outage.warn(_failure(state), failing_s)
 
 
 def _failure(state: RetryCallState) -> Exception:
@@ -279,7 +262,7 @@ async def create_object(
     async def attempt() -> bool:
         if await store.create(name, body, metadata_with_nonce):
             return True
-        matches = [info for info in await store.list(name) if info.name == name]
-        return bool(matches) and matches[0].metadata.get("nonce") == metadata_with_nonce["nonce"]
+        stored = await store.look(name)
+        return stored is not None and stored.metadata.get("nonce") == metadata_with_nonce["nonce"]
 
     return await retry_forever(attempt, f"creating {name}")
