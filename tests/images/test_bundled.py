@@ -359,21 +359,6 @@ async def test_without_a_project_no_image_can_be_built(cloud: Cloud, request_of)
     await images.aclose()
 
 
-async def test_closing_cancels_running_builds(cloud: Cloud, request_of) -> None:
-    gate = cloud.builds.script = Gate()
-    images = cloud.images()
-    waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(2)]
-    await gate.started.wait()
-    await until(lambda: waiting_in(images) == 2)
-    await images.aclose()
-    for task in waiting:
-        with pytest.raises(BackendError, match="was closed meanwhile"):
-            await task
-    with pytest.raises(BackendError, match="is closed; open another"):
-        await images.resolve(request_of())
-    assert_only_build_cancelled(cloud)
-
-
 async def test_starting_and_watching_a_build_does_not_hold_the_loop(
     cloud: Cloud, request_of, loop_guard
 ) -> None:
@@ -389,15 +374,3 @@ async def test_the_base_image_can_be_set(cloud: Cloud, request_of) -> None:
     assert started.context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
     with pytest.raises(ConfigurationError, match="KINETIC_PYTHON_IMAGE"):
         cloud.images(KINETIC_PYTHON_IMAGE="FROM scratch")
-
-
-async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, request_of) -> None:
-    images = cloud.images()
-    resolving = asyncio.create_task(images.resolve(request_of()))
-    await start_cancelling(cloud, resolving)
-    closing = asyncio.create_task(images.aclose())
-    await asyncio.sleep(0)
-    cloud.builds.held["cancel"].set()
-    await closing
-    await asyncio.wait({resolving})
-    assert_only_build_cancelled(cloud)

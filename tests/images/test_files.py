@@ -16,7 +16,7 @@ from kinetic.aio.images import recipe
 from kinetic.aio.images.current import find_uv
 from kinetic.aio.images.dependencies import Dependencies
 from kinetic.aio.images.recipe import installed_wheel, package_files, wheel
-from kinetic.aio.images.registry import build_settings, manifest_url, registry_of
+from kinetic.aio.images.registry import build_settings, registry_of
 from kinetic.errors import ConfigurationError
 from kinetic.options import checked_image
 from tests import programs
@@ -204,8 +204,6 @@ def test_an_invalid_image_name_is_refused(uri: str) -> None:
         checked_image(uri)
 
 
-def test_an_image_name_gives_its_registry_and_manifest_url() -> None:
+def test_an_image_name_gives_its_registry() -> None:
     uris = {"me/mine:1": "", "ghcr.io/a:1": "ghcr.io", "localhost/a": "localhost", "python": ""}
     assert {uri: registry_of(uri) for uri in uris} == uris
-    assert manifest_url("r.io/a/b:t") == "https://r.io/v2/a/b/manifests/t"
-    assert manifest_url("r.io:5/a/b:1", scheme="http") == "http://r.io:5/v2/a/b/manifests/1"

@@ -86,9 +86,8 @@ class GoogleClient:
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>`` in *environ* replaces the address of an API, as for
     gcloud. *policy* says how long to retry temporary failures: 429, 5xx, and failed connections.
     A retried write may already have succeeded and lost its answer, so it must be repeatable.
-    *connect_s* and *idle_s* are those of `HttpClient`. *credentials* replace the
-    application-default ones. *first_pause_s* is the first pause, in seconds, between two status
-    requests for an operation.
+    *idle_s* is that of `HttpClient`. *credentials* replace the application-default ones.
+    *first_pause_s* is the first pause, in seconds, between two status requests for an operation.
 
     Every method raises `HttpError` for a refusal, `AuthError` for unusable credentials, and
     `Unavailable` where no server answers. `kinetic.errors` has the last two.
@@ -99,7 +98,6 @@ class GoogleClient:
         environ: Mapping[str, str],
         policy: RetryPolicy,
         *,
-        connect_s: float = 10.0,
         idle_s: float = 60.0,
         first_pause_s: float = FIRST_PAUSE_S,
         credentials: Credentials | None = None,
@@ -108,9 +106,7 @@ class GoogleClient:
         self.first_pause_s = first_pause_s
         self._environ = environ
         self._policy = policy
-        self._http = HttpClient(
-            "the client of Google's APIs", connect_s=connect_s, idle_s=idle_s, trust_env=True
-        )
+        self._http = HttpClient("the client of Google's APIs", idle_s=idle_s, trust_env=True)
 
     async def aclose(self) -> None:
         """Close the connections; requests in progress fail."""

@@ -11,6 +11,7 @@ import importlib
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -52,40 +53,46 @@ SHOWN_LINES, SHOWN_CHARACTERS = 20, 400
 
 
 class BuildLog:
-    """Reads the log of a build: the object *name* of *store*, which Cloud Build keeps extending.
+    """Shows the log of a build: the object *name* of *store*, which Cloud Build keeps extending.
 
     ``last`` has the latest lines, which an error shows.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, show: Callable[[str], None]) -> None:
         self._store = store
         self._name = name
+        self._show = show
         self._offset = 0
         self._unfinished = b""
         self.last: deque[str] = deque(maxlen=SHOWN_LINES)
 
-    async def read_new_lines(self, *, last: bool = False) -> list[str]:
-        """Return the lines added since the previous call, without newlines.
+    async def show_new_lines(self, *, last: bool) -> None:
+        """Show the lines added since the previous call; log a failure to read them.
 
         Keep an unfinished line for the next call, unless *last* says that the build is over.
-
-        Raises:
-            BackendError: The log can't be read.
         """
+        try:
+            async with asyncio.timeout(LOG_LIMIT_S):
+                await self._read()
+        except (KineticError, TimeoutError) as exc:
+            logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
+            return
+        *complete, self._unfinished = self._unfinished.split(b"\n")
+        if last and self._unfinished:
+            complete, self._unfinished = [*complete, self._unfinished], b""
+        for raw_line in complete:
+            # A progress bar overwrites its line after a carriage return; keep only its last text.
+            line = raw_line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+            if line.strip():
+                self.last.append(line[:SHOWN_CHARACTERS])
+                self._show(line)
+
+    async def _read(self) -> None:
         stored = await self._store.look(self._name)
         if stored is not None and stored.size > self._offset:
             body = (await self._store.get(self._name, start=self._offset)).body
             self._offset += len(body)
             self._unfinished += body
-        *complete, self._unfinished = self._unfinished.split(b"\n")
-        if last and self._unfinished:
-            complete, self._unfinished = [*complete, self._unfinished], b""
-        # A progress bar overwrites its line after a carriage return; keep only its last text.
-        lines = [
-            line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in complete
-        ]
-        self.last += (line[:SHOWN_CHARACTERS] for line in lines if line.strip())
-        return lines
 
 
 _STATUS_TEXTS = MappingProxyType(
@@ -133,12 +140,9 @@ def build_error(build: cloudbuild_v1.Build, uri: str, lines: Sequence[str]) -> B
         parts.append(f" ({detail.strip()})")
     if kind in _FAILURE_TEXTS:
         parts.append(f"; {_FAILURE_TEXTS[kind]}")
+    parts.append("; ")
     if lines:
-        parts.append("; the last lines of the log:\n")
-        parts.append("\n".join(f"  {line}" for line in lines))
-        parts.append("\n")
-    else:
-        parts.append("; ")
+        parts += ["the last lines of the log:\n", *(f"  {line}\n" for line in lines)]
     parts.append(f"the whole log: {build.log_url or f'build {build.id} in the console'}")
     return BuildError("".join(parts), build_id=build.id, log_url=build.log_url)
 
@@ -154,14 +158,8 @@ def _status(failure: BaseException) -> str:
     return str(getattr(code, "name", ""))
 
 
-def is_temporary(failure: BaseException) -> bool:
-    """Return whether a retry of the call may succeed."""
+def _is_temporary(failure: BaseException) -> bool:
     return _status(failure) in _TEMPORARY_STATUSES
-
-
-def is_token_refused(failure: BaseException) -> bool:
-    """Return whether Cloud Build refused the access token."""
-    return _status(failure) == "UNAUTHENTICATED"
 
 
 def call_error(failure: Exception, project: str) -> BackendError | BuildError:
@@ -299,40 +297,24 @@ class Builder:
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         """Show the log of a build until the build ends; raise its error, if any."""
-        log = BuildLog(self._store, f"logs/log-{build_id}.txt")
+        log = BuildLog(self._store, f"logs/log-{build_id}.txt", show)
         pauses = growing_pauses(*self._poll_s, 1.5)
         while True:
             build: cloudbuild_v1.Build = await self._call("get_build", {"id": build_id})
             is_over = _is_over(build)
-            await self._show_new_lines(log, show, last=is_over)
+            await log.show_new_lines(last=is_over)
             if is_over:
                 break
             await asyncio.sleep(next(pauses))
-        failure = build_error(build, uri, log.last)
-        if failure is not None:
+        if (failure := build_error(build, uri, log.last)) is not None:
             raise failure
-
-    async def _show_new_lines(
-        self, log: BuildLog, show: Callable[[str], None], *, last: bool
-    ) -> None:
-        try:
-            async with asyncio.timeout(LOG_LIMIT_S):
-                lines = await log.read_new_lines(last=last)
-        except (KineticError, TimeoutError) as exc:
-            logging.log_first_n(logging.WARNING, "can't read the build log: %r", 1, exc)
-            return
-        for line in lines:
-            show(line)
 
     async def _call(self, method: str, request: dict[str, Any]) -> Any:
         """Call *method* of the library's client with retries; raise kinetic's errors."""
         request = {"project_id": self._settings.project, **request}
-
-        async def attempt() -> Any:
-            return await self._call_once(method, request)
-
+        attempt = partial(self._call_once, method, request)
         try:
-            return await retry(attempt, self._policy, self._outage, should_retry=is_temporary)
+            return await retry(attempt, self._policy, self._outage, should_retry=_is_temporary)
         except KineticError:
             raise
         except Exception as exc:
@@ -348,7 +330,9 @@ class Builder:
 
         if self._credentials is None:
             return await send()
-        return await with_token(self._credentials, send, is_token_refused)
+        return await with_token(
+            self._credentials, send, lambda failure: _status(failure) == "UNAUTHENTICATED"
+        )
 
     async def _open_client(self) -> Any:
         if self._client is None:

@@ -16,7 +16,7 @@ from absl import logging
 from kinetic._messages import one_line
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.wire import Input
-from kinetic._tasks import await_shared, in_thread, release
+from kinetic._tasks import in_thread, release
 from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images import recipe
@@ -27,7 +27,7 @@ from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
 from kinetic.aio.images.registry import Registry, build_settings, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.configuration import Target
-from kinetic.errors import AuthError, ClientClosed, ConfigurationError
+from kinetic.errors import AuthError, ConfigurationError
 from kinetic.options import checked_image
 
 COMMAND = ("python3",)
@@ -83,7 +83,6 @@ class ContainerImages:
         self._logged_notices: set[str] = set()
         self._confirmed_at: dict[str, float] = {}
         self._running_builds: dict[str, _Build] = {}
-        self._closed = False
 
     async def resolve(self, request: ImageRequest) -> Image:
         """Return the image of *request*; build a bundled image if its registry lacks it.
@@ -95,7 +94,6 @@ class ContainerImages:
             BuildError: The build failed.
             AuthError: A permission is missing.
             Unavailable: The registry, the store, or Cloud Build doesn't answer.
-            ClientClosed: This object was closed.
 
         Cancelled: the build is cancelled, unless another call of this object waits for the same
         build. The dependencies of a prebuilt image may stay in the store, where jobs share them.
@@ -149,8 +147,6 @@ class ContainerImages:
 
         If all these calls are cancelled, the build is cancelled.
         """
-        if self._closed:
-            raise ClientClosed("the client that builds images is closed; open another")
         if (build := self._running_builds.get(plan.image)) is None:
             task = asyncio.create_task(
                 self._build_if_missing(plan), name=f"kinetic build {plan.image}"
@@ -158,12 +154,14 @@ class ContainerImages:
             build = self._running_builds[plan.image] = _Build(task)
         build.waiting += 1
         try:
-            await await_shared(build.task, "the client that builds images")
+            await asyncio.shield(build.task)
         finally:
             build.waiting -= 1
             if not build.waiting:  # the build is over, or all callers were cancelled
                 del self._running_builds[plan.image]
-                await release(build.end(), operation=f"cancelling {plan.image}", grace=60.0)
+                build.task.cancel()
+                ending = asyncio.wait({build.task})
+                await release(ending, operation=f"cancelling {plan.image}", grace=60.0)
 
     async def _build_if_missing(self, plan: Plan) -> None:
         if not await self._registry.has(plan.image):
@@ -228,10 +226,7 @@ class ContainerImages:
             self._confirmed_at[name] = time.monotonic()
 
     async def aclose(self) -> None:
-        """Cancel the builds of this object, and close everything but the store of jobs."""
-        self._closed = True
-        for build in tuple(self._running_builds.values()):
-            await build.end()
+        """Close everything but the store of jobs, after all calls of this object have ended."""
         async with contextlib.AsyncExitStack() as closers:
             for resource in (self.builds, self._credentials, self._registry, self._builder):
                 if resource is not None:
@@ -244,11 +239,6 @@ class _Build:
 
     task: asyncio.Task[None]
     waiting: int = 0
-
-    async def end(self) -> None:
-        """Cancel the build and wait until it is over."""
-        self.task.cancel()
-        await asyncio.wait({self.task})
 
 
 def _report_line(line: str, building: Step) -> None:

@@ -65,13 +65,6 @@ def registry_of(uri: str) -> str:
     return host if slash and ("." in host or ":" in host or host == "localhost") else ""
 
 
-def manifest_url(uri: str, *, scheme: str = "https") -> str:
-    """Return the address of an image's manifest; *uri* names its registry and its tag."""
-    host, _, path = uri.partition("/")
-    name, _, tag = path.partition(":")
-    return f"{scheme}://{host}/v2/{name}/manifests/{tag}"
-
-
 class Registry:
     """Asks registries whether they have an image, with an access token of Google.
 
@@ -99,9 +92,10 @@ class Registry:
             Unavailable: The registry doesn't answer.
             BackendError: The registry answers with another error status.
         """
-        host = registry_of(uri)
-        is_insecure = bool(host) and host == self._insecure_host
-        url = manifest_url(uri, scheme="http" if is_insecure else "https")
+        host, _, path = uri.partition("/")
+        name, _, tag = path.partition(":")
+        is_insecure = host == self._insecure_host
+        url = f"{'http' if is_insecure else 'https'}://{host}/v2/{name}/manifests/{tag}"
 
         async def send(token: str = "") -> None:
             headers = {"Accept": _MANIFEST_TYPES}
