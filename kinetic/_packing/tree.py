@@ -192,19 +192,37 @@ class _Scan:
 
     def _scan_entry(self, parent: _Directory, entry: os.DirEntry[str]) -> Entry | _Directory | None:
         """Return *entry* as what ships, or as a directory to scan; None if it doesn't ship."""
-        relative = parent.name + entry.name
-        try:
-            if entry.name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):
-                return None
-            if entry.is_symlink():
-                return self._scan_link(parent, entry.path, relative, entry.name)
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return None  # deleted since the listing
-        except OSError as exc:
-            self._omitted.append(f"{relative} cannot be read ({exc.strerror})")
+        name, relative = entry.name, parent.name + entry.name
+        path, is_link = entry.path, False
+        if name in ignore.NEVER_SHIPPED or not self._is_nameable(relative):
             return None
-        return self._apply_rules(parent, entry.path, relative, entry.name, status, parent.links)
+        try:
+            if is_link := entry.is_symlink():
+                path = os.path.realpath(path)
+            status = entry.stat()
+        except OSError as exc:
+            if is_link and not self._rules.is_excluded(relative, name, is_directory=False):
+                self._omitted.append(f"{relative} is a link to {path} ({exc.strerror})")
+            elif not is_link and not isinstance(exc, FileNotFoundError):  # deleted meanwhile
+                self._omitted.append(f"{relative} cannot be read ({exc.strerror})")
+            return None
+        is_directory = stat.S_ISDIR(status.st_mode)
+        excluded = self._rules.is_excluded(relative, name, is_directory=is_directory)
+        if excluded or (is_link and not self._may_follow(parent, relative, path, status)):
+            return None
+        if path in self._excluded:
+            return None
+        if excluded is None and ignore.is_private(name):
+            self._private.append(f"{relative}/" if is_directory else relative)
+            return None
+        if is_directory:
+            ancestors = parent.ancestors | {(status.st_dev, status.st_ino)}
+            links = parent.links + is_link
+            return _Directory(f"{relative}/", path, stamp_of(status), ancestors, links)
+        if not stat.S_ISREG(status.st_mode):
+            self._omitted.append(f"{relative} is neither a file nor a directory")
+            return None
+        return Entry(relative, path, stamp_of(status), excluded is False)
 
     def _is_nameable(self, relative: str) -> bool:
         """Return whether the name is valid UTF-8; note an entry whose name isn't."""
@@ -215,37 +233,26 @@ class _Scan:
             return False
         return True
 
-    def _scan_link(
-        self, parent: _Directory, path: str, relative: str, name: str
-    ) -> Entry | _Directory | None:
-        """Return what the link at *path* ships as; None if it doesn't ship."""
-        target = os.path.realpath(path)
-        try:
-            status = os.stat(path)
-        except OSError as exc:
-            if not self._rules.is_excluded(relative, name, is_directory=False):
-                self._omitted.append(f"{relative} is a link to {target} ({exc.strerror})")
-            return None
+    def _may_follow(
+        self, parent: _Directory, relative: str, target: str, status: os.stat_result
+    ) -> bool:
+        """Return whether the link *relative* may ship as its *target*; note why it may not."""
         is_directory = stat.S_ISDIR(status.st_mode)
-        if self._rules.is_excluded(relative, name, is_directory=is_directory):
-            return None
         if not discover.is_within(target, self._root):
             self._omitted.append(f"{relative} is a link out of the project, to {target}")
-            return None
-        if self._is_excluded_target(target, is_directory):
-            return None
-        if self._is_private_target(target, is_directory):
+        elif self._is_excluded_target(target, is_directory):
+            pass  # it doesn't ship under its own name either, so nobody misses it
+        elif self._is_private_target(target, is_directory):
             self._private.append(relative)
-            return None
-        if is_directory and (status.st_dev, status.st_ino) in parent.ancestors:
+        elif is_directory and (status.st_dev, status.st_ino) in parent.ancestors:
             self._omitted.append(f"{relative} is a link that leads back to {target}")
-            return None
-        if is_directory and parent.links >= MAX_LINKS:
+        elif is_directory and parent.links >= MAX_LINKS:
             self._omitted.append(
                 f"{relative} is a link to {target} inside {MAX_LINKS} linked folders"
             )
-            return None
-        return self._apply_rules(parent, target, relative, name, status, parent.links + 1)
+        else:
+            return True
+        return False
 
     def _is_excluded_target(self, target: str, is_directory: bool) -> bool:
         """Return whether the target of a link may not ship under any name."""
@@ -265,33 +272,6 @@ class _Scan:
             self._rules.is_excluded("/".join(parts), parts[-1], is_directory=is_directory)
             is not False
         )
-
-    def _apply_rules(
-        self,
-        parent: _Directory,
-        path: str,
-        relative: str,
-        name: str,
-        status: os.stat_result,
-        links: int,
-    ) -> Entry | _Directory | None:
-        """Return what the file or directory at *path* ships as; None if it doesn't ship."""
-        is_directory = stat.S_ISDIR(status.st_mode)
-        if path in self._excluded:
-            return None
-        excluded = self._rules.is_excluded(relative, name, is_directory=is_directory)
-        if excluded:
-            return None
-        if excluded is None and ignore.is_private(name):
-            self._private.append(f"{relative}/" if is_directory else relative)
-            return None
-        if is_directory:
-            ancestors = parent.ancestors | {(status.st_dev, status.st_ino)}
-            return _Directory(f"{relative}/", path, stamp_of(status), ancestors, links)
-        if not stat.S_ISREG(status.st_mode):
-            self._omitted.append(f"{relative} is neither a file nor a directory")
-            return None
-        return Entry(relative, path, stamp_of(status), excluded is False)
 
 
 def _without_environment(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
